@@ -1,0 +1,199 @@
+"""The shape of a run's config: one attrs class per section, every option documented where it is defined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+from attrs import field, validators
+
+positive = validators.gt(0)
+not_negative = validators.ge(0)
+fraction = validators.and_(validators.ge(0.0), validators.le(1.0))
+
+
+@attrs.frozen
+class Component:
+    """A pluggable part: `{use: NAME, …options}`; a bare string means `{use: …}`."""
+
+    use: str
+    """Registry name, `distribution/name`, `module:attr`, `file.py:attr` or `pkg.mod.Attr`."""
+    options: Mapping[str, Any] = field(factory=dict)
+    """Given to the component's constructor, checked there."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelConfig:
+    """Where the policy comes from: `path` of a Hugging Face model directory, or `use` of a registered builder."""
+
+    path: str | None = None
+    """A local model directory with weights, tokenizer.json and a chat template."""
+    use: str | None = None
+    """Registry name of a model builder, `tiny` for one."""
+    options: Mapping[str, Any] = field(factory=dict)
+    """Options of the builder."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@attrs.frozen(kw_only=True)
+class WarmStartConfig:
+    """Supervised fine-tuning before RL, in the same learner."""
+
+    data: str
+    """JSONL of demonstrations: `{"messages": […], "tools": […]}`; assistant messages are trained."""
+    steps: int = field(default=100, validator=positive)
+    batch_size: int = field(default=24, validator=positive)
+    lr: float = field(default=3e-3, validator=positive)
+    warmup_steps: int = field(default=20, validator=not_negative)
+
+
+@attrs.frozen(kw_only=True)
+class DataConfig:
+    """Tasks."""
+
+    train: str
+    """JSONL file of tasks, relative to the config file; or a registered data set's `use` name."""
+    eval: Mapping[str, str] | str | None = None
+    """JSONL file of held-out tasks, or several by name: `{heldout: a.jsonl, seen: b.jsonl}`."""
+    default_scorer: str = "agentcpm"
+    """Scorer of tasks that name none, used when the workflow returns no reward."""
+    shuffle: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class SamplingConfig:
+    """The policy's sampling parameters."""
+
+    temperature: float = field(default=1.0, validator=positive)
+    max_tokens: int | None = field(default=None, validator=validators.optional(positive))
+    """Per LLM call, where the agent asks for no limit; None: up to the context limit."""
+
+
+@attrs.frozen(kw_only=True)
+class GatewayConfig:
+    """The HTTP server that agents talk to."""
+
+    host: str = "127.0.0.1"
+    port: int = field(default=0, validator=not_negative)
+    """0 takes any free port."""
+    history: Literal["exact", "template"] = "exact"
+    temperature: Literal["force", "refuse", "allow"] = "force"
+    """What happens when an agent asks for another temperature than the policy's while training."""
+    tool_parser: str = "hermes"
+    """Registry name of the tool-call parser."""
+
+
+@attrs.frozen(kw_only=True)
+class AgentConfig:
+    """How agents run (AReaL's `rollout.agent`)."""
+
+    mode: Literal["inline", "subproc", "online"] = "inline"
+    turn_discount: float = field(default=1.0, validator=fraction)
+    """An earlier turn gets the reward times this, once per later turn."""
+    export_style: Literal["individual", "concat"] = "individual"
+    subproc_max_workers: int = field(default=4, validator=positive)
+
+
+@attrs.frozen(kw_only=True)
+class RolloutConfig:
+    """Sampling: how many, how parallel, how stale."""
+
+    group_size: int = field(default=8, validator=positive)
+    """Records per task that share a baseline."""
+    tasks_per_step: int = field(default=16, validator=positive)
+    """Groups per optimizer step."""
+    max_concurrent_rollouts: int = field(default=32, validator=positive)
+    """Episodes in flight."""
+    max_head_offpolicyness: int = field(default=0, validator=not_negative)
+    """Policy versions that a group may lag behind; 0 is synchronous."""
+    timeout_s: float = field(default=300.0, validator=positive)
+    """Wall-clock limit of one episode."""
+    retries: int = field(default=1, validator=not_negative)
+    """Times that a slot which did not end scored is sampled anew."""
+    min_group_size: int = field(default=2, validator=positive)
+    """Scored records that make a group usable."""
+    max_failure_rate: float = field(default=0.5, validator=fraction)
+    """The run stops when more than this share of the last `failure_window` records did not end scored."""
+    failure_window: int = field(default=64, validator=positive)
+    agent: AgentConfig = field(factory=AgentConfig)
+
+
+@attrs.frozen(kw_only=True)
+class TrainerConfig:
+    """Optimisation."""
+
+    steps: int = field(default=100, validator=positive)
+    lr: float = field(default=4e-4, validator=not_negative)
+    warmup_steps: int = field(default=5, validator=not_negative)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = field(default=0.0, validator=not_negative)
+    max_grad_norm: float = field(default=1.0, validator=positive)
+    updates: int = field(default=1, validator=positive)
+    """Optimizer updates per step, each on its share of the step's groups."""
+    max_tokens_per_microbatch: int = field(default=8192, validator=positive)
+    """Padded tokens per forward."""
+    save_steps: int = field(default=20, validator=positive)
+    keep_last: int = field(default=3, validator=positive)
+    """Checkpoints kept; older ones are removed."""
+    max_logprob_gap: float = field(default=1e-3, validator=positive)
+    """Largest |learner - engine logprob| on lag-0 tokens in fp32; beyond it the run stops."""
+    stop_at_reward: float | None = None
+    """End early once the mean training reward of the last 3 steps reaches this."""
+    max_steps_without_signal: int = field(default=10, validator=positive)
+    """The run stops after this many steps in a row in which no group had a signal."""
+    threads: int = field(default=1, validator=positive)
+    """Torch threads of the learner."""
+
+
+@attrs.frozen(kw_only=True)
+class EvalConfig:
+    """Evaluation on `data.eval`."""
+
+    every: int = field(default=10, validator=not_negative)
+    """Steps between evaluations; 0: only before and after."""
+    tasks: int = field(default=256, validator=positive)
+    """Tasks of each set in the evaluations before and after training."""
+    tasks_during: int = field(default=64, validator=positive)
+    """Tasks of each set in the evaluations during training."""
+    temperature: float = field(default=1.0, validator=not_negative)
+
+
+@attrs.frozen(kw_only=True)
+class PluginsConfig:
+    """Which packages may plug in."""
+
+    block: tuple[str, ...] = ()
+    """Distribution names that are not loaded."""
+    on_error: Literal["stop", "warn"] = "stop"
+    """What happens when a lifecycle hook raises."""
+
+
+@attrs.frozen(kw_only=True)
+class RunConfig:
+    """Everything that one run needs; `agentrl config show` prints it with its defaults."""
+
+    name: str = ""
+    """Name of the run and of its folder; generated where empty."""
+    seed: int = 0
+    output_dir: str = "runs"
+    """Folder of the runs, relative to the working directory."""
+    model: ModelConfig = field(factory=ModelConfig)
+    warm_start: WarmStartConfig | None = None
+    data: DataConfig
+    workflow: Component
+    sampling: SamplingConfig = field(factory=SamplingConfig)
+    engine: Component = Component("embedded")
+    gateway: GatewayConfig = field(factory=GatewayConfig)
+    rollout: RolloutConfig = field(factory=RolloutConfig)
+    credit: Component = Component("tree")
+    advantage: Component = Component("grpo")
+    filters: tuple[Component, ...] = (Component("zero_variance"),)
+    loss: Component = Component("grpo")
+    trainer: TrainerConfig = field(factory=TrainerConfig)
+    eval: EvalConfig = field(factory=EvalConfig)
+    store: Component = Component("sqlite")
+    trackers: tuple[Component, ...] = (Component("console"), Component("jsonl"))
+    launcher: Component = Component("local")
+    """Where the roles of a run live; `local` is this machine."""
+    plugins: PluginsConfig = field(factory=PluginsConfig)

@@ -1,0 +1,77 @@
+"""The one error tree: every failure that a user may meet names where, what was expected and what to do.
+
+Three families, told apart by who has to act:
+
+* `UsageError` (exit code 2): what the user wrote is wrong. Found before anything starts.
+* `RunError` (exit code 1): the run cannot go on.
+* `EpisodeError`: one episode cannot be used. Data, not a crash: it becomes an `Outcome` of its record.
+
+Add an error only when a caller handles it differently from its base.
+"""
+
+from __future__ import annotations
+
+
+class AgentRLError(Exception):
+    """Base of all errors that agentrl raises on purpose; printed without a traceback by the command line."""
+
+    exit_code = 1
+
+
+class UsageError(AgentRLError):
+    """What the user wrote cannot work."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A config value is unknown, missing or of the wrong kind; the message starts with file:line where there is one."""
+
+
+class DataError(UsageError):
+    """A task file holds something that is not a task; the message starts with file:line."""
+
+
+class PluginError(UsageError):
+    """A named component cannot be found, is ambiguous, or comes from a package that failed to load."""
+
+
+class RunError(AgentRLError):
+    """The run cannot go on; everything stored so far stays."""
+
+
+class StoreError(RunError):
+    """The store refused or lost a write (full disk, foreign schema, broken file)."""
+
+
+class EngineError(RunError):
+    """The engine cannot generate or load weights."""
+
+
+class TrainingError(RunError):
+    """An optimizer step would be wrong (not finite, engine and learner disagree)."""
+
+
+class EpisodeError(AgentRLError):
+    """One episode cannot be used; `reason` is a short stable word for counting.
+
+    Known reasons: `no_llm_call`, `not_finite`, `unknown_interaction`, `reward_type`, `no_score`.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RequestError(AgentRLError):
+    """An LLM request that the gateway refuses; becomes an HTTP error in the SDK's own shape.
+
+    `status` is the HTTP status, `code` the machine-readable word of the OpenAI error body
+    (`context_length_exceeded`, `invalid_api_key`, …), `param` the request field at fault.
+    """
+
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param

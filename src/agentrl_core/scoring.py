@@ -1,0 +1,50 @@
+"""What a user implements to judge an answer: the scorer protocol and its values. No torch, no SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    from agentrl_core.types import Message, Record, Task
+
+
+@attrs.frozen(kw_only=True)
+class ScoreRequest:
+    """One finished episode, as a scorer sees it."""
+
+    answer: str
+    """Extracted from the last reply by the task's `answer_schema`; empty where nothing matched."""
+    reference: str | None
+    """The task's `answer`."""
+    task: Task
+    messages: Sequence[Message]
+    """The last interaction's conversation, its reply included."""
+    record: Record
+
+
+@attrs.frozen
+class Score:
+    """A scorer's verdict."""
+
+    value: float
+    parts: Mapping[str, float] = attrs.field(factory=dict)
+    """Named components, for the trace."""
+    details: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+class Scorer(Protocol):
+    """`score(request)`, sync or async. `(model_answer, ground_truth)` functions are accepted too.
+
+    Returns a number, a `Score`, `{interaction id: number}`, or None: *no score*, which is never 0. An
+    exception is no score either. A scorer that needs the reference reads `request.reference` and may declare
+    `needs_reference = True`, so that a task without an answer is refused before anything starts.
+    """
+
+    def __call__(
+        self, request: ScoreRequest, /
+    ) -> float | Score | Mapping[str, float] | None | Awaitable[float | Score | Mapping[str, float] | None]:
+        """Judge one finished episode."""
+        ...

@@ -1,0 +1,89 @@
+"""What a tracker must do: follow a run's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class RunInfo:
+    """A run as trackers and lifecycle hooks see it."""
+
+    name: str
+    directory: str
+    config: Mapping[str, Any]
+    components: Mapping[str, str]
+    """`kind:name` -> `dist==version module:attr`."""
+
+
+@attrs.frozen(kw_only=True)
+class StepReport:
+    """One optimizer step in numbers."""
+
+    step: int
+    """1-based."""
+    version: int
+    """Policy version that the step published."""
+    metrics: Mapping[str, float]
+    """`group/name_unit` -> value: reward/mean, rollout/tool_calls_per_episode, loss/clip_fraction, time/step_s, …"""
+    outcomes: Mapping[str, int]
+    """Outcome (with reason) -> records since the last step."""
+
+
+@attrs.frozen(kw_only=True)
+class EvalReport:
+    """One evaluation."""
+
+    step: int
+    """Steps done before it; 0 is before training."""
+    rewards: Mapping[str, float]
+    """Name of the task set -> mean reward."""
+    records: Mapping[str, int]
+    """Name of the task set -> scored records."""
+
+
+@attrs.frozen(kw_only=True)
+class RunSummary:
+    """How a run ended."""
+
+    name: str
+    directory: str
+    status: str
+    """finished, interrupted or failed."""
+    steps: int
+    version: int
+    evals: tuple[EvalReport, ...]
+    outcomes: Mapping[str, int]
+    """Outcome (with reason) -> records of the whole run."""
+    llm_calls: int
+    cpu_seconds: Mapping[str, float]
+    """agent, gateway, engine, learner -> CPU seconds."""
+    wall_s: float
+    error: str = ""
+
+
+class Tracker(Protocol):
+    """Receives a run's events in order, on the orchestrating thread; must not block for long."""
+
+    def run_started(self, run: RunInfo) -> None:
+        """Before the first episode."""
+        ...
+
+    def evaluated(self, report: EvalReport) -> None:
+        """After an evaluation."""
+        ...
+
+    def step_finished(self, report: StepReport) -> None:
+        """After each optimizer step."""
+        ...
+
+    def run_finished(self, summary: RunSummary) -> None:
+        """At the end, failed runs included."""
+        ...
+
+    def close(self) -> None:
+        """Flush; idempotent."""
+        ...

@@ -1,0 +1,226 @@
+"""The values that cross the boundaries between agentrl's parts: tasks, records, interactions, groups.
+
+Plain frozen attrs classes, importable everywhere: this module needs only attrs and the standard library.
+Shapes: T counts tokens. Token ids are tuples of int, logprobs natural logarithms as float.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+
+Message: TypeAlias = dict[str, Any]
+"""One chat message in OpenAI's shape: `role`, `content`, and `tool_calls` or `tool_call_id` where they apply."""
+
+Versions: TypeAlias = tuple[tuple[int, int], ...]
+"""Run-length policy versions of output tokens: `((version, number of tokens), …)`, versions never falling."""
+
+
+@attrs.frozen(kw_only=True)
+class Task:
+    """One row of the data set."""
+
+    id: str
+    """Unique within its data set."""
+    data: Mapping[str, Any]
+    """The whole row as the agent receives it; always has `id`, and `messages` (made from `query` where absent)."""
+    answer: str | None = None
+    """Reference answer for scorers; None where the row has none."""
+    scorer: str | None = None
+    """Registry name of the scorer; None means `data.default_scorer`."""
+    answer_schema: str = "answer"
+    """How the answer is extracted from the last reply: `answer` (or any tag name), or `boxed`."""
+
+
+@attrs.frozen(kw_only=True)
+class Sampling:
+    """Effective sampling parameters of one LLM call."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all tokens."""
+    max_tokens: int | None = None
+    """None: up to the engine's context limit."""
+    stop: tuple[str, ...] = ()
+    """Stop strings; the sampled tokens that contain one are kept in the record, the text is cut before it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end generation (the end-of-turn token among them); the matched id is part of the output."""
+    seed: int = 0
+    """Seed of the counter-based random numbers of this one call; equal requests with equal seeds sample equally."""
+
+
+class FinishReason(str, enum.Enum):
+    """Why the engine stopped."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@attrs.frozen(kw_only=True)
+class GenerateRequest:
+    """What an engine is asked: ids in, ids out. An engine never sees text or messages."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    session: str = ""
+    """Groups requests that share prefixes (a hint for routing and caching)."""
+    group: str = ""
+    """Groups sessions that share a prompt (a hint likewise)."""
+
+
+@attrs.frozen(kw_only=True)
+class Chunk:
+    """Some newly sampled tokens, or the end of a generation."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of `ids`, under the temperature-scaled distribution before top-p and top-k. [T]"""
+    version: int
+    """Policy version that sampled `ids`."""
+    finish_reason: FinishReason | None = None
+    """Set on the last chunk only."""
+    stop_string: str | None = None
+    """The stop string that matched, on the last chunk."""
+    cached_tokens: int = 0
+    """Prompt tokens served from the prefix store, on the last chunk."""
+
+
+@attrs.frozen(kw_only=True)
+class Interaction:
+    """One LLM call inside a record: exactly what was sampled, and from which prompt.
+
+    A tree in ledger form: `prompt_ids` holds only the *new* prompt tokens after the parent's
+    prompt and output; `messages` likewise only the new ones. `Episode.prompt_ids` restores the whole.
+    """
+
+    id: str
+    """What the SDK shows as the response's id, unique across runs (`chatcmpl-…`)."""
+    record_id: str
+    seq: int
+    """0-based order of completion inside the record."""
+    parent: str | None = None
+    """Id of the interaction whose prompt and output this one continues, token by token; None for a root."""
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Behaviour logprobs of `output_ids`. [T]"""
+    versions: Versions
+    messages: tuple[Message, ...]
+    """Canonical new messages of the request, after those of the parent and its output."""
+    output: Message
+    """The assistant message that the agent received."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    sampling: Sampling = attrs.field(factory=Sampling)
+    requested: Mapping[str, Any] = attrs.field(factory=dict)
+    """Sampling fields as the agent asked for them, where they differ from `sampling`."""
+    finish_reason: FinishReason = FinishReason.STOP
+    model: str = "default"
+    trainable: bool = True
+    cached_tokens: int = 0
+    tool_errors: int = 0
+    """Malformed tool calls in this output."""
+    started_at: float = 0.0
+    """Unix seconds."""
+    finished_at: float = 0.0
+
+    @property
+    def output_versions(self) -> Iterator[int]:
+        """The policy version of each output token, in order."""
+        return (version for version, count in self.versions for _ in range(count))
+
+
+class Outcome(str, enum.Enum):
+    """How a record ended."""
+
+    RUNNING = "running"
+    SCORED = "scored"
+    REJECTED = "rejected"
+    """The agent or a scorer gave nothing usable (`reason` says what)."""
+    FAILED = "failed"
+    """The agent raised."""
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    """The run stopped first; the slot is sampled anew on resume."""
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """One episode: one run of the workflow on one task."""
+
+    id: str
+    run_id: str
+    task_id: str
+    group_id: str
+    sample_index: int
+    """Position in its group, 0-based."""
+    attempt: int = 0
+    """0 for the first try of this slot."""
+    is_eval: bool = False
+    outcome: Outcome = Outcome.RUNNING
+    reason: str = ""
+    """Short stable word for counting (`not_finite`, `TimeoutError`, …)."""
+    detail: str = ""
+    """One line for a person: where, what was expected, what to do."""
+    reward: float | None = None
+    """The record's scalar reward; the sum of `rewards` where the workflow returned a dict."""
+    rewards: Mapping[str, float] = attrs.field(factory=dict)
+    """Interaction id → reward as given, where the workflow returned a dict."""
+    score: float | None = None
+    """What the task's scorer said, stored beside a workflow's own reward."""
+    score_parts: Mapping[str, float] = attrs.field(factory=dict)
+    started_at: float = 0.0
+    finished_at: float = 0.0
+
+
+@attrs.frozen(kw_only=True)
+class Episode:
+    """A finished record with its interactions in order of completion."""
+
+    record: Record
+    interactions: tuple[Interaction, ...]
+
+    def lineage(self, interaction: Interaction) -> tuple[Interaction, ...]:
+        """The interactions from the root to `interaction`, inclusive."""
+        by_id = {item.id: item for item in self.interactions}
+        chain = [interaction]
+        while (parent := chain[-1].parent) is not None:
+            chain.append(by_id[parent])
+        return tuple(reversed(chain))
+
+    def full_ids(self, interaction: Interaction) -> tuple[int, ...]:
+        """Prompt and output ids of the whole lineage: what the engine saw and sampled. [T]"""
+        return tuple(
+            token for item in self.lineage(interaction) for ids in (item.prompt_ids, item.output_ids) for token in ids
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """The records of one task that share a baseline; complete when every slot is terminal."""
+
+    id: str
+    run_id: str
+    task_id: str
+    index: int
+    """Submission order in the run, 0-based; the trainer consumes in this order."""
+    episodes: tuple[Episode, ...]
+    """Scored records only, by sample index."""
+    version: int = 0
+    """Policy version when the group was submitted."""
+
+
+def run_lengths(versions: tuple[int, ...] | list[int]) -> Versions:
+    """Compress per-token versions into runs."""
+    runs: list[tuple[int, int]] = []
+    for version in versions:
+        if runs and runs[-1][0] == version:
+            runs[-1] = (version, runs[-1][1] + 1)
+        else:
+            runs.append((version, 1))
+    return tuple(runs)
