@@ -1,0 +1,1 @@
+"""Train the LLM agent that you already have with reinforcement learning."""

@@ -1,0 +1,1 @@
+"""From scored groups to training rows: credit, advantages, filters, packing."""

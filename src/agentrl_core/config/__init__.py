@@ -1,0 +1,1 @@
+"""A run's config: YAML and overrides structured into attrs classes."""

@@ -1,0 +1,1 @@
+"""The HTTP front that agents talk to, and the ledger of what they sampled."""

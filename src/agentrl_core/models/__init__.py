@@ -1,0 +1,1 @@
+"""Policies built from nothing."""

@@ -1,0 +1,1 @@
+"""Running agents on tasks: episodes, groups, capacity."""

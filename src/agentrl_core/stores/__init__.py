@@ -1,0 +1,1 @@
+"""Where runs, records and interactions are kept."""

@@ -1,0 +1,1 @@
+"""The kit that proves plugins: suites, doubles, checks."""

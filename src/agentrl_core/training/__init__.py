@@ -1,0 +1,1 @@
+"""The learner: optimizer steps, warm start, checkpoints."""
