@@ -1,0 +1,114 @@
+"""Every task of this repository, one session each: `python3 -m nox -l` lists them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
+PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+LINTED = ("src", "plugins", "tests", "cookbook", "noxfile.py")
+
+nox.needs_version = ">=2025.5"
+# uv does not read the index that holds torch without CUDA; virtualenv and pip do.
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "types", "tests"]
+
+
+def _group(name: str) -> list[str]:
+    return list(nox.project.dependency_groups(PROJECT, name))
+
+
+def _install_all(session: nox.Session) -> None:
+    """Install core and every plugin in place, with what the tests need: the one environment with torch."""
+    editable = [argument for path in (ROOT, *PLUGINS) for argument in ("-e", str(path))]
+    session.install(*CONSTRAINTS, *editable, *_group("test"), *_group("recipes"))
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """Install agentrl and train the quickstart's agent: `-- trainer.lr=0 seed=1` overrides its config."""
+    session.install(*CONSTRAINTS, str(ROOT), "openai")
+    session.run("agentrl", "run", "cookbook/quickstart/config.yaml", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests, the slow ones too; `-- -m 'not slow'` leaves those out, `-- PATH` picks."""
+    _install_all(session)
+    paths = [] if any(not item.startswith("-") for item in session.posargs) else ["tests", *map(str, _plugin_tests())]
+    environment = {"COVERAGE_PROCESS_START": str(ROOT / "pyproject.toml")}
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", *paths, *session.posargs, env=environment)
+    session.run("coverage", "combine", silent=True, success_codes=[0, 1])
+    session.run("coverage", "report", "--fail-under", "0" if session.posargs else "90")
+
+
+def _plugin_tests() -> list[Path]:
+    return [path.relative_to(ROOT) / "tests" for path in PLUGINS]
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, formatting and the layers between the packages."""
+    session.install(*_group("lint"))
+    session.run("ruff", "check", *LINTED)
+    session.run("ruff", "format", "--check", *LINTED)
+    session.run("lint-imports", env={"PYTHONPATH": str(ROOT / "src")})
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types, strictly."""
+    _install_all(session)
+    session.install(*_group("types"))
+    session.run("mypy")
+
+
+@nox.session
+def plugins(session: nox.Session) -> None:
+    """Run every plugin's own suite against this core: `-- agentrl-langchain` picks one."""
+    _install_all(session)
+    for path in _chosen(session):
+        session.run("pytest", str(path / "tests"))
+
+
+@nox.session
+@nox.parametrize("plugin", [nox.param(path, id=path.name) for path in PLUGINS])
+def isolated(session: nox.Session, plugin: Path) -> None:
+    """Run one plugin's suite with nothing installed but core and that plugin: proves its dependencies."""
+    session.install(*CONSTRAINTS, f"{ROOT}[testing]", str(plugin))
+    session.run("pytest", str(plugin / "tests"))
+
+
+def _chosen(session: nox.Session) -> list[Path]:
+    return [path for path in PLUGINS if not session.posargs or path.name in session.posargs]
+
+
+@nox.session
+def cookbook(session: nox.Session) -> None:
+    """Run a few steps of every recipe: proves that what the cookbook says works."""
+    _install_all(session)
+    session.run("pytest", "tests/test_cookbook.py", "-m", "slow or not slow", *session.posargs)
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Measure against peers: `-- engine` prints a table and writes build/benchmarks/engine.json."""
+    _install_all(session)
+    for name in session.posargs or sorted(path.stem for path in (ROOT / "tests/benchmarks").glob("bench_*.py")):
+        session.run("python", "-m", f"tests.benchmarks.bench_{name.removeprefix('bench_')}")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the wheels of core and every plugin into dist/."""
+    session.install("build")
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    for path in (ROOT, *PLUGINS):
+        session.run("python", "-m", "build", "--wheel", "--outdir", str(ROOT / "dist"), str(path), silent=True)

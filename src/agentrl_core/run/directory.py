@@ -1,0 +1,139 @@
+"""The folder of one run: config snapshot, store, logs, checkpoints, picture."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import random
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrl_core.errors import RunError, UsageError
+
+_ADJECTIVES = ("brisk", "calm", "clever", "eager", "gentle", "keen", "lively", "patient", "quick", "steady")
+_ANIMALS = ("badger", "crane", "falcon", "heron", "lynx", "marten", "otter", "raven", "swift", "wren")
+
+
+@attrs.frozen
+class RunDirectory:
+    """Where everything of one run lies. Nothing in it is ever erased but checkpoints beyond `keep_last`."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def database(self) -> Path:
+        """The store's file."""
+        return self.path / "agentrl.db"
+
+    @property
+    def model(self) -> Path:
+        """The policy before training, where the run built it."""
+        return self.path / "model"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `step-N` folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def picture(self) -> Path:
+        """The reward curve."""
+        return self.path / "reward.png"
+
+    @property
+    def snapshot(self) -> Path:
+        """The config that the run started with."""
+        return self.path / "config.json"
+
+    def log(self, role: str, rank: int = 0) -> Path:
+        """Log file of one process."""
+        return self.path / "logs" / f"{role}_{rank}.log"
+
+    @classmethod
+    def create(cls, output_dir: Path, name: str) -> RunDirectory:
+        """Make the folder of a new run; an existing name is refused, an empty one is generated."""
+        name = name or _free_name(output_dir)
+        path = output_dir / name
+        if path.exists():
+            raise UsageError(
+                f"run '{name}' exists already ({path}): choose another --name, "
+                f"or go on with it: agentrl runs resume {name}"
+            )
+        try:
+            path.mkdir(parents=True)
+            for folder in ("logs", "checkpoints"):
+                (path / folder).mkdir()
+        except OSError as error:
+            raise UsageError(f"cannot create the run's folder {path}: {error}; set output_dir elsewhere") from error
+        return cls(path.resolve())
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Find the folder of an earlier run."""
+        directory = cls(path.resolve())
+        if not directory.snapshot.is_file():
+            names = [item.parent.name for item in path.parent.glob("*/config.json")]
+            near = difflib.get_close_matches(path.name, names, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else f" (runs there: {', '.join(sorted(names)) or 'none'})"
+            raise UsageError(f"no run at {path}{hint}")
+        return directory
+
+    def latest_checkpoint(self) -> tuple[int, Path] | None:
+        """Step and folder of the newest checkpoint."""
+        found = [
+            (int(match[1]), path)
+            for path in self.checkpoints.glob("step-*")
+            if (match := re.fullmatch(r"step-(\d+)", path.name))
+        ]
+        return max(found, default=None)
+
+    def write_snapshot(self, config: Mapping[str, Any], base_dir: Path) -> None:
+        """Keep the effective config, and the folder that its relative paths start from."""
+        text = json.dumps({"base_dir": str(base_dir), "config": config}, indent=2, ensure_ascii=False)
+        try:
+            self.snapshot.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write {self.snapshot}: {error}") from error
+
+    def read_snapshot(self) -> tuple[dict[str, Any], Path]:
+        """The config as `write_snapshot` kept it."""
+        kept = json.loads(self.snapshot.read_text(encoding="utf-8"))
+        return kept["config"], Path(kept["base_dir"])
+
+    @contextmanager
+    def logging_to(self, role: str, rank: int = 0) -> Iterator[None]:
+        """Send agentrl's log records to this process's log file while the context lasts."""
+        handler = logging.FileHandler(self.log(role, rank), encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger = logging.getLogger("agentrl_core")
+        previous = logger.level, logger.propagate
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # the terminal belongs to the trackers
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(previous[0])
+            logger.propagate = previous[1]
+            handler.close()
+
+
+def _free_name(output_dir: Path) -> str:
+    """Two words that no run in `output_dir` has yet."""
+    chooser = random.SystemRandom()
+    while True:
+        name = f"{chooser.choice(_ADJECTIVES)}-{chooser.choice(_ANIMALS)}-{chooser.randrange(100, 1000)}"
+        if not (output_dir / name).exists():
+            return name
