@@ -72,6 +72,10 @@ class Tracker(Protocol):
         """Before the first episode."""
         ...
 
+    def notice(self, message: str) -> None:
+        """One line for a person: what is being prepared, or what was decided for them."""
+        ...
+
     def evaluated(self, report: EvalReport) -> None:
         """After an evaluation."""
         ...

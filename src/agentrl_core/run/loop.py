@@ -1,0 +1,195 @@
+"""The training loop: take groups, step, publish, evaluate, save, report."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core import config as configs
+from agentrl_core.errors import RunError
+from agentrl_core.run.sampling import SamplingSide
+from agentrl_core.stores.base import StepRow
+from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport, Tracker
+
+if TYPE_CHECKING:
+    from agentrl_core.run.components import Components
+    from agentrl_core.run.directory import RunDirectory
+    from agentrl_core.run.start import Start
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingLoop:
+    """One run on one machine: learner on this thread, engine, gateway and agents on theirs."""
+
+    def __init__(
+        self,
+        components: Components,
+        directory: RunDirectory,
+        start: Start,
+        trackers: list[Tracker],
+        *,
+        started_at: float,
+    ) -> None:
+        self._components, self._config = components, components.config
+        self._directory, self._trackers, self._started_at = directory, trackers, started_at
+        self._learner, self._store = start.learner, start.store
+        self._step, self._version = start.step, start.version
+        self._evals: list[EvalReport] = []
+        self._outcomes: Counter[str] = Counter()
+        self._without_signal = 0
+        self._recent_rewards: list[float] = []
+        self._hooks = components.registry.hooks
+        self._sampling = SamplingSide(components, start, directory.name)
+        self._saved_step = start.step if start.step else None
+
+    def run(self) -> RunSummary:
+        """Train to the end; the summary is reported on failures too."""
+        info = RunInfo(
+            name=self._directory.name,
+            directory=str(self._directory.path),
+            config=configs.dump(self._config),
+            components=dict(self._components.used),
+        )
+        self._tell("run_started", info)
+        status, message = "failed", ""
+        try:
+            self._train()
+            status = "finished"
+        except KeyboardInterrupt:
+            status, message = "interrupted", "interrupted"
+            raise
+        except BaseException as error:
+            message = str(error)
+            raise
+        finally:
+            summary = self._finish(status, message)
+        return summary
+
+    def _train(self) -> None:
+        self._evaluate(self._config.eval.tasks)
+        self._sampling.begin()
+        while self._step < self._config.trainer.steps:
+            report = self._take_step()
+            self._tell("step_finished", report)
+            self._check_signal(report)
+            if self._reached_target(report):
+                break
+        if not self._evals or self._evals[-1].step != self._step or self._config.eval.tasks_during < self._config.eval.tasks:
+            self._evaluate(self._config.eval.tasks)
+        self._save()
+
+    def _take_step(self) -> StepReport:
+        """One optimizer step, from waiting for its groups to opening the next one's capacity."""
+        begin = time.perf_counter()
+        groups = self._sampling.take_groups(self._config.rollout.tasks_per_step)
+        sampled = time.perf_counter()
+        metrics = self._learner.step(groups, step=self._step + 1, version=self._version)
+        trained = time.perf_counter()
+        self._step += 1
+        self._publish()
+        outcomes = self._sampling.outcomes()
+        self._outcomes += outcomes
+        metrics |= {
+            "time/rollout_s": sampled - begin,
+            "time/train_s": trained - sampled,
+            "time/step_s": time.perf_counter() - begin,
+            "rollout/tokens_per_s": metrics.get("rollout/tokens", 0.0) / max(sampled - begin, 1e-9),
+        }
+        row = StepRow(
+            run_id=self._directory.name,
+            step=self._step,
+            version=self._version,
+            groups=[group.id for group in groups],
+            records=[episode.record.id for group in groups for episode in group.episodes],
+            metrics=metrics,
+        )
+        asyncio.run(self._store.add_step(row))
+        if self._step % self._config.trainer.save_steps == 0:
+            self._save()
+        every = self._config.eval.every
+        if every and self._step % every == 0 and self._step < self._config.trainer.steps:
+            self._evaluate(self._config.eval.tasks_during)
+        self._sampling.open_capacity(self._version, self._step)
+        return StepReport(step=self._step, version=self._version, metrics=metrics, outcomes=outcomes)
+
+    def _publish(self) -> None:
+        """Hand the new weights to the engine as the next policy version."""
+        self._version += 1
+        self._sampling.load_weights(self._version, self._learner.weights())
+        asyncio.run(self._store.add_version(self._directory.name, self._version, step=self._step))
+        self._tell("weights_published", self._version)
+
+    def _save(self) -> None:
+        if self._saved_step == self._step:
+            return
+        folder = self._directory.checkpoints / f"step-{self._step}"
+        self._learner.save(folder, step=self._step, version=self._version)
+        self._saved_step = self._step
+
+    def _evaluate(self, tasks: int) -> None:
+        if not self._components.eval_sets:
+            return
+        results = self._sampling.evaluate(self._components.eval_sets, tasks)
+        report = EvalReport(
+            step=self._step,
+            rewards={name: reward for name, (reward, _) in results.items()},
+            records={name: count for name, (_, count) in results.items()},
+        )
+        self._evals.append(report)
+        self._tell("evaluated", report)
+
+    def _check_signal(self, report: StepReport) -> None:
+        """Stop a run that has nothing to learn from."""
+        if report.metrics.get("rollout/groups_with_signal", 1.0) > 0:
+            self._without_signal = 0
+            return
+        self._without_signal += 1
+        limit = self._config.trainer.max_steps_without_signal
+        if self._without_signal >= limit:
+            raise RunError(
+                f"{limit} steps in a row had no group with signal: all records of each task got one and the same "
+                f"reward (mean of the last step: {report.metrics.get('reward/mean', float('nan')):.3f}). "
+                "Look at `agentrl trace list`: is the task too hard, too easy, or is the reward constant? "
+                "Raise rollout.group_size, mix task difficulties, or change the scorer"
+            )
+
+    def _reached_target(self, report: StepReport) -> bool:
+        target = self._config.trainer.stop_at_reward
+        self._recent_rewards = [*self._recent_rewards[-2:], report.metrics.get("reward/mean", 0.0)]
+        return target is not None and len(self._recent_rewards) == 3 and sum(self._recent_rewards) / 3 >= target
+
+    def _finish(self, status: str, message: str) -> RunSummary:
+        """Close everything, then report; nothing stored is lost."""
+        cpu = self._sampling.cpu_seconds() | {"learner": self._learner.cpu_seconds}
+        self._sampling.close()
+        self._outcomes += self._sampling.outcomes()
+        summary = RunSummary(
+            name=self._directory.name,
+            directory=str(self._directory.path),
+            status=status,
+            steps=self._step,
+            version=self._version,
+            evals=tuple(self._evals),
+            outcomes=dict(self._outcomes),
+            llm_calls=self._sampling.gateway.calls,
+            cpu_seconds=cpu,
+            wall_s=time.time() - self._started_at,
+            error=message,
+        )
+        asyncio.run(self._store.update_run(self._directory.name, status=status, error=message))
+        self._tell("run_finished", summary)
+        for tracker in self._trackers:
+            tracker.close()
+        asyncio.run(self._store.close())
+        return summary
+
+    def _tell(self, event: str, value: Any) -> None:
+        """Send an event to every tracker that follows it, then to the plugins' lifecycle hooks."""
+        for tracker in self._trackers:
+            follow = getattr(tracker, event, None)
+            if follow is not None:
+                follow(value)

@@ -1,0 +1,143 @@
+"""The sampling side of a run in this process: engine, gateway, agents' loop and scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from agentrl_core.chat import Chat
+from agentrl_core.errors import RunError
+from agentrl_core.gateway import Gateway
+from agentrl_core.rollout.runner import Runner
+from agentrl_core.rollout.scheduler import Scheduler
+from agentrl_core.run.threads import LoopThread
+from agentrl_core.weights.base import DirectoryWeights
+
+if TYPE_CHECKING:
+    from agentrl_core.engines.base import Engine
+    from agentrl_core.run.components import Components
+    from agentrl_core.run.start import Start
+    from agentrl_core.types import Group, Task
+    from agentrl_core.weights.base import WeightSource
+
+logger = logging.getLogger(__name__)
+
+
+class SamplingSide:
+    """Owns the engine, the gateway and the loop on which agents run; called from the main thread."""
+
+    def __init__(self, components: Components, start: Start, run_id: str) -> None:
+        config = components.config
+        self._config, self._run_id, self._store = config, run_id, start.store
+        self._agents = LoopThread("agents")
+        parser = components.build(
+            "tool_parsers", "gateway.tool_parser", type(config.engine)(config.gateway.tool_parser)
+        )
+        self.engine: Engine = components.build(
+            "engines", "engine", config.engine, model_dir=start.model_dir, seed=config.seed
+        )
+        self.engine.start()
+        if start.version:
+            self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
+        self.gateway = Gateway(
+            engine=self.engine,
+            chat=Chat.from_directory(start.model_dir, parser=parser),
+            store=start.store,
+            run_id=run_id,
+            sampling=config.sampling,
+            config=config.gateway,
+            seed=config.seed,
+        )
+        self.gateway.start()
+        runner = Runner(
+            run=components.workflow,
+            gateway=self.gateway,
+            store=start.store,
+            scorer_for=components.scorer_for,
+            config=config.rollout,
+            run_id=run_id,
+        )
+        self.scheduler = Scheduler(
+            tasks=components.tasks,
+            runner=runner,
+            store=start.store,
+            config=config.rollout,
+            run_id=run_id,
+            seed=config.seed,
+            start_index=start.next_index,
+            shuffle=config.data.shuffle,
+        )
+        self.scheduler.publish(start.version, start.step)
+        self._scheduling: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Let training episodes start."""
+        self._scheduling = self._agents.start(self.scheduler.run())
+
+    def take_groups(self, count: int) -> Sequence[Group]:
+        """Wait for the next `count` groups; what stopped the scheduler is raised here."""
+        return self._agents.run(self._take_groups(count))
+
+    async def _take_groups(self, count: int) -> Sequence[Group]:
+        scheduling = self._scheduling
+        if scheduling is None:
+            raise RunError("sampling has not begun")
+        taking = asyncio.ensure_future(self._store.take_groups(self._run_id, count))
+        try:
+            await asyncio.wait({taking, scheduling}, return_when=asyncio.FIRST_COMPLETED)
+            if taking.done():
+                return taking.result()
+        finally:
+            taking.cancel()
+        await scheduling
+        raise RunError("sampling ended before the step had its groups")
+
+    def load_weights(self, version: int, source: WeightSource) -> None:
+        """Switch the engine to new weights and record the publication."""
+
+        async def publish(step: int) -> None:
+            await self.engine.load_weights(version, source)
+
+        self._agents.run(publish(version))
+
+    def open_capacity(self, version: int, steps_done: int) -> None:
+        """Let the episodes start that the new version admits."""
+        self.scheduler.publish(version, steps_done)
+
+    def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, tuple[float, int]]:
+        """Mean reward and number of scored records of each task set."""
+        results = {}
+        for name, members in sets.items():
+            reward, scored, _ = self._agents.run(
+                self.scheduler.evaluate(
+                    members[:tasks], name=name, seed=self._config.seed, temperature=self._config.eval.temperature
+                )
+            )
+            results[name] = (reward, scored)
+        return results
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU seconds by part: agent (with its SDK), gateway, engine."""
+        gateway, agents = self.gateway.cpu_seconds, self._agents.cpu_seconds()
+        return {"agent": max(0.0, agents - gateway), "gateway": gateway, "engine": self.engine.cpu_seconds}
+
+    def outcomes(self) -> Counter[str]:
+        """Outcome -> records since the last call."""
+        return Counter(self.scheduler.drain_outcomes())
+
+    def close(self) -> None:
+        """Cancel running episodes and free everything; safe at any moment."""
+        self.scheduler.stop()
+        if self._scheduling is not None:
+            scheduling = self._scheduling
+
+            async def settle() -> None:
+                await asyncio.wait({scheduling})
+
+            self._agents.run(settle())
+        self.gateway.close()
+        self.engine.close()
+        self._agents.close()

@@ -1,0 +1,173 @@
+"""Where a run begins: the policy's folder, the learner, the store, the first step. Fresh or resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_core import config as configs
+from agentrl_core.errors import ConfigError, DataError, RunError
+from agentrl_core.stores.base import RunRow
+from agentrl_core.training.checkpoint import prune
+from agentrl_core.training.learner import Learner
+
+if TYPE_CHECKING:
+    from agentrl_core.run.components import Components
+    from agentrl_core.run.directory import RunDirectory
+    from agentrl_core.stores.base import Store
+
+logger = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True)
+class Start:
+    """Everything that the training loop starts from."""
+
+    model_dir: Path
+    """Weights, tokenizer and template that the engine and the gateway load."""
+    learner: Learner
+    store: Store
+    step: int = 0
+    """Optimizer steps done."""
+    version: int = 0
+    """Policy version of the weights in `model_dir`."""
+    next_index: int = 0
+    """Submission index of the next group."""
+
+
+def fresh_start(components: Components, directory: RunDirectory) -> Start:
+    """Build or find the policy, warm-start it if the config says so, and open the store."""
+    config = components.config
+    store: Store = components.build("stores", "store", config.store, path=directory.database)
+    model_dir = _model_directory(components, directory)
+    learner = _learner(components, model_dir)
+    asyncio.run(
+        store.create_run(
+            RunRow(
+                id=directory.name,
+                created_at=time.time(),
+                status="running",
+                config=configs.dump(config),
+                components=components.used,
+            )
+        )
+    )
+    if config.warm_start is not None:
+        demonstrations = _demonstrations(components)
+        learner.warm_start(demonstrations, config.warm_start)
+        model_dir = directory.checkpoints / "step-0"
+        learner.save(model_dir, step=0, version=0)
+    asyncio.run(store.add_version(directory.name, 0, step=0))
+    return Start(model_dir=model_dir, learner=learner, store=store)
+
+
+def resumed_start(components: Components, directory: RunDirectory) -> Start:
+    """Restore the newest checkpoint and void what was consumed after it."""
+    store: Store = components.build("stores", "store", components.config.store, path=directory.database)
+    checkpoint = directory.latest_checkpoint()
+    if checkpoint is None:
+        model_dir, step = _model_directory(components, directory, existing=True), 0
+        learner = _learner(components, model_dir)
+        if components.config.warm_start is not None:
+            learner.warm_start(_demonstrations(components), components.config.warm_start)
+            model_dir = directory.checkpoints / "step-0"
+            learner.save(model_dir, step=0, version=0)
+    else:
+        step, model_dir = checkpoint
+        learner = _learner(components, model_dir)
+        learner.restore(model_dir)
+    point = asyncio.run(_resume_store(store, directory.name, step))
+    prune(directory.checkpoints, keep=components.config.trainer.keep_last)
+    logger.info("resumed after step %d, next group %d, last version %d", step, point[0], point[1])
+    return Start(
+        model_dir=model_dir, learner=learner, store=store, step=step, version=point[1] + 1, next_index=point[0]
+    )
+
+
+async def _resume_store(store: Store, run_id: str, step: int) -> tuple[int, int]:
+    await store.void_after(run_id, step)
+    point = await store.resume_point(run_id, step)
+    await store.update_run(run_id, status="running")
+    await store.add_version(run_id, point.last_version + 1, step=step)
+    return point.next_index, point.last_version
+
+
+def _learner(components: Components, model_dir: Path) -> Learner:
+    from agentrl_core.losses import split_options
+
+    config = components.config
+    options, aggregation = split_options(config.loss.options)
+    return Learner(
+        model_dir=model_dir,
+        loss=components.build("losses", "loss", attrs.evolve(config.loss, options=options)),
+        aggregation=aggregation,
+        advantage=components.build("advantages", "advantage", config.advantage),
+        credit=components.build(
+            "credits", "credit", config.credit, turn_discount=config.rollout.agent.turn_discount
+        ),
+        filters=[components.build("filters", "filters", item) for item in config.filters],
+        config=config.trainer,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
+        dtype=config.model.dtype,
+    )
+
+
+def _model_directory(components: Components, directory: RunDirectory, *, existing: bool = False) -> Path:
+    """The policy before training: the config's own folder, or one that its builder fills."""
+    config, where = components.config, components.where
+    if config.model.path is not None:
+        path = (components.base_dir / config.model.path).expanduser().resolve()
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{where('model.path')}: {path} is not a model directory (no config.json there); expected a folder "
+                "that from_pretrained reads: config.json, weights, tokenizer.json and a chat template"
+            )
+        return path
+    if config.model.use is None:
+        raise ConfigError(f"{where('model')}: name the policy: `path: FOLDER` or `use: tiny`")
+    if not (existing and (directory.model / "config.json").is_file()):
+        builder = configs.schema.Component(config.model.use, config.model.options)
+        components.build(
+            "models", "model", builder, directory=directory.model, seed=config.seed, conversations=_conversations(components)
+        )()
+    return directory.model
+
+
+def _conversations(components: Components) -> list[dict[str, Any]]:
+    """What a built tokenizer is trained on: the demonstrations, else the tasks' own messages."""
+    if components.config.warm_start is not None:
+        return _demonstrations(components)
+    return [{"messages": list(task.data["messages"])} for task in components.tasks]
+
+
+def _demonstrations(components: Components) -> list[dict[str, Any]]:
+    """The warm start's JSONL of chats."""
+    warm_start = components.config.warm_start
+    if warm_start is None:
+        raise RunError("there is no warm_start section")
+    path = (components.base_dir / warm_start.data).resolve()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{components.where('warm_start.data')}: cannot read {path}: {error}") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{number}: not JSON: {error}") from error
+        if not (isinstance(row, dict) and isinstance(row.get("messages"), list)):
+            raise DataError(f'{path}:{number}: expected {{"messages": […], "tools": […]}}')
+        rows.append(row)
+    if not rows:
+        raise DataError(f"{path}: no demonstrations")
+    return rows
