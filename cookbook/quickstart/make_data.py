@@ -1,0 +1,65 @@
+"""Write the quickstart's data: `python make_data.py`. What is committed beside it came from here."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from quest import DIRECTIONS, TOOLS, Quest, first_message, held_out, situations
+
+HERE = Path(__file__).parent
+EVAL_TASKS = 256
+DEMONSTRATIONS = 1000
+EXPERTS = 0.2
+"""Share of demonstrators who hold the map right; the others hold it a quarter turn wrong, most of the time."""
+LUCK = 0.28
+"""Share of the others' moves that are right all the same."""
+QUARTER_TURN = {"up": "right", "right": "down", "down": "left", "left": "up"}
+
+
+def task(name: str, situation: tuple[str, int, int]) -> dict[str, Any]:
+    """One row of a task file."""
+    _, sideways, up = situation
+    return {"id": name, "messages": [first_message(situation)], "sideways": sideways, "up": up}
+
+
+def demonstration(situation: tuple[str, int, int], chance: random.Random) -> dict[str, Any]:
+    """One chat of a demonstrator of unknown quality."""
+    expert = chance.random() < EXPERTS
+    quest = Quest(*situation[1:])
+    messages: list[dict[str, Any]] = [first_message(situation)]
+    while not quest.finished:
+        axis = 0 if quest.offset[0] else 1
+        distance = quest.offset[axis]
+        right = next(name for name, (a, sign) in DIRECTIONS.items() if a == axis and sign * distance > 0)
+        taken = right if expert or chance.random() < LUCK else QUARTER_TURN[right]
+        arguments = json.dumps({"dir": taken, "steps": abs(distance)})
+        call = {"id": f"call_{quest.calls}", "type": "function", "function": {"name": "move", "arguments": arguments}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        result = quest.move(arguments)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    return {"messages": messages[:-1], "tools": TOOLS}
+
+
+def write(name: str, rows: Iterable[dict[str, Any]]) -> None:
+    """One JSON object per line."""
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (HERE / name).write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Write tasks and demonstrations; the held-out situations are in `heldout.jsonl` alone."""
+    seen = [item for item in situations() if not held_out(item)]
+    unseen = [item for item in situations() if held_out(item)]
+    chance = random.Random(0)
+    write("train.jsonl", (task(f"train-{i}", item) for i, item in enumerate(seen)))
+    write("seen.jsonl", (task(f"seen-{i}", chance.choice(seen)) for i in range(EVAL_TASKS)))
+    write("heldout.jsonl", (task(f"heldout-{i}", chance.choice(unseen)) for i in range(EVAL_TASKS)))
+    write("demos.jsonl", (demonstration(chance.choice(seen), chance) for _ in range(DEMONSTRATIONS)))
+
+
+if __name__ == "__main__":
+    main()
