@@ -1,4 +1,4 @@
-"""The quickstart's world: find a thing that is some steps away, one clue at a time.
+"""A small world to learn in, for recipes and tests: find a thing that is some steps away, one clue at a time.
 
 A quest starts at an offset (sideways, up or down). The agent sees one clue at a time: how far it is
 sideways and, once that is right, how far up or down. It has one tool, `move(dir, steps)`, and three calls.
