@@ -1,0 +1,1 @@
+"""Train LangChain and LangGraph agents with agentrl, unmodified."""

@@ -1,0 +1,31 @@
+"""What this package plugs into agentrl; imports no LangChain until an agent of it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core import hookimpl
+
+if TYPE_CHECKING:
+    from agentrl_core.hookspecs import Register
+    from agentrl_core.workflow import Workflow
+
+
+@hookimpl
+def register_adapters(register: Register) -> None:
+    """Name the adapter, for `agentrl plugins list`."""
+    register(
+        "langchain", "agentrl_langchain.workflow:LangChainWorkflow", summary="LangChain runnables, LangGraph graphs"
+    )
+
+
+@hookimpl
+def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
+    """Wrap any LangChain `Runnable`, a compiled LangGraph graph among them."""
+    modules = {base.__module__.partition(".")[0] for base in type(agent).__mro__}
+    if "langchain_core" not in modules or not hasattr(agent, "ainvoke"):
+        return None
+    from agentrl_langchain.workflow import LangChainWorkflow
+
+    return LangChainWorkflow(agent, **options)  # type: ignore[arg-type]  # its classes say that it is a Runnable
