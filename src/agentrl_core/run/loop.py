@@ -6,15 +6,16 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl_core import config as configs
 from agentrl_core.errors import RunError
 from agentrl_core.run.sampling import SamplingSide
 from agentrl_core.stores.base import StepRow
-from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport, Tracker
+from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
 
 if TYPE_CHECKING:
+    from agentrl_core.run.audience import Audience
     from agentrl_core.run.components import Components
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.start import Start
@@ -30,19 +31,18 @@ class TrainingLoop:
         components: Components,
         directory: RunDirectory,
         start: Start,
-        trackers: list[Tracker],
+        audience: Audience,
         *,
         started_at: float,
     ) -> None:
         self._components, self._config = components, components.config
-        self._directory, self._trackers, self._started_at = directory, trackers, started_at
+        self._directory, self._audience, self._started_at = directory, audience, started_at
         self._learner, self._store = start.learner, start.store
         self._step, self._version = start.step, start.version
         self._evals: list[EvalReport] = []
         self._outcomes: Counter[str] = Counter()
         self._without_signal = 0
         self._recent_rewards: list[float] = []
-        self._hooks = components.registry.hooks
         self._sampling = SamplingSide(components, start, directory.name)
         self._saved_step = start.step if start.step else None
 
@@ -54,7 +54,7 @@ class TrainingLoop:
             config=configs.dump(self._config),
             components=dict(self._components.used),
         )
-        self._tell("run_started", info)
+        self._audience.run_started(info)
         status, message = "failed", ""
         try:
             self._train()
@@ -74,7 +74,7 @@ class TrainingLoop:
         self._sampling.begin()
         while self._step < self._config.trainer.steps:
             report = self._take_step()
-            self._tell("step_finished", report)
+            self._audience.step_finished(report)
             self._check_signal(report)
             if self._reached_target(report):
                 break
@@ -121,7 +121,7 @@ class TrainingLoop:
         self._version += 1
         self._sampling.load_weights(self._version, self._learner.weights())
         asyncio.run(self._store.add_version(self._directory.name, self._version, step=self._step))
-        self._tell("weights_published", self._version)
+        self._audience.weights_published(self._version)
 
     def _save(self) -> None:
         if self._saved_step == self._step:
@@ -140,7 +140,7 @@ class TrainingLoop:
             records={name: count for name, (_, count) in results.items()},
         )
         self._evals.append(report)
-        self._tell("evaluated", report)
+        self._audience.evaluated(report)
 
     def _check_signal(self, report: StepReport) -> None:
         """Stop a run that has nothing to learn from."""
@@ -181,15 +181,6 @@ class TrainingLoop:
             error=message,
         )
         asyncio.run(self._store.update_run(self._directory.name, status=status, error=message))
-        self._tell("run_finished", summary)
-        for tracker in self._trackers:
-            tracker.close()
+        self._audience.run_finished(summary)
         asyncio.run(self._store.close())
         return summary
-
-    def _tell(self, event: str, value: Any) -> None:
-        """Send an event to every tracker that follows it, then to the plugins' lifecycle hooks."""
-        for tracker in self._trackers:
-            follow = getattr(tracker, event, None)
-            if follow is not None:
-                follow(value)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ class Start:
     """Submission index of the next group."""
 
 
-def fresh_start(components: Components, directory: RunDirectory) -> Start:
+def fresh_start(components: Components, directory: RunDirectory, notice: Callable[[str], None]) -> Start:
     """Build or find the policy, warm-start it if the config says so, and open the store."""
     config = components.config
     store: Store = components.build("stores", "store", config.store, path=directory.database)
@@ -67,7 +68,7 @@ def fresh_start(components: Components, directory: RunDirectory) -> Start:
     return Start(model_dir=model_dir, learner=learner, store=store)
 
 
-def resumed_start(components: Components, directory: RunDirectory) -> Start:
+def resumed_start(components: Components, directory: RunDirectory, notice: Callable[[str], None]) -> Start:
     """Restore the newest checkpoint and void what was consumed after it."""
     store: Store = components.build("stores", "store", components.config.store, path=directory.database)
     checkpoint = directory.latest_checkpoint()

@@ -1,0 +1,61 @@
+"""Who follows a run: its trackers, and the lifecycle hooks of plugins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport, Tracker
+
+logger = logging.getLogger(__name__)
+
+
+class Audience:
+    """Passes every event to all trackers in order, then to the plugins.
+
+    `call_hook(name, **arguments)` calls a lifecycle hook of every plugin that has it.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker], call_hook: Callable[..., object]) -> None:
+        self._trackers = tuple(trackers)
+        self._call_hook = call_hook
+        self._run: RunInfo | None = None
+
+    def notice(self, message: str) -> None:
+        """One line for a person, also kept in the log."""
+        logger.info("%s", message)
+        for tracker in self._trackers:
+            tracker.notice(message)
+
+    def run_started(self, run: RunInfo) -> None:
+        """Before the first episode."""
+        self._run = run
+        for tracker in self._trackers:
+            tracker.run_started(run)
+        self._call_hook("run_started", run=run)
+
+    def evaluated(self, report: EvalReport) -> None:
+        """After an evaluation."""
+        logger.info("evaluation after step %d: %s", report.step, dict(report.rewards))
+        for tracker in self._trackers:
+            tracker.evaluated(report)
+
+    def step_finished(self, report: StepReport) -> None:
+        """After each optimizer step."""
+        logger.info("step %d, version %d: %s", report.step, report.version, dict(report.metrics))
+        for tracker in self._trackers:
+            tracker.step_finished(report)
+        self._call_hook("step_finished", run=self._run, step=report)
+
+    def weights_published(self, version: int) -> None:
+        """After the engine took new weights."""
+        self._call_hook("weights_published", run=self._run, version=version)
+
+    def run_finished(self, summary: RunSummary) -> None:
+        """At the end, failed runs included; closes the trackers."""
+        for tracker in self._trackers:
+            tracker.run_finished(summary)
+            tracker.close()
+        self._call_hook("run_finished", run=self._run, summary=summary)
