@@ -1,4 +1,4 @@
-"""Write the quickstart's data: `python make_data.py`. What is committed beside it came from here."""
+"""Write the recipes' data: `python make_data.py`. What is committed beside it and in ../langchain came from here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl_core.testing.quest import DIRECTIONS, TOOLS, Quest, first_message, 
 
 HERE = Path(__file__).parent
 EVAL_TASKS = 256
-DEMONSTRATIONS = 1000
+DEMONSTRATIONS = 600
 EXPERTS = 0.2
 """Share of demonstrators who hold the map right; the others hold it a quarter turn wrong, most of the time."""
 LUCK = 0.28
@@ -41,7 +41,17 @@ def demonstration(situation: tuple[str, int, int], chance: random.Random) -> dic
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         result = quest.move(arguments)
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-    return {"messages": messages[:-1], "tools": TOOLS}
+    return {"messages": messages, "tools": TOOLS}
+
+
+def without_last_result(row: dict[str, Any]) -> dict[str, Any]:
+    """The chat as the quickstart's own loop has it: the tool result that ends a quest is never shown to the policy."""
+    return {**row, "messages": row["messages"][:-1]}
+
+
+def with_farewell(row: dict[str, Any]) -> dict[str, Any]:
+    """The chat as frameworks have it that go on until a reply calls no tool."""
+    return {**row, "messages": [*row["messages"], {"role": "assistant", "content": "Done."}]}
 
 
 def write(name: str, rows: Iterable[dict[str, Any]]) -> None:
@@ -58,7 +68,9 @@ def main() -> None:
     write("train.jsonl", (task(f"train-{i}", item) for i, item in enumerate(seen)))
     write("seen.jsonl", (task(f"seen-{i}", chance.choice(seen)) for i in range(EVAL_TASKS)))
     write("heldout.jsonl", (task(f"heldout-{i}", chance.choice(unseen)) for i in range(EVAL_TASKS)))
-    write("demos.jsonl", (demonstration(chance.choice(seen), chance) for _ in range(DEMONSTRATIONS)))
+    demonstrations = [demonstration(chance.choice(seen), chance) for _ in range(DEMONSTRATIONS)]
+    write("demos.jsonl", map(without_last_result, demonstrations))
+    write("../langchain/demos.jsonl", map(with_farewell, demonstrations))
 
 
 if __name__ == "__main__":
