@@ -1,0 +1,45 @@
+"""The folder of one run."""
+
+import pytest
+
+from agentrl_core.errors import UsageError
+from agentrl_core.run.directory import RunDirectory
+
+
+def test_an_existing_name_is_refused_and_nothing_in_it_changes(tmp_path):
+    first = RunDirectory.create(tmp_path, "mine")
+    (first.path / "kept").write_text("x")
+    with pytest.raises(UsageError, match=r"run 'mine' exists already .* agentrl runs resume mine"):
+        RunDirectory.create(tmp_path, "mine")
+    assert (first.path / "kept").read_text() == "x"
+
+
+def test_an_empty_name_is_generated_anew_each_time(tmp_path):
+    names = {RunDirectory.create(tmp_path, "").name for _ in range(20)}
+    assert len(names) == 20
+
+
+def test_the_snapshot_is_read_back_as_written(tmp_path):
+    directory = RunDirectory.create(tmp_path, "mine")
+    directory.write_snapshot({"seed": 3, "name": "é"}, tmp_path)
+    assert RunDirectory.open(directory.path).read_snapshot() == ({"seed": 3, "name": "é"}, tmp_path)
+
+
+def test_the_latest_checkpoint_is_the_highest_step_not_the_last_name(tmp_path):
+    directory = RunDirectory.create(tmp_path, "mine")
+    assert directory.latest_checkpoint() is None
+    for name in ("step-9", "step-10", "step-0", "step-11.partial", "other"):
+        (directory.checkpoints / name).mkdir()
+    assert directory.latest_checkpoint() == (10, directory.checkpoints / "step-10")
+
+
+def test_opening_what_is_no_run_names_the_nearest(tmp_path):
+    RunDirectory.create(tmp_path, "calm-otter").write_snapshot({}, tmp_path)
+    with pytest.raises(UsageError, match="did you mean calm-otter"):
+        RunDirectory.open(tmp_path / "calm-oter")
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="set output_dir elsewhere"):
+        RunDirectory.create(tmp_path / "file", "mine")
