@@ -1,1 +1,74 @@
 """Train the LLM agent that you already have with reinforcement learning."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl_core import errors
+    from agentrl_core.config.schema import RunConfig
+    from agentrl_core.hookspecs import hookimpl, hookspec
+    from agentrl_core.losses.base import LossBatch, LossOutput
+    from agentrl_core.rollout import context as workflow_context
+    from agentrl_core.run import Trainer
+    from agentrl_core.scoring import Score, ScoreRequest
+    from agentrl_core.types import Interaction, Record, Task
+    from agentrl_core.workflow import Workflow
+
+    __version__: str
+
+__all__ = [
+    "Interaction",
+    "LossBatch",
+    "LossOutput",
+    "Record",
+    "RunConfig",
+    "Score",
+    "ScoreRequest",
+    "Task",
+    "Trainer",
+    "Workflow",
+    "__version__",
+    "errors",
+    "hookimpl",
+    "hookspec",
+    "workflow_context",
+]
+
+# Imported on first use (PEP 562): `import agentrl_core` costs nothing, so that the command line starts at once.
+_HOMES = {
+    "Interaction": "agentrl_core.types:Interaction",
+    "LossBatch": "agentrl_core.losses.base:LossBatch",
+    "LossOutput": "agentrl_core.losses.base:LossOutput",
+    "Record": "agentrl_core.types:Record",
+    "RunConfig": "agentrl_core.config.schema:RunConfig",
+    "Score": "agentrl_core.scoring:Score",
+    "ScoreRequest": "agentrl_core.scoring:ScoreRequest",
+    "Task": "agentrl_core.types:Task",
+    "Trainer": "agentrl_core.run:Trainer",
+    "Workflow": "agentrl_core.workflow:Workflow",
+    "errors": "agentrl_core.errors:",
+    "hookimpl": "agentrl_core.hookspecs:hookimpl",
+    "hookspec": "agentrl_core.hookspecs:hookspec",
+    "workflow_context": "agentrl_core.rollout.context:",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from agentrl_core.plugins import core_version
+
+        value: Any = core_version()
+    elif name in _HOMES:
+        module, _, attr = _HOMES[name].partition(":")
+        value = importlib.import_module(module)
+        value = getattr(value, attr) if attr else value
+    else:
+        raise AttributeError(f"module 'agentrl_core' has no attribute '{name}'")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,1 +1,120 @@
-"""The command line."""
+"""The command line: commands are listed without importing them, and imported when they are used."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from agentrl_core.builtins import COMMANDS
+from agentrl_core.errors import AgentRLError
+from agentrl_core.references import one_line, resolve
+
+
+class LazyGroup(TyperGroup):
+    """Commands of core from a table, those of plugins from metadata; only the one in use is imported.
+
+    Typed loosely at the edge to typer, which brings its own copy of click, or not, depending on its version.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # the interface of a group
+        """Names in the order of the help: core's, then plugins'."""
+        return [*COMMANDS, *sorted(_plugin_commands().keys() - COMMANDS.keys())]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # the interface of a group
+        """Import a command; a name that is not core's is looked up as any component is."""
+        if cmd_name in COMMANDS:
+            summary, path = COMMANDS[cmd_name]
+            return _command(resolve(path).value, cmd_name, summary)
+        from agentrl_core.plugins import load_registry
+
+        registry = load_registry()
+        entry = registry.find("commands", cmd_name)
+        return _command(registry.load("commands", cmd_name), entry.name, entry.summary)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List all commands with their summaries, importing none."""
+        owners = _plugin_commands()
+        rows = [
+            (name, COMMANDS[name][0] if name in COMMANDS else f"Provided by {owners[name]}.")
+            for name in self.list_commands(ctx)
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C ends it with one line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(130) from None
+
+
+def _command(target: object, name: str, summary: str) -> Any:
+    """A click command of a typer app or of a plain function."""
+    if not isinstance(target, typer.Typer):
+        function: Any = target
+        target = typer.Typer(add_completion=False)
+        target.command(name, help=function.__doc__ or summary)(function)
+    command: Any = typer.main.get_command(target)
+    command.name = name
+    return command
+
+
+def _plugin_commands() -> dict[str, str]:
+    """Commands that packages declare in their metadata -> the package."""
+    from agentrl_core.plugins import declared_commands
+
+    return declared_commands()
+
+
+app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001  # the signature of an option's callback
+    if value:
+        from agentrl_core.plugins import core_version
+
+        typer.echo(f"agentrl {core_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[  # noqa: ARG001  # acts in its callback
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[  # noqa: ARG001  # taken out by `main`, which accepts it anywhere
+        bool, typer.Option("--debug", help="Show tracebacks; may also stand after the command.")
+    ] = False,
+) -> None:
+    """Train the LLM agent that you already have with reinforcement learning."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 1 for failure, 2 for usage, 130 for Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    command: Any = typer.main.get_command(app)
+    try:
+        command.main(args=[item for item in given if item != "--debug"], prog_name="agentrl")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except AgentRLError as error:
+        return _fail(str(error), error.exit_code, debug=debug)
+    except Exception as error:  # noqa: BLE001  # the last place that can turn it into a line
+        return _fail(f"{one_line(error)} (--debug shows the traceback)", 1, debug=debug)
+    return 0
+
+
+def _fail(message: str, exit_code: int, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    typer.echo(f"error: {message}", err=True)
+    return exit_code
