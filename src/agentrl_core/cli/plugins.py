@@ -1,0 +1,147 @@
+"""`agentrl plugins`: what is installed, what each package provides, and whether it works."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from agentrl_core.errors import PluginError
+from agentrl_core.nearest import did_you_mean
+from agentrl_core.plugins import load_registry
+from agentrl_core.registry import KINDS, Entry, Package, Registry
+
+# Plain help: rich would cost more than the command itself.
+app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def plugins() -> None:
+    """Show what is installed and what each package provides."""
+
+
+@app.command("list")
+def list_(
+    *,
+    kind: Annotated[str, typer.Option(help="List the components of one kind: scorers, losses, …")] = "",
+    as_json: _Json = False,
+) -> None:
+    """List the installed packages that plug in, broken ones with the reason."""
+    registry = load_registry()
+    if kind:
+        _list_kind(registry, kind, as_json=as_json)
+    elif as_json:
+        _print_json({"packages": [_package_json(item) for item in registry.packages], "clashes": registry.clashes()})
+    else:
+        rows = [(item.distribution, item.version, item.status, _provides(item)) for item in registry.packages]
+        _print_table(("PLUGIN", "VERSION", "STATUS", "PROVIDES"), rows)
+        _print_notes([*registry.clashes(), *_near_misses(registry.packages)])
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="Name of the package.")], *, as_json: _Json = False) -> None:
+    """Show all of one package: its components, its hooks, and the traceback if it is broken."""
+    package = load_registry().package(name)
+    trace = "".join(traceback.format_exception(package.error)) if package.error else ""
+    if as_json:
+        _print_json(_package_json(package) | {"traceback": trace})
+        return
+    needs = f", declares agentrl-core{package.requires}" if package.requires else ""
+    typer.echo(f"{package.distribution} {package.version}: {package.status}{needs}")
+    if package.status != "ok":
+        typer.echo(f"  {package.trouble}")
+    _print_table((), [(f"  {item.kind}", item.name, item.path, item.summary) for item in package.entries])
+    if package.hooks:
+        typer.echo(f"  hooks  {' '.join(package.hooks)}")
+    _print_notes(package.notes)
+    if trace:
+        typer.echo(f"\n{trace}", nl=False)
+
+
+@app.command()
+def check(name: Annotated[str, typer.Argument(help="Name of the package; all where absent.")] = "") -> None:
+    """Import everything that is registered and check each package; exit code 1 on any error."""
+    from agentrl_core.testing.plugins import plugin_problems
+
+    registry = load_registry()
+    failed = False
+    for package in [registry.package(name)] if name else registry.packages:
+        if package.status == "blocked" and not name:
+            typer.echo(f"{package.distribution} {package.version}: {package.trouble}")
+            continue
+        problems = plugin_problems(package, registry)
+        failed = failed or bool(problems)
+        typer.echo(f"{package.distribution} {package.version}: {'failed' if problems else 'ok'}")
+        for problem in problems:
+            typer.echo(f"  {problem}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _list_kind(registry: Registry, kind: str, *, as_json: bool) -> None:
+    if kind not in KINDS:
+        raise PluginError(f"--kind: no kind '{kind}'{did_you_mean(kind, KINDS)}; kinds are {', '.join(KINDS)}")
+    entries = registry.entries(kind)
+    if as_json:
+        _print_json([_entry_json(item) for item in entries])
+    else:
+        rows = [(item.name, item.distribution, item.version, item.path, item.summary) for item in entries]
+        _print_table(("NAME", "PLUGIN", "VERSION", "PATH", "SUMMARY"), rows)
+
+
+def _provides(package: Package) -> str:
+    """`scorers: exact_match numeric  stores: sqlite`, or why there is nothing."""
+    if package.status != "ok":
+        return package.reason
+    names = {kind: [item.name for item in package.entries if item.kind == kind] for kind in KINDS}
+    names["hooks"] = package.hooks
+    return "  ".join(f"{kind}: {' '.join(items)}" for kind, items in names.items() if items)
+
+
+def _near_misses(packages: Iterable[Package]) -> list[str]:
+    return [f"{package.distribution} {package.version}: {note}" for package in packages for note in package.notes]
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [header, *rows] if header else rows
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    for line in lines:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        typer.echo(f"note: {note}")
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _entry_json(entry: Entry) -> dict[str, str]:
+    return {
+        "kind": entry.kind,
+        "name": entry.name,
+        "distribution": entry.distribution,
+        "version": entry.version,
+        "path": entry.path,
+        "summary": entry.summary,
+    }
+
+
+def _package_json(package: Package) -> dict[str, Any]:
+    return {
+        "distribution": package.distribution,
+        "version": package.version,
+        "requires_core": package.requires,
+        "status": package.status,
+        "reason": package.reason,
+        "provides": [_entry_json(item) for item in package.entries],
+        "hooks": package.hooks,
+        "notes": package.notes,
+    }

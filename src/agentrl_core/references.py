@@ -1,0 +1,195 @@
+"""Objects named by where they are: `module:attr`, `file.py:attr`, `pkg.mod.Attr`.
+
+Modules are looked for in the folder of the config and in the working directory before the installed packages;
+both folders, and the folder of a named file, go to the front of the import path, as Python does for scripts.
+What is not there is told apart from what is there and cannot be imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import attrs
+
+from agentrl_core.errors import PluginError
+from agentrl_core.nearest import did_you_mean
+
+
+@attrs.frozen(kw_only=True)
+class Reference:
+    """An imported object and where it was found."""
+
+    value: object
+    path: str
+    """`module:attr`."""
+    file: str
+    """File of the module; empty where it has none."""
+
+
+def is_reference(text: str) -> bool:
+    """Whether `text` says where an object is, rather than what it is registered as."""
+    return ":" in text or text.endswith(".py") or ("." in text and "/" not in text)
+
+
+def resolve(text: str, folders: Sequence[Path] = ()) -> Reference:
+    """Import what `text` names; files and modules are looked for in `folders` first, see `user_folders`.
+
+    Raises `PluginError`: what was looked for and where, or what the import of a module raised.
+    """
+    importlib.invalidate_caches()
+    head, colon, attr = text.rpartition(":")
+    if text.endswith(".py"):
+        raise PluginError(f"'{text}' names a file; say which object in it: {text}:NAME")
+    if head.endswith(".py"):
+        module, rest = _load_file(head, folders), attr.split(".")
+    elif colon:
+        module, rest = _import_longest(head, folders)
+        if rest:
+            _refuse_missing(head, module, rest, folders)
+        rest = attr.split(".")
+    else:
+        module, rest = _import_longest(text.rpartition(".")[0], folders)
+        rest += [text.rpartition(".")[2]]
+    value: object = module
+    for name in rest:
+        value = _attribute(value, name, module)
+    return Reference(value=value, path=f"{module.__name__}:{'.'.join(rest)}", file=_file_of(module))
+
+
+def user_folders(base_dir: Path | None) -> list[Path]:
+    """Where a user's own files and modules are: in the config's folder, then in the working directory."""
+    cwd = Path.cwd()
+    return [cwd] if base_dir is None or base_dir.resolve() == cwd else [base_dir.resolve(), cwd]
+
+
+def one_line(error: BaseException) -> str:
+    """An exception in one line: its type and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _put_on_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _import_longest(dotted: str, folders: Sequence[Path]) -> tuple[ModuleType, list[str]]:
+    """Import as many leading parts of `dotted` as are modules; the remaining parts may be attributes."""
+    parts = dotted.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise PluginError(f"'{dotted}' is not the dotted name of a module")
+    for folder in reversed(folders):
+        _put_on_path(folder)
+        _refuse_other_copy(parts[0], folder)
+    module: ModuleType | None = None
+    rest = parts
+    while rest and (found := _import_module(".".join(parts[: len(parts) - len(rest) + 1]), module)) is not None:
+        module, rest = found, rest[1:]
+    if module is None:
+        _refuse_missing(dotted, None, parts, folders)
+    return module, rest
+
+
+def _import_module(name: str, parent: ModuleType | None) -> ModuleType | None:
+    """Import one more level of a dotted name; None if `parent` has no such module."""
+    if name not in sys.modules:
+        if (parent is not None and not hasattr(parent, "__path__")) or importlib.util.find_spec(name) is None:
+            return None
+        _run(lambda: importlib.import_module(name), f"module {name}")
+    return sys.modules[name]
+
+
+def _refuse_missing(dotted: str, module: ModuleType | None, rest: list[str], folders: Sequence[Path]) -> NoReturn:
+    if module is None:
+        places = "".join(f"{folder}, " for folder in folders)
+        raise PluginError(f"there is no module '{dotted}': no '{rest[0]}' in {places}nor among the installed packages")
+    raise PluginError(f"there is no module '{dotted}': {module.__name__} ({_file_of(module)}) has no '{rest[0]}'")
+
+
+def _refuse_other_copy(top: str, folder: Path) -> None:
+    """One process holds one module of a name: never hand out another folder's in silence."""
+    wanted = next((path for path in (folder / f"{top}.py", folder / top / "__init__.py") if path.is_file()), None)
+    loaded = sys.modules.get(top)
+    if wanted and loaded and _file_of(loaded) and Path(_file_of(loaded)).resolve() != wanted.resolve():
+        raise PluginError(
+            f"module '{top}' is already imported from {_file_of(loaded)}, so {wanted} cannot be imported under "
+            f"that name too; name it as a file ({wanted.name}:NAME) or rename it"
+        )
+
+
+def _load_file(text: str, folders: Sequence[Path]) -> ModuleType:
+    """The module of a file, run once however often it is named or imported by its siblings."""
+    paths = [(folder / Path(text).expanduser()).resolve() for folder in folders]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise PluginError(f"there is no file {' or '.join(str(path) for path in dict.fromkeys(paths))}")
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and vars(module).get("__file__") == str(path):
+            return module
+    _put_on_path(path.parent)
+    name = _module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{path} is not a Python source file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    loader = spec.loader
+    try:
+        _run(lambda: loader.exec_module(module), str(path))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _module_name(path: Path) -> str:
+    """The name by which siblings would import the file, unless another module owns it."""
+    stem = path.stem
+    if stem.isidentifier() and stem not in sys.modules and stem not in sys.stdlib_module_names:
+        spec = importlib.util.find_spec(stem)
+        if spec is not None and spec.origin == str(path):
+            return stem
+    return f"agentrl_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
+def _run(load: Callable[[], object], what: str) -> None:
+    """Import something; what goes wrong in there is the module's own fault and is said to be."""
+    try:
+        load()
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"importing {what} failed: {one_line(error)}{_origin(error)}") from error
+
+
+def _origin(error: BaseException) -> str:
+    """` at file:line` of the innermost frame outside the import machinery."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    ours = [frame for frame in frames if frame.filename not in (__file__, importlib.__file__)]
+    return f" (at {ours[-1].filename}:{ours[-1].lineno})" if ours else ""
+
+
+def _attribute(owner: object, name: str, module: ModuleType) -> object:
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        what = (
+            f"module {module.__name__}"
+            if owner is module
+            else f"{module.__name__}:{getattr(owner, '__qualname__', owner)}"
+        )
+        raise PluginError(f"{what} ({_file_of(module)}) has no '{name}'{did_you_mean(name, dir(owner))}") from error
+    except ImportError as error:
+        raise PluginError(
+            f"importing '{name}' of module {module.__name__} failed: {one_line(error)}{_origin(error)}"
+        ) from error
+
+
+def _file_of(module: ModuleType) -> str:
+    return vars(module).get("__file__") or ""

@@ -1,0 +1,117 @@
+"""Checks of a whole plugin package, and a registry of one's own for tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+
+from agentrl_core.errors import PluginError
+from agentrl_core.plugins import CORE, PluginManager, core_version, find_distributions, load_registry
+from agentrl_core.registry import Package, Registry, canonical
+
+HEAVY = ("torch", "transformers", "openai", "anthropic", "langchain_core", "motor", "fastapi", "httpx2", "starlette")
+"""Modules that a hook module must not import: each would slow every `agentrl plugins list`."""
+
+
+def check_plugin(distribution: str) -> None:
+    """Raise `AssertionError` with every fault of an installed package that plugs in.
+
+    Its metadata has a summary, a range on agentrl-core and a description that shows what a config must say; its
+    hook modules import, and without anything heavy; every name that it registers loads; nothing is a near miss.
+    """
+    registry = load_registry()
+    package = registry.package(distribution)
+    problems = plugin_problems(package, registry)
+    if problems:
+        raise AssertionError("\n".join([f"{package.distribution} {package.version}:", *problems]))
+
+
+def plugin_problems(package: Package, registry: Registry) -> list[str]:
+    """What `check_plugin` finds, one line each; empty for a sound package."""
+    if package.status != "ok":
+        return [package.trouble]
+    problems = [*_metadata_problems(package), *package.notes, *_heavy_imports(package)]
+    for entry in package.entries:
+        try:
+            registry.load(entry.kind, f"{entry.distribution}/{entry.name}")
+        except PluginError as error:
+            problems.append(str(error))
+    return problems
+
+
+@contextmanager
+def isolated_plugins(*plugins: object, core: bool = True) -> Iterator[Registry]:
+    """A registry that knows core and the given hook modules, classes or objects, and nothing that is installed.
+
+        class Mine:
+            @hookimpl
+            def register_scorers(self, register):
+                register("mine", lambda request: 1.0)
+
+        with isolated_plugins(Mine()) as registry:
+            registry.load("scorers", "mine")
+
+    A plugin's distribution is called as its module, or its class. What the block adds to the import path is taken
+    away at its end, with the modules that came from there.
+    """
+    manager = PluginManager()
+    if core:
+        from agentrl_core import builtins
+
+        own = Package(distribution=CORE, version=core_version())
+        manager.add_module(own, builtins, CORE)
+    for plugin in plugins:
+        name = getattr(plugin, "__name__", type(plugin).__name__)
+        manager.add_module(Package(distribution=name, version="0"), plugin, name)
+    path = list(sys.path)
+    try:
+        yield Registry(manager.packages, manager)
+    finally:
+        added = {Path(folder) for folder in sys.path} - {Path(folder) for folder in path}
+        sys.path[:] = path
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__dict__", {}).get("__file__")
+            if file and added & set(Path(file).parents):
+                del sys.modules[name]
+
+
+def _metadata_problems(package: Package) -> list[str]:
+    if canonical(package.distribution) == CORE:
+        return []
+    try:
+        fields = metadata(package.distribution)
+    except PackageNotFoundError:
+        return ["its metadata are damaged: reinstall it"]
+    problems = []
+    if not package.requires:
+        problems.append('declares no range of agentrl-core: write dependencies = ["agentrl-core>=0.1,<0.2"]')
+    if not fields.get("Summary"):
+        problems.append("has no summary: write project.description")
+    description = str(fields.get_payload()) or str(fields.get("Description", ""))
+    unnamed = [entry.name for entry in package.entries if entry.name not in description]
+    if unnamed:
+        problems.append(f"its README does not show how to name {', '.join(unnamed)}")
+    return problems
+
+
+def _heavy_imports(package: Package) -> list[str]:
+    """Which heavy modules its hook modules drag in, seen from a fresh interpreter."""
+    modules = [
+        point.module
+        for item in find_distributions()
+        if canonical(item.name) == canonical(package.distribution)
+        for point in item.entry_points
+        if point.group == "agentrl"
+    ]
+    if not modules:
+        return []
+    code = f"import sys, {', '.join(modules)}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # this interpreter
+    if done.returncode:
+        return [f"{', '.join(modules)} cannot be imported alone: {(done.stderr.splitlines() or ['no message'])[-1]}"]
+    return [f"{', '.join(modules)} imports {name}: import it where it is used" for name in done.stdout.split()]
