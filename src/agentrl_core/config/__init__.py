@@ -1,1 +1,24 @@
 """A run's config: YAML and overrides structured into attrs classes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl_core.config.loading import LoadedConfig, load, parse
+    from agentrl_core.config.structure import dump
+
+__all__ = ["LoadedConfig", "dump", "load", "parse"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on use: the registry needs only the schema, and `agentrl --help` neither YAML nor cattrs."""
+    if name == "dump":
+        from agentrl_core.config.structure import dump
+
+        return dump
+    if name in __all__:
+        from agentrl_core.config import loading
+
+        return getattr(loading, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_type_hints
 
 import attrs
 from attrs import field, validators
 
-positive = validators.gt(0)
-not_negative = validators.ge(0)
-fraction = validators.and_(validators.ge(0.0), validators.le(1.0))
+
+@attrs.frozen
+class Must:
+    """A validator that says what it expects, in the words of a config file."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+    def __call__(self, _instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        """Raise ValueError where `value` is not what is expected."""
+        if not self.holds(value):
+            raise ValueError(f"{attribute.name}: expected {self.expected}, found {value!r}")
+
+
+positive = Must("a number above 0", lambda value: value > 0)
+not_negative = Must("a number of at least 0", lambda value: value >= 0)
+fraction = Must("a number from 0 to 1", lambda value: 0 <= value <= 1)
+filled = Must("a text that is not empty", bool)
+port_number = Must("a port from 0 to 65535", lambda value: 0 <= value <= 65535)  # noqa: PLR2004  (16 bits)
+run_name = Must(
+    "letters, digits, '.', '_' and '-', the first a letter or a digit",
+    lambda value: not value or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) is not None,
+)
+
+
+def _without(*names: str) -> Must:
+    """Options must not take the names that stand beside them in a section."""
+    return Must(f"no option named {' or '.join(names)}", lambda options: not set(names) & set(options))
 
 
 @attrs.frozen
 class Component:
     """A pluggable part: `{use: NAME, …options}`; a bare string means `{use: …}`."""
 
-    use: str
+    use: str = field(validator=filled)
     """Registry name, `distribution/name`, `module:attr`, `file.py:attr` or `pkg.mod.Attr`."""
-    options: Mapping[str, Any] = field(factory=dict)
+    options: Mapping[str, Any] = field(factory=dict, validator=_without("use"))
     """Given to the component's constructor, checked there."""
 
 
@@ -31,8 +57,8 @@ class ModelConfig:
     """A local model directory with weights, tokenizer.json and a chat template."""
     use: str | None = None
     """Registry name of a model builder, `tiny` for one."""
-    options: Mapping[str, Any] = field(factory=dict)
-    """Options of the builder."""
+    options: Mapping[str, Any] = field(factory=dict, validator=_without("path", "use", "dtype"))
+    """Options of the builder; they stand beside `use`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
@@ -40,7 +66,7 @@ class ModelConfig:
 class WarmStartConfig:
     """Supervised fine-tuning before RL, in the same learner."""
 
-    data: str
+    data: str = field(validator=filled)
     """JSONL of demonstrations: `{"messages": […], "tools": […]}`; assistant messages are trained."""
     steps: int = field(default=100, validator=positive)
     batch_size: int = field(default=24, validator=positive)
@@ -52,7 +78,7 @@ class WarmStartConfig:
 class DataConfig:
     """Tasks."""
 
-    train: str
+    train: str = field(validator=filled)
     """JSONL file of tasks, relative to the config file; or a registered data set's `use` name."""
     eval: Mapping[str, str] | str | None = None
     """JSONL file of held-out tasks, or several by name: `{heldout: a.jsonl, seen: b.jsonl}`."""
@@ -75,7 +101,7 @@ class GatewayConfig:
     """The HTTP server that agents talk to."""
 
     host: str = "127.0.0.1"
-    port: int = field(default=0, validator=not_negative)
+    port: int = field(default=0, validator=port_number)
     """0 takes any free port."""
     history: Literal["exact", "template"] = "exact"
     temperature: Literal["force", "refuse", "allow"] = "force"
@@ -126,7 +152,11 @@ class TrainerConfig:
     steps: int = field(default=100, validator=positive)
     lr: float = field(default=4e-4, validator=not_negative)
     warmup_steps: int = field(default=5, validator=not_negative)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = field(
+        default=(0.9, 0.95),
+        validator=Must("two numbers from 0 to below 1", lambda value: all(0 <= beta < 1 for beta in value)),
+    )
+    """Decay rates of AdamW's two moments."""
     weight_decay: float = field(default=0.0, validator=not_negative)
     max_grad_norm: float = field(default=1.0, validator=positive)
     updates: int = field(default=1, validator=positive)
@@ -173,10 +203,10 @@ class PluginsConfig:
 class RunConfig:
     """Everything that one run needs; `agentrl config show` prints it with its defaults."""
 
-    name: str = ""
+    name: str = field(default="", validator=run_name)
     """Name of the run and of its folder; generated where empty."""
-    seed: int = 0
-    output_dir: str = "runs"
+    seed: int = field(default=0, validator=not_negative)
+    output_dir: str = field(default="runs", validator=filled)
     """Folder of the runs, relative to the working directory."""
     model: ModelConfig = field(factory=ModelConfig)
     warm_start: WarmStartConfig | None = None
@@ -197,3 +227,10 @@ class RunConfig:
     launcher: Component = Component("local")
     """Where the roles of a run live; `local` is this machine."""
     plugins: PluginsConfig = field(factory=PluginsConfig)
+
+
+SHORTHAND: Mapping[str, str] = {
+    "data": "train",
+    **{name: "use" for name, kind in get_type_hints(RunConfig).items() if kind is Component},
+}
+"""Sections that may be a bare string, and the option that the string is then: `loss: grpo` is `{use: grpo}`."""

@@ -1,0 +1,145 @@
+"""The option names of AReaL and AgentRL, accepted wherever the native ones are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from agentrl_core.config.nodes import Assignment, Node, Problem, describe
+from agentrl_core.config.schema import SHORTHAND
+
+Path: TypeAlias = tuple[str, ...]
+
+RENAMED: Mapping[Path, Path] = {
+    # AReaL
+    ("rollout", "openai"): ("rollout", "agent"),
+    ("scheduler", "type"): ("launcher", "use"),
+    ("gconfig", "n_samples"): ("rollout", "group_size"),
+    # AgentRL
+    ("num_generations",): ("rollout", "group_size"),
+    ("model_name_or_path",): ("model", "path"),
+    ("learning_rate",): ("trainer", "lr"),
+    ("save_steps",): ("trainer", "save_steps"),
+    ("adv_scaling",): ("advantage", "scale"),
+    ("epsilon",): ("loss", "clip"),
+    ("epsilon_higher",): ("loss", "clip_higher"),
+    ("strict_in_bound",): ("loss", "strict_in_bound"),
+    ("importance_weight_cap_ratio",): ("loss", "importance_weight_cap_ratio"),
+    ("out_of_date_decay",): ("loss", "out_of_date_decay"),
+}
+"""Options (or whole sections) that only have another name."""
+
+FOREIGN_SECTIONS = frozenset({"gconfig", "scheduler"})
+"""Sections that hold nothing but aliases."""
+
+AGGREGATION_FLAGS = ("token_level_loss", "skip_length_normalization")
+"""AgentRL's two flags that together say how token losses become one number (`loss.aggregation`)."""
+
+_LOSSES = {"grpo": "grpo", "minirl": "minirl", "gspo": "gspo", "crossentropy": "cross_entropy"}
+
+
+class NativeSpelling:
+    """Translates the assignments of the config file, then those of the command line."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self._problems = problems
+        self._flags: dict[str, Node] = {}
+
+    def translate(self, source: Iterable[Assignment]) -> Iterator[Assignment]:
+        """Yield the assignments of one source under their native names.
+
+        An option given there twice with different values, under its own and another name, is a problem: neither
+        is the later one.
+        """
+        given: dict[Path, Assignment] = {}
+        for assignment in self._native(source):
+            earlier = given.get(assignment.path, assignment)
+            if earlier.spelled != assignment.spelled and earlier.node.plain() != assignment.node.plain():
+                self._problems.append(_contradiction(earlier, assignment))
+            given[assignment.path] = assignment
+            yield assignment
+
+    def _native(self, source: Iterable[Assignment]) -> Iterator[Assignment]:
+        flags = []
+        for assignment in source:
+            match assignment.path:
+                case ("loss_calculater",):
+                    yield _rename(assignment, ("loss", "use"), _loss_name(assignment.node.value))
+                case ("db_connection_string",):
+                    yield from self._store(assignment)
+                case (name,) if name in AGGREGATION_FLAGS:
+                    flags.append(assignment)
+                case (name,) if name in FOREIGN_SECTIONS and assignment.node.value == {}:
+                    continue
+                case path:
+                    yield _expand(_rename(assignment, _renamed(path)))
+        if flags:
+            yield from self._aggregation(flags)
+
+    def _store(self, assignment: Assignment) -> Iterator[Assignment]:
+        address = assignment.node.value
+        if isinstance(address, str) and address.startswith("sqlite:///"):
+            yield _rename(assignment, ("store", "use"), "sqlite")
+            yield _rename(assignment, ("store", "path"), address.removeprefix("sqlite:///"))
+        elif isinstance(address, str) and re.match(r"mongodb(\+srv)?://", address):
+            yield _rename(assignment, ("store", "use"), "mongo")
+            yield _rename(assignment, ("store", "uri"), address)
+        else:
+            # The address is not shown: it may hold a password.
+            self._problem(assignment, "expected sqlite:///FILE or mongodb://HOST/DATABASE")
+
+    def _aggregation(self, flags: list[Assignment]) -> Iterator[Assignment]:
+        """Combine the flags, those of earlier sources included: one may stand in the file, one be overridden."""
+        for flag in flags:
+            if not isinstance(flag.node.value, bool):
+                self._problem(flag, f"expected true or false, found {describe(flag.node.plain())}")
+                return
+            self._flags[flag.path[0]] = flag.node
+        values = {name: node.value for name, node in self._flags.items()}
+        if values.get("token_level_loss", True):  # AgentRL's default
+            aggregation = "token_mean"
+        elif values.get("skip_length_normalization", False):
+            aggregation = "seq_mean_token_sum"
+        else:
+            aggregation = "seq_mean_token_mean"
+        yield _rename(flags[-1], ("loss", "aggregation"), aggregation)
+
+    def _problem(self, assignment: Assignment, text: str) -> None:
+        self._problems.append(Problem(assignment.node.place, f"{assignment.spelled}: {text}"))
+
+
+def _renamed(path: Path) -> Path:
+    for old, new in RENAMED.items():
+        if path[: len(old)] == old:
+            return new + path[len(old) :]
+    return path
+
+
+def _rename(assignment: Assignment, path: Path, value: Any = ...) -> Assignment:
+    node = assignment.node if value is ... else Node(value, assignment.node.place)
+    return Assignment(path, node, assignment.spelled)
+
+
+def _expand(assignment: Assignment) -> Assignment:
+    """`loss: minirl` is `loss: {use: minirl}`."""
+    path, node = assignment.path, assignment.node
+    if len(path) == 1 and path[0] in SHORTHAND and isinstance(node.value, str):
+        native = (*path, SHORTHAND[path[0]])
+        spelled = ".".join(native) if assignment.spelled == path[0] else assignment.spelled
+        return Assignment(native, node, spelled)
+    return assignment
+
+
+def _loss_name(value: Any) -> Any:
+    """AgentRL writes losses in capitals, and cross entropy without the underscore."""
+    return _LOSSES.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _contradiction(first: Assignment, second: Assignment) -> Problem:
+    key = ".".join(second.path)
+    return Problem(
+        second.node.place,
+        f"{second.spelled} sets {key} to {describe(second.node.plain())}, but {first.spelled} "
+        f"({first.node.place.text}) sets it to {describe(first.node.plain())}; keep one of them",
+    )

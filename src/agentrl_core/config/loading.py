@@ -1,0 +1,132 @@
+"""A config file and its overrides made into a RunConfig that knows where each option was written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
+from agentrl_core.config.merge import Tree
+from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refuse
+from agentrl_core.config.schema import RunConfig
+from agentrl_core.config.structure import Finding, InvalidError, default_of, structure
+from agentrl_core.config.yaml_text import read_file, read_override
+from agentrl_core.errors import ConfigError
+
+
+@attrs.frozen
+class LoadedConfig:
+    """A RunConfig and where it comes from."""
+
+    run: RunConfig
+    path: Path
+    _tree: Tree = attrs.field(repr=False)
+
+    @property
+    def base_dir(self) -> Path:
+        """Folder of the file: relative paths in the config start from it."""
+        return self.path.parent
+
+    def where(self, key: str) -> str:
+        """Return `config.yaml:12: trainer.lr` for a dotted key: the start of a message about it.
+
+        The place of an option that nobody set is that of the section around it.
+        """
+        return f"{self._tree.find(key.split('.')).place.text}: {key}"
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), *, name: str | None = None) -> LoadedConfig:
+    """Read a YAML file, apply `a.b=c` overrides in their order, and check everything.
+
+    `name` names the run, as `--name` does. Raises ConfigError with one line for each problem.
+    """
+    path = Path(path)
+    problems: list[Problem] = []
+    root = read_file(path, problems)
+    late = [read_override(text, index, problems) for index, text in enumerate(overrides)]
+    if name:
+        late.append(Assignment(("name",), Node(name, Place(f"command line: --name {name}", _LAST)), "name"))
+    run, tree = _assemble(root, Place(str(path)), late, problems)
+    return LoadedConfig(run, path, tree)
+
+
+def parse(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
+    """Make a RunConfig of plain data in the shape of a config file; raises ConfigError like `load`."""
+    problems: list[Problem] = []
+    place = Place("config")
+    late = [read_override(text, index, problems) for index, text in enumerate(overrides)]
+    return _assemble(from_python(mapping, place), place, late, problems)[0]
+
+
+_LAST = 2 * 10**9
+_PLACEHOLDER = re.compile(r"<YOUR_[A-Z0-9_]+>")
+_LAUNCHER_PACKAGES = {"slurm": "agentrl-slurm", "ray": "agentrl-ray"}
+_FILES = (("data", "train"), ("data", "eval"), ("warm_start", "data"), ("model", "path"))
+
+
+def _assemble(root: Node, place: Place, late: Sequence[Assignment], problems: list[Problem]) -> tuple[RunConfig, Tree]:
+    """Put file and overrides together and structure them; every problem on the way is reported at once."""
+    if root.value is not None and not isinstance(root.value, dict):
+        raise ConfigError(f"{place.text}: expected a config of `option: value` lines, found {describe(root.plain())}")
+    early = list(assignments(Node(root.value or {}, place)))
+    late = [part for item in late for part in assignments(item.node, item.path)]
+    unfilled = [problem for item in (*early, *late) for problem in _placeholders(item.node, item.spelled)]
+    tree, spelling = Tree(Node({}, place), default_of), NativeSpelling(problems)
+    for item in spelling.translate(early):
+        problems.extend(tree.assign(item))
+    for item in spelling.translate(late):
+        problems.extend(tree.assign(_from_working_directory(item)))
+    problems.extend(_missing_launcher(tree))
+    run = None
+    try:
+        run = structure(tree.root.plain())
+    except InvalidError as error:
+        problems.extend(problem for finding in error.findings for problem in _located(finding, tree))
+    # What else is wrong with an unfilled value does not help anyone.
+    known = {id(problem.place) for problem in unfilled}
+    refuse([*unfilled, *(problem for problem in problems if id(problem.place) not in known)])
+    assert run is not None  # noqa: S101  (structure() found nothing to refuse)
+    return run, tree
+
+
+def _placeholders(node: Node, key: str) -> Iterator[Problem]:
+    """Find the values of an example config that were left as they were."""
+    if isinstance(node.value, list | dict):
+        items = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)
+        for name, item in items:
+            yield from _placeholders(item, f"{key}.{name}")
+    elif isinstance(node.value, str) and (match := _PLACEHOLDER.search(node.value)):
+        yield Problem(node.place, f"{key}: {match[0]} is a placeholder; replace it with your own value")
+
+
+def _from_working_directory(assignment: Assignment) -> Assignment:
+    """Take a file named on the command line as the shell does: from the working directory, if it is there."""
+    value = assignment.node.value
+    if isinstance(value, str) and assignment.path[:2] in _FILES and Path(value).expanduser().exists():
+        return attrs.evolve(assignment, node=Node(str(Path(value).expanduser().resolve()), assignment.node.place))
+    return assignment
+
+
+def _missing_launcher(tree: Tree) -> Iterator[Problem]:
+    node = tree.find(("launcher", "use"))
+    package = _LAUNCHER_PACKAGES.get(node.value) if isinstance(node.value, str) else None
+    if package is None:
+        return
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        yield Problem(node.place, f"launcher.use: {node.value} needs a package: pip install {package}")
+
+
+def _located(finding: Finding, tree: Tree) -> Iterator[Problem]:
+    node = tree.find(finding.path)
+    if finding.path[0] in FOREIGN_SECTIONS and isinstance(node.value, dict):
+        for name, item in node.value.items():
+            yield Problem(item.place, f"{finding.path[0]}.{name}: unknown option")
+    else:
+        yield Problem(node.place, f"{'.'.join(finding.path)}: {finding.text}")

@@ -1,0 +1,85 @@
+"""Assignments put together into one tree of values: the config file first, then the overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from agentrl_core.config.nodes import Assignment, Node, Place, Problem, describe, from_python
+
+
+@attrs.frozen
+class Tree:
+    """The config under construction."""
+
+    root: Node
+    default_of: Callable[[str], Any]
+    """Plain default of a top-level option, for overrides that reach into a list; None where it has none."""
+
+    def assign(self, assignment: Assignment) -> list[Problem]:
+        """Set one option; sections on the way are made, a value that is no section in the way is a problem.
+
+        A number reaches into a list (`trackers.0.use`), the number after the last item appends to it. A bare
+        string on the way is a component's name (`trackers.0.level` of `trackers: [console]`).
+        """
+        *way, last = assignment.path
+        node = self.root
+        try:
+            for name in way:
+                node = self._enter(node, name, assignment.node.place)
+            if isinstance(node.value, list):
+                _put(node.value, last, assignment.node)
+            elif assignment.node.value != {} or not isinstance(getattr(node.value.get(last), "value", None), dict):
+                node.value[last] = assignment.node
+        except _NoWayError as error:
+            return [Problem(assignment.node.place, f"{assignment.spelled}: {error}")]
+        return []
+
+    def find(self, path: Sequence[str]) -> Node:
+        """Return the node at `path`, or of the nearest section around it that was given."""
+        node = self.root
+        for name in path:
+            child = _lookup(node.value, name)
+            if child is None:
+                break
+            node = child
+        return node
+
+    def _enter(self, parent: Node, name: str, place: Place) -> Node:
+        """Return the section or list `name` of `parent`, made where it is missing."""
+        child = _lookup(parent.value, name)
+        if child is None and parent is self.root and isinstance(default := self.default_of(name), list):
+            child = from_python(default, place)
+        if child is None or child.value is None:
+            child = Node({}, place)
+        elif isinstance(child.value, str):
+            child = Node({"use": child}, child.place)
+        elif not isinstance(child.value, dict | list):
+            raise _NoWayError(f"{name} is {describe(child.value)} ({child.place.text}), not a section")
+        if isinstance(parent.value, list):
+            _put(parent.value, name, child)
+        else:
+            parent.value[name] = child
+        return child
+
+
+class _NoWayError(Exception):
+    """An option cannot be set there."""
+
+
+def _lookup(section: Any, name: str) -> Node | None:
+    if isinstance(section, dict):
+        return section.get(name)
+    if isinstance(section, list) and name.isdecimal() and int(name) < len(section):
+        item: Node = section[int(name)]
+        return item
+    return None
+
+
+def _put(items: list[Node], name: str, node: Node) -> None:
+    """Set one item of a list, or append one."""
+    if not name.isdecimal() or int(name) > len(items):
+        raise _NoWayError(f"expected an index from 0 to {len(items)} into the list, found {name}")
+    items[int(name) : int(name) + 1] = [node]

@@ -1,0 +1,279 @@
+"""Plain data structured into the config classes: strictly, with everything that is wrong found at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
+
+import attrs
+import cattrs
+
+from agentrl_core.config.nodes import describe
+from agentrl_core.config.schema import Component, ModelConfig, RunConfig
+from agentrl_core.nearest import did_you_mean
+
+Path: TypeAlias = tuple[str, ...]
+
+
+@attrs.frozen
+class Finding:
+    """One thing wrong in the data."""
+
+    path: Path
+    """Of the value at fault; for a missing one, of where it should be."""
+    text: str
+
+
+class InvalidError(ValueError):
+    """The data does not have the shape of its class."""
+
+    def __init__(self, *findings: Finding) -> None:
+        super().__init__("; ".join(f"{'.'.join(item.path)}: {item.text}" for item in findings))
+        self.findings = findings
+
+
+def structure(data: Mapping[str, Any]) -> RunConfig:
+    """Make a RunConfig of plain data in native spelling; raises InvalidError with all findings."""
+    return _converter.structure(data, RunConfig)
+
+
+def dump(config: RunConfig) -> dict[str, Any]:
+    """Return `config` as plain data, defaults included; `parse` reads it back to an equal config."""
+    return cast("dict[str, Any]", _converter.unstructure(config))
+
+
+def default_of(name: str) -> Any:
+    """Return the plain default of a section; None where it has none."""
+    default = attrs.fields_dict(RunConfig)[name].default if name in attrs.fields_dict(RunConfig) else None
+    return None if isinstance(default, attrs.Factory) else _converter.unstructure(default)  # type: ignore[arg-type]  # a class at run time
+
+
+_MISSING = {
+    "data": "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`",
+    "workflow": "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`",
+}
+
+
+def _class_hook(cls: type) -> Callable[[Any, Any], Any]:
+    """Return the hook of one section: every option, and every unknown one, is looked at before it gives up."""
+    kinds = get_type_hints(cls)
+    attributes = attrs.fields_dict(cls)
+
+    def structure_section(value: Any, _: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise InvalidError(Finding((), f"expected a section of options, found {describe(value)}"))
+        findings = [Finding((name,), f"unknown option{_hint(name, cls)}") for name in value if name not in attributes]
+        values = {}
+        for name, attribute in attributes.items():
+            given = value.get(name, attrs.NOTHING)
+            if given is attrs.NOTHING or (given is None and _is_section(kinds[name])):
+                if attribute.default is attrs.NOTHING:
+                    findings.append(Finding((name,), _MISSING.get(name, "missing")))
+                continue
+            with _collect(findings, name):
+                values[name] = _structure_option(given, kinds[name], attribute)
+        if findings:
+            raise InvalidError(*findings)
+        return cls(**values)
+
+    return structure_section
+
+
+def _structure_option(value: Any, kind: Any, attribute: attrs.Attribute[Any]) -> Any:
+    if kind is Component and isinstance(attribute.default, Component) and isinstance(value, Mapping):
+        value = {"use": attribute.default.use, **value}
+    structured = _converter.structure(value, kind)
+    if attribute.validator is not None:
+        try:
+            attribute.validator(None, attribute, structured)
+        except ValueError as error:
+            raise InvalidError(Finding((), str(error).removeprefix(f"{attribute.name}: "))) from error
+    return structured
+
+
+def _component(value: Any, _: Any) -> Component:
+    if isinstance(value, str):
+        value = {"use": value}
+    if not isinstance(value, Mapping):
+        raise InvalidError(Finding((), f"expected a name or a section {{use: NAME, …}}, found {describe(value)}"))
+    if "use" not in value:
+        raise InvalidError(Finding(("use",), "missing: the name of the component"))
+    with _under("use"):
+        use = _text(value["use"], str)
+        if not use:
+            raise InvalidError(Finding((), "expected a name, found an empty text"))
+    return Component(use, {name: item for name, item in value.items() if name != "use"})
+
+
+def _model(value: Any, _: Any) -> ModelConfig:
+    """Structure the section of the policy; options that it does not know belong to the builder that `use` names."""
+    if not isinstance(value, Mapping):
+        raise InvalidError(
+            Finding((), f"expected a section {{path: FOLDER}} or {{use: NAME, …}}, found {describe(value)}")
+        )
+    known = {name: item for name, item in value.items() if name in _MODEL_OPTIONS}
+    options = {name: item for name, item in value.items() if name not in _MODEL_OPTIONS}
+    findings = []
+    if options and known.get("use") is None:
+        findings = [Finding((name,), f"unknown option{did_you_mean(name, _MODEL_OPTIONS)}") for name in options]
+    if known.get("use") is not None and known.get("path") is not None:
+        findings.append(Finding(("use",), "expected either path or use, found both"))
+    with _collect(findings):
+        model: ModelConfig = _structure_model({**known, "options": options}, ModelConfig)
+    if findings:
+        raise InvalidError(*findings)
+    return model
+
+
+_MODEL_OPTIONS = ("path", "use", "dtype")
+
+
+def _text(value: Any, _: Any) -> str:
+    if not isinstance(value, str):
+        quoted = f"; put it in quotes: '{value}'" if isinstance(value, int | float) else ""
+        raise InvalidError(Finding((), f"expected a text, found {describe(value)}{quoted}"))
+    return value
+
+
+def _whole_number(value: Any, _: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidError(Finding((), f"expected a whole number, found {describe(value)}"))
+    return value
+
+
+def _number(value: Any, _: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -_LARGEST < value < _LARGEST:
+        raise InvalidError(Finding((), f"expected a number, found {describe(value)}"))
+    return float(value)
+
+
+_LARGEST = 1e300
+"""Beyond it, and at nan, a number is a mistake."""
+
+
+def _switch(value: Any, _: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidError(Finding((), f"expected true or false, found {describe(value)}"))
+    return value
+
+
+def _choice(value: Any, kind: Any) -> Any:
+    allowed = get_args(kind)
+    if not isinstance(value, str) or value not in allowed:
+        near = did_you_mean(value, allowed) if isinstance(value, str) else ""
+        raise InvalidError(Finding((), f"expected {' or '.join(allowed)}, found {describe(value)}{near}"))
+    return value
+
+
+def _sequence(value: Any, kind: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise InvalidError(Finding((), f"expected a list, found {describe(value)}"))
+    kinds = get_args(kind)
+    if kinds[-1] is ...:
+        kinds = kinds[:1] * len(value)
+    if len(value) != len(kinds):
+        raise InvalidError(Finding((), f"expected a list of {len(kinds)}, found {len(value)}"))
+    findings: list[Finding] = []
+    items = []
+    for index, (item, item_kind) in enumerate(zip(value, kinds, strict=True)):
+        with _collect(findings, str(index)):
+            items.append(_converter.structure(item, item_kind))
+    if findings:
+        raise InvalidError(*findings)
+    return tuple(items)
+
+
+def _named_files(value: Any, _: Any) -> Mapping[str, str] | str | None:
+    """Structure `data.eval`: one file, several by name, or none."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        raise InvalidError(Finding((), f"expected a file, or files by name, found {describe(value)}"))
+    findings: list[Finding] = []
+    for name, item in value.items():
+        with _collect(findings, name):
+            _text(item, str)
+    if findings:
+        raise InvalidError(*findings)
+    return dict(value)
+
+
+def _is_section(kind: Any) -> bool:
+    """Whether nothing after the colon means the defaults, as in a section whose options are all commented out."""
+    return attrs.has(kind) or _is_generic(tuple)(kind)
+
+
+def _is_generic(origin: Any) -> Callable[[Any], bool]:
+    return lambda kind: get_origin(kind) is origin
+
+
+@contextmanager
+def _collect(findings: list[Finding], *path: str) -> Iterator[None]:
+    """Add the findings of the block to `findings`, as of the value at `path`."""
+    try:
+        yield
+    except InvalidError as error:
+        findings.extend(Finding((*path, *item.path), item.text) for item in error.findings)
+
+
+@contextmanager
+def _under(name: str) -> Iterator[None]:
+    findings: list[Finding] = []
+    with _collect(findings, name):
+        yield
+    if findings:
+        raise InvalidError(*findings)
+
+
+def _hint(name: str, cls: type) -> str:
+    """Suggest the nearest option of this section, or where in the config an option of that name stands."""
+    near = did_you_mean(name, attrs.fields_dict(cls))
+    if near:
+        return near
+    homes = [".".join(path) for path in _option_paths(RunConfig) if path[-1] == name and len(path) > 1]
+    return f" (did you mean {homes[0]}?)" if homes else ""
+
+
+def _option_paths(cls: type, path: Path = ()) -> Iterator[Path]:
+    for name, kind in get_type_hints(cls).items():
+        yield (*path, name)
+        if attrs.has(kind) and kind not in (Component, ModelConfig):
+            yield from _option_paths(kind, (*path, name))
+
+
+def _plain(value: Any) -> Any:
+    """Copy the options of a component as plain data."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _plain_model(model: ModelConfig) -> dict[str, Any]:
+    named = {name: getattr(model, name) for name in _MODEL_OPTIONS if getattr(model, name) is not None}
+    return {**named, **_plain(model.options)}
+
+
+def _build_converter() -> cattrs.Converter:
+    converter = cattrs.Converter(detailed_validation=False, unstruct_collection_overrides={tuple: list})
+    converter.register_structure_hook_factory(attrs.has, _class_hook)
+    for kind, hook in {
+        str: _text,
+        int: _whole_number,
+        float: _number,
+        bool: _switch,
+        Component: _component,
+        ModelConfig: _model,
+    }.items():
+        converter.register_structure_hook(kind, hook)
+    converter.register_structure_hook_func(_is_generic(Literal), _choice)
+    converter.register_structure_hook_func(_is_generic(tuple), _sequence)
+    converter.register_structure_hook_func(lambda kind: kind == Mapping[str, str] | str | None, _named_files)
+    converter.register_structure_hook_func(lambda kind: kind == Mapping[str, Any], lambda value, _: dict(value))
+    converter.register_unstructure_hook(Component, lambda part: {"use": part.use, **_plain(part.options)})
+    converter.register_unstructure_hook(ModelConfig, _plain_model)
+    return converter
+
+
+_converter = _build_converter()
+_structure_model = _class_hook(ModelConfig)
