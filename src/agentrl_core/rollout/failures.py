@@ -1,0 +1,55 @@
+"""How an exception of a user's code is told: one line for a person, without secrets."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+import agentrl_core
+
+_LONGEST_MESSAGE = 400
+"""Characters of an exception's message that a record keeps; the log has all of it."""
+
+_OURS = Path(agentrl_core.__file__).parent
+_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """Return the first single exception inside (nested) exception groups, or `error` itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def describe(error: BaseException) -> str:
+    """Return `TypeName: message (file:line)`, the place being the innermost frame of the user's own code."""
+    cause = root_cause(error)
+    message = " ".join(str(cause).split())
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + "…"
+    place = _place(cause)
+    return f"{type(cause).__name__}{f': {message}' if message else ''}{f' ({place})' if place else ''}"
+
+
+def format_traceback(error: BaseException) -> str:
+    """Return the traceback as Python prints it."""
+    return "".join(traceback.format_exception(error))
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    frame = next((frame for frame in reversed(frames) if _is_users(Path(frame.filename))), frames[-1])
+    path = Path(frame.filename)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{frame.lineno}"
+
+
+def _is_users(path: Path) -> bool:
+    """Whether a source file is neither installed, nor of the standard library, nor agentrl's."""
+    if not path.is_absolute() or path.is_relative_to(_OURS):  # `<frozen …>`, `<string>`
+        return False
+    return not any(path.is_relative_to(folder) for folder in _INSTALLED)

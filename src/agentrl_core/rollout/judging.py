@@ -1,0 +1,85 @@
+"""Asking a task's scorer about a finished episode; whatever goes wrong there is *no score*, never zero."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
+
+import attrs
+
+from agentrl_core.data.extract import extract_answer
+from agentrl_core.errors import EpisodeError
+from agentrl_core.rollout.failures import describe
+from agentrl_core.rollout.rewards import GivenReward, finite_number, read_reward
+from agentrl_core.scoring import Score, ScoreRequest
+from agentrl_core.types import Episode, Interaction, Message, Task
+
+AskScorer: TypeAlias = Callable[[ScoreRequest], Awaitable["float | Score | Mapping[str, float] | None"]]
+"""A scorer of any form, behind one that is awaited."""
+
+_LONGEST_ANSWER = 80
+"""Characters of an answer that a message shows."""
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """What a scorer said."""
+
+    reward: GivenReward
+    parts: Mapping[str, float] = attrs.field(factory=dict)
+    """Named components, finite."""
+
+
+async def judge(ask: AskScorer, task: Task, episode: Episode, *, timeout_s: float) -> Verdict:
+    """Ask a scorer about the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
+    name = f"scorer '{task.scorer}'" if task.scorer else "the default scorer"
+    request = score_request(task, episode)
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            given = await ask(request)
+    except Exception as error:
+        if limit.expired():
+            raise EpisodeError(
+                "no_score", f"{name} gave no verdict within rollout.timeout_s = {timeout_s:g} s"
+            ) from error
+        raise EpisodeError("no_score", f"{name} raised {describe(error)}") from error
+    value, parts = (given.value, given.parts) if isinstance(given, Score) else (given, {})
+    try:
+        reward = read_reward(value, episode.interactions, giver=name)
+        named = {part: finite_number(number, f"{name}, for part {part!r},") for part, number in parts.items()}
+    except EpisodeError as error:
+        raise EpisodeError("no_score", str(error)) from error
+    if reward is None:
+        raise EpisodeError("no_score", f"{name} gave no score for the answer {_shown(request.answer)}")
+    return Verdict(reward=reward, parts=named)
+
+
+def score_request(task: Task, episode: Episode) -> ScoreRequest:
+    """Return what a scorer sees of an episode: its last trainable interaction, with the answer cut out."""
+    last = next(item for item in reversed(episode.interactions) if item.trainable)
+    return ScoreRequest(
+        answer=extract_answer(text_of(last.output), task.answer_schema),
+        reference=task.answer,
+        task=task,
+        messages=conversation(episode, last),
+        record=episode.record,
+    )
+
+
+def conversation(episode: Episode, interaction: Interaction) -> tuple[Message, ...]:
+    """Return every message of a lineage, from the first prompt to the interaction's own reply."""
+    return tuple(message for item in episode.lineage(interaction) for message in (*item.messages, item.output))
+
+
+def text_of(message: Message) -> str:
+    """Return a message's text; parts that are not text are left out."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content or () if part.get("type") == "text")
+
+
+def _shown(answer: str) -> str:
+    return f"{answer[:_LONGEST_ANSWER]!r}{'…' if len(answer) > _LONGEST_ANSWER else ''}"

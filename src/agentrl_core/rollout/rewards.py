@@ -1,0 +1,104 @@
+"""What a workflow or a scorer gave, as checked numbers: one per record, or one per interaction."""
+
+from __future__ import annotations
+
+import decimal
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from agentrl_core.errors import EpisodeError
+from agentrl_core.types import Interaction
+
+_SHOWN_IDS = 8
+"""Known ids that a message lists before it stops."""
+
+
+@attrs.frozen(kw_only=True)
+class GivenReward:
+    """A finite reward."""
+
+    value: float
+    """Of the whole record; the sum of `by_interaction` where that was given."""
+    by_interaction: Mapping[str, float] = attrs.field(factory=dict)
+    """Interaction id → reward, empty where one number was given."""
+
+
+def read_reward(given: Any, interactions: Sequence[Interaction], *, giver: str = "the workflow") -> GivenReward | None:
+    """Check what `giver` returned: a number, `{interaction id or turn index: number}`, or None for no reward.
+
+    Raises `EpisodeError` with reason `not_finite`, `unknown_interaction` or `reward_type`.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return GivenReward(value=finite_number(given, giver))
+    if not given:
+        raise EpisodeError(
+            "reward_type", f"{giver} returned an empty dict; return a number, or None to leave it to the scorer"
+        )
+    rewards: dict[str, float] = {}
+    for key, value in given.items():
+        interaction = _find(key, interactions, giver)
+        if interaction.id in rewards:
+            raise EpisodeError("reward_type", f"{giver} named {interaction.id} twice, by id and by turn index")
+        rewards[interaction.id] = finite_number(value, f"{giver}, for {key!r},")
+    return GivenReward(value=math.fsum(rewards.values()), by_interaction=rewards)
+
+
+def finite_number(given: Any, giver: str) -> float:
+    """Return `given` as a float: a real number, a bool, or a scalar of numpy or torch.
+
+    Raises `EpisodeError` with reason `not_finite` or `reward_type`.
+    """
+    number = given
+    if not isinstance(number, numbers.Real | decimal.Decimal):
+        number = _item(given)
+    if not isinstance(number, numbers.Real | decimal.Decimal):
+        raise EpisodeError(
+            "reward_type",
+            f"{giver} returned {_shown(given)}; expected a number, {{interaction id or turn index: number}}, or None",
+        )
+    try:
+        value = float(number)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise EpisodeError("not_finite", f"{giver} returned {_shown(given)}; expected a finite number")
+    return value
+
+
+def _item(given: Any) -> Any:
+    """The Python scalar inside a numpy or torch scalar; None where there is none."""
+    item = getattr(given, "item", None)
+    if not callable(item):
+        return None
+    try:
+        return item()
+    except (RuntimeError, TypeError, ValueError):  # more than one element
+        return None
+
+
+def _find(key: Any, interactions: Sequence[Interaction], giver: str) -> Interaction:
+    if isinstance(key, int) and not isinstance(key, bool):
+        if 0 <= key < len(interactions):
+            return interactions[key]
+    else:
+        for interaction in interactions:
+            if interaction.id == key:
+                return interaction
+    known = [interaction.id for interaction in interactions[:_SHOWN_IDS]]
+    more = len(interactions) - len(known)
+    raise EpisodeError(
+        "unknown_interaction",
+        f"{giver} gave a reward to {key!r}, which is no interaction of this record; known are "
+        f"{', '.join(known)}{f' and {more} more' if more else ''}, or turn indices 0 to {len(interactions) - 1}",
+    )
+
+
+def _shown(given: Any) -> str:
+    text = repr(given)
+    return f"{text[:80]}{'…' if len(text) > 80 else ''} ({type(given).__module__}.{type(given).__qualname__})"  # noqa: PLR2004

@@ -1,0 +1,186 @@
+"""One episode from its task to its stored record: session, agent, reward, outcome."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_core.errors import EpisodeError, RunError
+from agentrl_core.rollout import context as workflow_context
+from agentrl_core.rollout.attempts import Attempt, run_agent, unbroken
+from agentrl_core.rollout.failures import describe, format_traceback, root_cause
+from agentrl_core.rollout.judging import judge
+from agentrl_core.rollout.rewards import read_reward
+from agentrl_core.types import Episode, Interaction, Outcome, Record, Task
+
+if TYPE_CHECKING:
+    from agentrl_core.config.schema import RolloutConfig, SamplingConfig
+    from agentrl_core.gateway import Gateway, Session
+    from agentrl_core.rollout.judging import AskScorer
+    from agentrl_core.stores.base import Store
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+"""Time that a cancelled agent has to clean up."""
+
+
+class Runner:
+    """Runs episodes, many at a time, on the event loop of the agents.
+
+    `run(data, injected)` awaits the workflow. `scorer_for(task)` gives the task's scorer, or the default one for
+    a task that names none; a `UsageError` or `RunError` that it raises stops the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]],
+        gateway: Gateway,
+        store: Store,
+        scorer_for: Callable[[Task], AskScorer],
+        config: RolloutConfig,
+        run_id: str,
+        clock: Callable[[], float] = time.time,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._run = run
+        self._gateway = gateway
+        self._store = store
+        self._scorer_for = scorer_for
+        self._config = config
+        self._run_id = run_id
+        self._clock = clock
+        self._grace_s = grace_s
+
+    async def run_episode(
+        self,
+        task: Task,
+        *,
+        group_id: str,
+        sample_index: int,
+        seed_key: tuple[int, ...],
+        attempt: int = 0,
+        is_eval: bool = False,
+        sampling: SamplingConfig | None = None,
+    ) -> Episode:
+        """Run the workflow once on `task` and store how it ended.
+
+        Whatever the agent or the scorer does wrong is in the record's outcome. Cancelling this cancels the
+        agent and aborts its generations, and the record ends `cancelled`. Raises `RunError` where the engine,
+        the gateway or the store has failed: then no record's outcome could be trusted.
+        """
+        record = Record(
+            id=uuid.uuid4().hex[:16],
+            run_id=self._run_id,
+            task_id=task.id,
+            group_id=group_id,
+            sample_index=sample_index,
+            attempt=attempt,
+            is_eval=is_eval,
+            started_at=self._clock(),
+        )
+        self._check_gateway()
+        await self._store.add_record(record)
+        ended = attrs.evolve(record, outcome=Outcome.CANCELLED)
+        interactions: tuple[Interaction, ...] = ()
+        try:
+            session = self._gateway.open_session(record, seed_key=seed_key, sampling=sampling)
+            try:
+                done = await self._attempt(task, record, session)
+            finally:
+                interactions = await unbroken(self._gateway.close_session(session))
+            self._check_gateway()
+            ended = await self._judged(task, Episode(record=record, interactions=interactions), done)
+            ended = attrs.evolve(ended, detail=_without_secrets(ended.detail, session))
+        finally:
+            ended = attrs.evolve(ended, finished_at=self._clock())
+            await unbroken(self._store.finish_record(ended))
+        if done.error is not None:
+            trace = _without_secrets(format_traceback(done.error), session)
+            logger.info("record %s of task %s failed: %s\n%s", record.id, task.id, ended.detail, trace)
+        return Episode(record=ended, interactions=interactions)
+
+    async def _attempt(self, task: Task, record: Record, session: Session) -> Attempt:
+        """The agent's part, in a context that knows the episode."""
+        injected: dict[str, Any] = {
+            "base_url": session.base_url,
+            "api_key": session.api_key,
+            "http_client": self._gateway.http_client,
+            "record_id": record.id,
+            "is_eval": record.is_eval,
+        }
+        here = workflow_context.WorkflowContext(task_id=task.id, sample_index=record.sample_index, **injected)
+        context = contextvars.copy_context()
+        context.run(workflow_context.enter, here)
+        data = copy.deepcopy(dict(task.data))  # an agent may change its input: other records must not see that
+        return await run_agent(
+            lambda: self._run(data, injected), context, timeout_s=self._config.timeout_s, grace_s=self._grace_s
+        )
+
+    async def _judged(self, task: Task, episode: Episode, done: Attempt) -> Record:
+        """The record with its outcome and rewards."""
+        record, calls = episode.record, len(episode.interactions)
+        if done.timed_out:
+            detail = (
+                f"no reward within rollout.timeout_s = {self._config.timeout_s:g} s ({calls} LLM calls finished); "
+                "bound the agent's turns, or raise the limit"
+            )
+            return attrs.evolve(record, outcome=Outcome.TIMED_OUT, detail=detail)
+        if done.error is not None:
+            reason = type(root_cause(done.error)).__name__
+            return attrs.evolve(record, outcome=Outcome.FAILED, reason=reason, detail=describe(done.error))
+        try:
+            return await self._scored(task, episode, done.value)
+        except EpisodeError as error:
+            detail = " ".join(str(error).split())
+            return attrs.evolve(record, outcome=Outcome.REJECTED, reason=error.reason, detail=detail)
+
+    async def _scored(self, task: Task, episode: Episode, value: Any) -> Record:
+        """The workflow's reward; without one the scorer's. Raises `EpisodeError` if there is none to use."""
+        record = attrs.evolve(episode.record, outcome=Outcome.SCORED)
+        _check_called(episode.interactions)
+        given = read_reward(value, episode.interactions)
+        if given is None:
+            verdict = await judge(self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s)
+            given = verdict.reward
+            record = attrs.evolve(record, score_parts=verdict.parts)
+        elif task.scorer is not None:
+            try:
+                verdict = await judge(self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s)
+            except EpisodeError as error:
+                logger.info("record %s has no score beside its reward: %s", record.id, error)
+            else:
+                record = attrs.evolve(record, score=verdict.reward.value, score_parts=verdict.parts)
+        return attrs.evolve(record, reward=given.value, rewards=given.by_interaction)
+
+    def _check_gateway(self) -> None:
+        """Raise what ended the gateway or the engine: an agent that fails because of it is not at fault."""
+        fatal = self._gateway.fatal
+        if fatal is None:
+            return
+        if isinstance(fatal, RunError):
+            raise fatal
+        raise RunError(f"the gateway stopped: {type(fatal).__name__}: {fatal}") from fatal
+
+
+def _check_called(interactions: Sequence[Interaction]) -> None:
+    if not any(interaction.trainable for interaction in interactions):
+        raise EpisodeError(
+            "no_llm_call",
+            "the agent returned without an LLM call to the policy; its client must use the injected `base_url` "
+            "(a parameter of `run`, or workflow_context.get().base_url)",
+        )
+
+
+def _without_secrets(text: str, session: Session) -> str:
+    """Take a session's key, and its address, which is as good as the key, out of a text."""
+    token = session.base_url.rpartition("/")[2]
+    return text.replace(session.api_key, "<api_key>").replace(token, "<session>")

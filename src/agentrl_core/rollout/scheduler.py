@@ -1,0 +1,275 @@
+"""Which task runs next, and when: groups in a fixed order, as far ahead of the learner as allowed.
+
+Synchronous training is asynchronous training with a bound of 0; there is one code path. Nothing polls: the
+loop wakes when an episode or a group ends, and when the learner publishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING
+
+from agentrl_core.errors import ConfigError, RunError
+from agentrl_core.rollout.capacity import Capacity
+from agentrl_core.rollout.failures import root_cause
+from agentrl_core.rollout.order import TaskOrder, stable_hash
+from agentrl_core.rollout.tally import Tally
+from agentrl_core.types import Outcome, Record, Task
+
+if TYPE_CHECKING:
+    from agentrl_core.config.schema import RolloutConfig, SamplingConfig
+    from agentrl_core.rollout.runner import Runner
+    from agentrl_core.stores.base import Store
+
+logger = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Runs the groups of a training run, and evaluations, within one limit of concurrent episodes.
+
+    `run` and `evaluate` belong to the agents' event loop; `publish`, `stop`, `drain_outcomes` and `totals` may be
+    called from any thread. The same seed submits the same tasks in the same order with the same random keys;
+    `start_index` goes on with exactly that. `total_steps` keeps groups from being sampled that no step would
+    consume. `on_scored(record)` is called on the agents' loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task],
+        runner: Runner,
+        store: Store,
+        config: RolloutConfig,
+        run_id: str,
+        seed: int,
+        start_index: int = 0,
+        shuffle: bool = True,
+        total_steps: int | None = None,
+        on_scored: Callable[[Record], None] | None = None,
+    ) -> None:
+        if config.min_group_size > config.group_size:
+            raise ConfigError(
+                f"rollout.min_group_size = {config.min_group_size} exceeds rollout.group_size = {config.group_size}: "
+                "no group could ever be used"
+            )
+        self._tasks = tasks
+        self._order = TaskOrder(tasks, seed=seed, shuffle=shuffle)
+        self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
+        self._next_index = start_index
+        self._on_scored = on_scored
+        self._tally = Tally(config)
+        self._capacity = Capacity(
+            max_head_offpolicyness=config.max_head_offpolicyness,
+            tasks_per_step=config.tasks_per_step,
+            total_steps=total_steps,
+        )
+        self._version = 0
+        self._slots = asyncio.Semaphore(config.max_concurrent_rollouts)
+        self._pending = 0  # episodes that hold a slot, wait for one, or are about to
+        self._groups: set[asyncio.Task[None]] = set()
+        self._evaluations: set[asyncio.Task[object]] = set()
+        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun = self._stopping = False
+        self._error: BaseException | None = None
+
+    async def run(self) -> None:
+        """Keep groups running until `stop`; on the way out cancel what runs and close the store's sampling.
+
+        Raises what no episode can be blamed for: `RunError` (too many failures, engine, store), a fault of ours.
+        """
+        self._loop, self._begun = asyncio.get_running_loop(), True
+        try:
+            await self._store.add_tasks(self._run_id, self._tasks)
+            while not self._halted:
+                self._wake.clear()
+                await self._fill()
+                await self._wake.wait()
+        finally:
+            await self._cancel_groups()
+            await self._store.close_sampling(self._run_id)
+        if self._error is not None:
+            raise self._error
+
+    def publish(self, version: int, steps_done: int, *, discarded: int = 0) -> None:
+        """Tell that the engine samples from `version` after `steps_done` optimizer steps.
+
+        Before `run`, this says where a resumed run stands. `discarded` groups were taken since the last call but
+        not consumed, being too old, and are sampled again from later tasks.
+        """
+        if not self._begun:
+            self._version = version
+            self._capacity.go_on_after(steps_done)
+        else:
+            self._on_loop(self._published, version, steps_done, discarded)
+
+    def stop(self) -> None:
+        """Start no more episodes and cancel those that run; `run` returns once their records are stored."""
+        self._stopping = True
+        self._on_loop(self._stopped)
+
+    def drain_outcomes(self) -> dict[str, int]:
+        """Outcome (with reason) -> records since the last call, evaluation and retries included."""
+        return self._tally.drain()
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Outcome (with reason) -> records since the start of this process."""
+        return self._tally.totals
+
+    async def evaluate(
+        self, tasks: Sequence[Task], *, name: str, seed: int, sampling: SamplingConfig | None = None
+    ) -> tuple[float, int, int]:
+        """Run every task once: mean reward (NaN without any), number of scored records, and of the others.
+
+        The random keys depend on `seed` and the task alone, so evaluations compare policies on equal terms. A
+        record without a reward is missing from the mean, it does not count as 0. `sampling` takes the place of
+        the policy's own parameters. Raises as `run` does.
+        """
+        self._loop = asyncio.get_running_loop()
+        if self._stopping:
+            raise RunError(f"evaluation '{name}' asked for after the scheduler was stopped")
+        await self._store.add_tasks(self._run_id, tasks)
+        this = asyncio.current_task()
+        if this is not None:
+            self._evaluations.add(this)
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    self._spawn(group, self._evaluate_one(task, index, seed, sampling))
+                    for index, task in enumerate(tasks)
+                ]
+        except BaseExceptionGroup as errors:
+            raise root_cause(errors) from None
+        finally:
+            if this is not None:
+                self._evaluations.discard(this)
+        rewards = [reward for item in running if (reward := item.result().reward) is not None]
+        mean = math.fsum(rewards) / len(rewards) if rewards else math.nan
+        logger.info("evaluation '%s': mean reward %.4f, %d of %d scored", name, mean, len(rewards), len(tasks))
+        return mean, len(rewards), len(tasks) - len(rewards)
+
+    @property
+    def _halted(self) -> bool:
+        return self._stopping or self._error is not None
+
+    async def _fill(self) -> None:
+        """Start groups while the staleness bound admits them and an episode slot is free.
+
+        A group starts no earlier than one of its episodes can: its version is the one that it samples from.
+        """
+        while not self._halted and self._pending < self._config.max_concurrent_rollouts and self._capacity.groups() > 0:
+            index, group_id = self._next_index, uuid.uuid4().hex[:16]
+            self._next_index += 1
+            self._capacity.started()
+            self._pending += self._config.group_size
+            task = self._order[index]
+            await self._store.add_group(
+                self._run_id, group_id, task.id, index=index, size=self._config.group_size, version=self._version
+            )
+            running = asyncio.create_task(self._run_group(task, group_id, index))
+            self._groups.add(running)
+            running.add_done_callback(self._group_ended)
+
+    async def _run_group(self, task: Task, group_id: str, index: int) -> None:
+        """Run a group's slots, then those again that were not scored."""
+        self._pending -= self._config.group_size
+        slots = list(range(self._config.group_size))
+        for attempt in range(self._config.retries + 1):
+            async with asyncio.TaskGroup() as group:
+                running = [self._spawn(group, self._run_slot(task, group_id, index, slot, attempt)) for slot in slots]
+            slots = [record.sample_index for item in running if (record := item.result()).outcome is not Outcome.SCORED]
+            if not slots:
+                break
+        usable = self._config.group_size - len(slots) >= self._config.min_group_size
+        await self._store.finish_group(self._run_id, group_id, usable=usable)
+        self._capacity.finished(usable=usable)
+
+    async def _run_slot(self, task: Task, group_id: str, index: int, slot: int, attempt: int) -> Record:
+        key = (0, stable_hash(task.id), index, slot, attempt)
+        return await self._episode(task, group_id, key, sample_index=slot, attempt=attempt)
+
+    async def _evaluate_one(self, task: Task, index: int, seed: int, sampling: SamplingConfig | None) -> Record:
+        group_id = uuid.uuid4().hex[:16]
+        await self._store.add_group(
+            self._run_id, group_id, task.id, index=index, size=1, version=self._version, is_eval=True
+        )
+        key = (1, stable_hash(task.id), seed, 0, 0)
+        record = await self._episode(task, group_id, key, is_eval=True, sampling=sampling)
+        await self._store.finish_group(self._run_id, group_id, usable=record.outcome is Outcome.SCORED)
+        return record
+
+    async def _episode(
+        self,
+        task: Task,
+        group_id: str,
+        seed_key: tuple[int, ...],
+        *,
+        sample_index: int = 0,
+        attempt: int = 0,
+        is_eval: bool = False,
+        sampling: SamplingConfig | None = None,
+    ) -> Record:
+        """One episode in a slot, counted. Raises `RunError` once too many failed."""
+        async with self._slots:
+            try:
+                episode = await self._runner.run_episode(
+                    task,
+                    group_id=group_id,
+                    sample_index=sample_index,
+                    attempt=attempt,
+                    is_eval=is_eval,
+                    seed_key=seed_key,
+                    sampling=sampling,
+                )
+            except asyncio.CancelledError:
+                self._tally.add_cancelled()
+                raise
+        self._tally.add(episode.record)
+        if self._on_scored is not None and episode.record.outcome is Outcome.SCORED:
+            self._on_scored(episode.record)
+        return episode.record
+
+    def _spawn(self, group: asyncio.TaskGroup, episode: Coroutine[None, None, Record]) -> asyncio.Task[Record]:
+        task = group.create_task(episode)
+        self._pending += 1
+        task.add_done_callback(self._episode_ended)
+        return task
+
+    def _episode_ended(self, _: asyncio.Task[Record]) -> None:
+        self._pending -= 1
+        self._wake.set()
+
+    def _group_ended(self, group: asyncio.Task[None]) -> None:
+        self._groups.discard(group)
+        if not group.cancelled() and (error := group.exception()) is not None and self._error is None:
+            self._error = root_cause(error)
+        self._wake.set()
+
+    async def _cancel_groups(self) -> None:
+        for group in self._groups:
+            group.cancel()
+        if self._groups:
+            await asyncio.wait(self._groups)
+
+    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        """Call on the agents' loop; nothing is left to tell a loop that is not there yet or any more."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _published(self, version: int, steps_done: int, discarded: int) -> None:
+        self._version = version
+        self._capacity.steps_done = steps_done
+        self._capacity.accepted -= discarded
+        self._wake.set()
+
+    def _stopped(self) -> None:
+        for evaluation in self._evaluations:
+            evaluation.cancel()
+        self._wake.set()

@@ -1,0 +1,63 @@
+"""Counting how records end, and telling when too many end badly."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+
+from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.errors import RunError
+from agentrl_core.types import Outcome, Record
+
+
+def label(record: Record) -> str:
+    """Return what a record counts as: `scored`, `timed_out`, `failed(ValueError)`, `rejected(not_finite)`, …."""
+    return f"{record.outcome.value}({record.reason})" if record.reason else record.outcome.value
+
+
+class Tally:
+    """Outcomes of a run's records; filled on the agents' loop, read from any thread."""
+
+    def __init__(self, config: RolloutConfig) -> None:
+        self._limit = config.max_failure_rate
+        self._recent: deque[Record] = deque(maxlen=config.failure_window)
+        self._lock = threading.Lock()
+        self._totals: Counter[str] = Counter()
+        self._drained: Counter[str] = Counter()
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Outcome -> records so far."""
+        with self._lock:
+            return dict(self._totals)
+
+    def drain(self) -> dict[str, int]:
+        """Outcome -> records since the last call."""
+        with self._lock:
+            news = self._totals - self._drained
+            self._drained = self._totals.copy()
+        return dict(news)
+
+    def add(self, record: Record) -> None:
+        """Count a finished record. Raises `RunError` once too many of the last ones did not end scored."""
+        with self._lock:
+            self._totals[label(record)] += 1
+        self._recent.append(record)
+        failures = [item for item in self._recent if item.outcome is not Outcome.SCORED]
+        if len(self._recent) == self._recent.maxlen and len(failures) > self._limit * len(self._recent):
+            raise RunError(self._reasons(failures))
+
+    def add_cancelled(self) -> None:
+        """Count a record that was cut off because the run stopped: no failure."""
+        with self._lock:
+            self._totals[Outcome.CANCELLED.value] += 1
+
+    def _reasons(self, failures: list[Record]) -> str:
+        counts = Counter(label(record) for record in failures).most_common()
+        example = next(record for record in reversed(failures) if label(record) == counts[0][0])
+        return (
+            f"{len(failures)} of the last {len(self._recent)} episodes gave no reward, more than "
+            f"rollout.max_failure_rate = {self._limit:g} allows: "
+            f"{', '.join(f'{name} {count}' for name, count in counts)}. For example, task '{example.task_id}': "
+            f"{example.detail or label(example)}. Look closer with `agentrl trace show {example.id}`"
+        )

@@ -1,0 +1,167 @@
+"""From what a user named or passed as `workflow` to something that runs one episode.
+
+What has `run(data, …)`, or is a function of a task's data, runs as it is. A class is built once with its
+options. A function without a parameter, and a class without `run`, make an agent; that, and any other object,
+goes to the `adapt_agent` hook of the packages that know agent frameworks.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_core.config.schema import Component
+from agentrl_core.errors import ConfigError, PluginError
+from agentrl_core.options import construct, place
+from agentrl_core.rollout.calling import INJECTED, WorkflowCall, takes_data
+
+if TYPE_CHECKING:
+    from agentrl_core.options import Where
+    from agentrl_core.registry import Registry
+
+_ADAPTER_PACKAGES = {
+    "agents": "agentrl-openai",
+    "anthropic": "agentrl-anthropic",
+    "camel": "agentrl-camel",
+    "claude_agent_sdk": "agentrl-anthropic",
+    "langchain": "agentrl-langchain",
+    "langchain_core": "agentrl-langchain",
+    "langgraph": "agentrl-langchain",
+    "openai": "agentrl-openai",
+    "openhands": "agentrl-openhands",
+    "pydantic_ai": "agentrl-pydantic-ai",
+    "smolagents": "agentrl-smolagents",
+}
+"""Top-level module of an agent framework -> the package that adapts its agents."""
+
+_EXAMPLE = "a class with `async def run(self, data, *, base_url, api_key, http_client)` that returns a reward"
+
+
+@attrs.frozen
+class ResolvedWorkflow:
+    """A workflow that is ready to run: built once, called once per episode."""
+
+    name: str
+    """Where it came from: `dist==version module:attr`."""
+    call: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]]
+
+    def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Awaitable[Any]:
+        """Run one episode on `data`; of `injected`, the workflow gets what its signature accepts."""
+        return self.call(data, injected)
+
+
+def resolve_workflow(
+    workflow: object, *, registry: Registry, base_dir: Path, where: Where = "workflow"
+) -> ResolvedWorkflow:
+    """Find, build and check a workflow; nothing of it runs yet but its constructor or factory.
+
+    `workflow` is a component or its name (`pkg.mod.Agent`, `file.py:Agent`, a registered name), a class, an
+    instance, whose state is kept, a function, or an agent of a framework. Raises `PluginError` for what cannot
+    be found or is nothing that runs, `ConfigError` for wrong options or a wrong signature.
+    """
+    if isinstance(workflow, str):
+        workflow = Component(workflow)
+    if isinstance(workflow, Component):
+        found: Any = registry.load("workflows", workflow.use, base_dir=base_dir, where=where)
+        name = registry.describe("workflows", workflow.use, base_dir=base_dir)
+        use, options = workflow.use, workflow.options
+    else:
+        found, name, options = workflow, _qualified_name(workflow), {}
+        use = name
+    if _is_workflow_function(found):
+        call = WorkflowCall(_with_options(found, options, use, where), use, where=place(where))
+    else:
+        agent, options = _built(found, options, use, where)
+        call = _call_of(agent, options, use, registry, where)
+    return ResolvedWorkflow(name, call)
+
+
+def _is_workflow_function(found: Any) -> bool:
+    """Whether `found` is a function to call with each task; one that takes nothing makes an agent instead."""
+    if not _is_function(found):
+        return False
+    return inspect.iscoroutinefunction(found) or takes_data(inspect.signature(found))
+
+
+def _is_function(found: Any) -> bool:
+    return inspect.isroutine(found) or isinstance(found, functools.partial)
+
+
+def _with_options(
+    function: Callable[..., Any], options: Mapping[str, Any], use: str, where: Where
+) -> Callable[..., Any]:
+    """Bind the options of a workflow function: keyword-only parameters other than those that each episode injects."""
+    if not options:
+        return function
+    checked = construct(function, options, name=use, where=where, injected=dict.fromkeys(INJECTED))
+    return functools.partial(function, **{option: checked.keywords[option] for option in options})
+
+
+def _built(found: Any, options: Mapping[str, Any], use: str, where: Where) -> tuple[object, Mapping[str, Any]]:
+    """The object that a class or a factory makes, and the options that were not its own."""
+    if not (inspect.isclass(found) or _is_function(found)):
+        return found, options
+    parameters = inspect.signature(found).parameters
+    takes_all = callable(getattr(found, "run", None)) or any(
+        item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()
+    )
+    own = {key: value for key, value in options.items() if takes_all or key in parameters}
+    made = construct(found, own, name=use, where=where, injected={})
+    if not inspect.isclass(found):
+        made = made()
+    return made, {key: value for key, value in options.items() if key not in own}
+
+
+def _call_of(agent: object, options: Mapping[str, Any], use: str, registry: Registry, where: Where) -> WorkflowCall:
+    """The `run` of a workflow object, or of what an adapter makes of a framework's agent."""
+    if not _runs_on_data(agent):
+        adapted = registry.hooks.adapt_agent(agent=agent, options=options)
+        if adapted is not None:
+            return WorkflowCall(adapted.run, f"{_qualified_name(type(adapted))}.run", where=place(where))
+    run = getattr(agent, "run", None)
+    if not callable(run):
+        raise PluginError(f"{place(where)}: {_not_a_workflow(agent, use)}")
+    if options:
+        raise ConfigError(
+            f"{place(where, next(iter(options)))}: {use} is an object that exists already and takes no options; "
+            "name its class"
+        )
+    return WorkflowCall(run, f"{use}.run", where=place(where))
+
+
+def _runs_on_data(agent: object) -> bool:
+    """Whether `agent.run` takes `data`: frameworks have a `run` too, with a prompt or a query in its place."""
+    run = getattr(agent, "run", None)
+    if not callable(run):
+        return False
+    try:
+        parameters = inspect.signature(run).parameters
+    except (TypeError, ValueError):  # not introspectable, so nothing that a user wrote
+        return False
+    return next(iter(parameters), None) == "data"
+
+
+def _not_a_workflow(agent: object, use: str) -> str:
+    """Say what the object is, which package may know it, and what a workflow looks like."""
+    modules = {base.__module__.partition(".")[0] for base in type(agent).__mro__}
+    packages = sorted({_ADAPTER_PACKAGES[module] for module in modules if module in _ADAPTER_PACKAGES})
+    if packages:
+        advice = f"pip install {' '.join(packages)} to train it as it is, or write {_EXAMPLE}"
+    else:
+        known = sorted(set(_ADAPTER_PACKAGES.values()))
+        advice = f"write {_EXAMPLE}; agents of frameworks need their adapter: {', '.join(known)}"
+    return (
+        f"'{use}' is of type {_qualified_name(type(agent))}, which has no `run(data)`, and no installed package "
+        f"adapts it; {advice}"
+    )
+
+
+def _qualified_name(found: object) -> str:
+    """`module.Name` of a class or function, or of an object's class."""
+    holder = found if hasattr(found, "__qualname__") else type(found)
+    return f"{holder.__module__}.{holder.__qualname__}"
