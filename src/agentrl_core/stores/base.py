@@ -6,12 +6,14 @@ compare-and-set, consumption is voided, not deleted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from agentrl_core.types import Episode, Group, Interaction, Record, Task
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.types import Episode, Group, Interaction, Record, Task
 
 
 @attrs.frozen(kw_only=True)
@@ -46,6 +48,27 @@ class StepRow:
     """True when a resumed run continued from before this step."""
 
 
+@attrs.frozen(kw_only=True)
+class ResumePoint:
+    """Where a run goes on once the state of `step` is restored."""
+
+    step: int
+    next_index: int
+    """Submission index of the next group: one more than the highest that a live step consumed."""
+    last_version: int
+    """Return the highest version ever published, by voided steps too; the next one must exceed it. -1 if none."""
+
+
+@attrs.frozen(kw_only=True)
+class Usage:
+    """What the LLM calls of one record amount to."""
+
+    calls: int
+    prompt_tokens: int
+    """New ones only: what a call shares with its parent is counted once."""
+    output_tokens: int
+
+
 class Store(Protocol):
     """Async, usable from several event loops and threads of one process.
 
@@ -61,17 +84,24 @@ class Store(Protocol):
         ...
 
     async def runs(self) -> list[RunRow]:
-        """All runs, oldest first."""
+        """Return all runs, oldest first."""
         ...
 
     async def add_tasks(self, run_id: str, tasks: Sequence[Task]) -> None:
         """Keep the task rows of a run; a task already there is left as it is."""
         ...
 
+    async def tasks(self, run_id: str) -> list[Task]:
+        """Return the task rows of a run, in the order in which they were added."""
+        ...
+
     async def add_group(
         self, run_id: str, group_id: str, task_id: str, *, index: int, size: int, version: int, is_eval: bool = False
     ) -> None:
-        """Announce a group before its first record."""
+        """Announce a group before its first record; training groups in the order of `index`.
+
+        Ids are never used twice in a store: a resumed run gives the groups that it samples anew ids of their own.
+        """
         ...
 
     async def add_record(self, record: Record) -> None:
@@ -79,56 +109,75 @@ class Store(Protocol):
         ...
 
     async def add_interaction(self, run_id: str, interaction: Interaction) -> None:
-        """Append a finished LLM call; durable against a killed process when this returns."""
+        """Append a finished LLM call of an announced record; durable against a killed process when this returns."""
         ...
 
     async def finish_record(self, record: Record) -> bool:
-        """Move a running record to its final outcome; False (and no change) if it was not running."""
+        """Move a running record to its final outcome; False (and no change) if it was not running.
+
+        Written: outcome, reason, detail, rewards, scores and `finished_at`. The other fields stay as announced.
+        """
         ...
 
     async def finish_group(self, run_id: str, group_id: str, *, usable: bool) -> None:
-        """All slots are terminal: the group is ready to be taken, or dropped."""
+        """All slots are terminal: the group is ready to be taken, or dropped; one that is not open stays as it is."""
         ...
 
     async def take_groups(self, run_id: str, count: int) -> list[Group]:
-        """Wait until `count` ready groups with the lowest indices are there; mark them taken and return them, by index.
+        """Wait until the `count` lowest training groups are ready; mark them taken and return them, by index.
 
-        Returns fewer only after `close_sampling`.
+        Taken in order of submission: an open group holds back those after it, a dropped one does not. Each
+        group is returned once, whoever asks. Returns fewer only after `close_sampling`.
         """
         ...
 
     async def close_sampling(self, run_id: str) -> None:
-        """No more groups will come: wakes `take_groups`."""
+        """No more groups will come: wakes `take_groups`, which waits for open ones no longer."""
         ...
 
     async def add_step(self, step: StepRow) -> None:
-        """Record an optimizer step and its consumption."""
+        """Record an optimizer step and its consumption; `StoreError` if a live step has its number.
+
+        `groups` names all that were taken for it, those too that a filter left without a sample.
+        """
         ...
 
     async def void_after(self, run_id: str, step: int) -> int:
-        """Void steps later than `step`, and put groups that no live step consumed aside; number of voided steps."""
+        """Void the steps later than `step`, so that the run can go on from there; the number of steps voided.
+
+        Groups that no live step consumed are put aside and never handed out (they are sampled anew), records
+        still running become `cancelled`, and sampling is open again. Nothing is deleted.
+        """
+        ...
+
+    async def resume_point(self, run_id: str, step: int) -> ResumePoint:
+        """Return where sampling and versions go on after `step`; counts live steps up to it only."""
         ...
 
     async def steps(self, run_id: str) -> list[StepRow]:
-        """Steps in the order in which they were taken, voided ones included."""
+        """Return the steps in the order in which they were taken, voided ones included."""
         ...
 
     async def add_version(self, run_id: str, version: int, *, step: int) -> None:
-        """Record a weight publication; versions only rise within a run."""
+        """Record a weight publication; `StoreError` unless `version` exceeds all earlier ones of the run."""
         ...
 
     async def last_version(self, run_id: str) -> int:
-        """Highest version ever published in the run; -1 if none."""
+        """Return the highest version ever published in the run; -1 if none."""
         ...
 
     async def records(
         self, run_id: str, *, task_id: str | None = None, is_eval: bool | None = None, limit: int | None = None
     ) -> list[Record]:
-        """Records of a run, in order of their start."""
+        """Return the records of a run in the order of their start, the first `limit` of them."""
         ...
 
     async def episode(self, record_id: str) -> Episode | None:
-        """A record (by id or unique id prefix) with its interactions."""
+        """Return a record (by id or unique id prefix) with its interactions; `StoreError` if several ids start so."""
+        ...
+
+    async def usage(self, run_id: str) -> Mapping[str, Usage]:
+        """Map record ids to their LLM calls and tokens so far; records without a call are left out."""
         ...
 
     async def close(self) -> None:

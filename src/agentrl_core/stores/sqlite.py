@@ -1,0 +1,369 @@
+"""The built-in store: one SQLite file per run, written by one process, readable by any other meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.errors import StoreError
+from agentrl_core.stores import sqlite_rows as rows
+from agentrl_core.stores.base import ResumePoint, RunRow, StepRow, Usage
+from agentrl_core.stores.sqlite_file import open_for_reading, open_for_writing, store_error
+from agentrl_core.stores.wakeups import Wakeups
+from agentrl_core.types import Episode, Group, Interaction, Outcome, Record, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+RECHECK_S = 0.5
+"""How often `take_groups` looks for groups that another process added; this process's own wake it at once."""
+
+QUEUE = """
+    SELECT id, state, task_id, idx, version FROM groups
+    WHERE run_id = ? AND state IN ('open', 'ready') AND is_eval = 0 AND (state = 'ready' OR NOT ?)
+    ORDER BY idx LIMIT ?
+"""
+"""Training groups that wait to be taken, by submission: of a run, without open ones or not, at most so many."""
+
+
+class SQLiteStore:
+    """A `Store` in one SQLite file (WAL). Every call is one short transaction, done before it returns.
+
+    One connection serves all threads and event loops of the process, one call at a time: a call takes well
+    under a millisecond, less than a trip to a worker thread. What a call has written survives `kill -9`.
+    """
+
+    def __init__(self, *, path: Path, read_only: bool = False) -> None:
+        self.path = Path(path)
+        self._file = str(self.path.absolute())  # an agent in this process may change the working directory
+        self._connection: sqlite3.Connection | None = (
+            open_for_reading(self.path) if read_only else open_for_writing(self.path)
+        )
+        self._inode = _inode(self._file)
+        self._lock = threading.Lock()
+        self._changed = Wakeups()
+        self._stored_tools: set[tuple[str, bytes]] = set()
+
+    @classmethod
+    def read(cls, path: Path) -> SQLiteStore:
+        """Open an existing file for reading only, also while its run is alive; writes raise `StoreError`."""
+        return cls(path=path, read_only=True)
+
+    async def create_run(self, run: RunRow) -> None:
+        """Add a run; `StoreError` if its name exists."""
+        with self._transaction(f"add run '{run.id}'") as db:
+            if db.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone():
+                raise StoreError(f"{self.path}: run '{run.id}' exists already; choose another name, or resume it")
+            db.execute(rows.RUNS.insert, rows.run_row(run))
+
+    async def update_run(self, run_id: str, *, status: str, error: str = "") -> None:
+        """Set the run's status."""
+        with self._transaction(f"update run '{run_id}'") as db:
+            self._check_run(db, run_id)
+            db.execute("UPDATE runs SET status = ?, error = ? WHERE id = ?", (status, rows.text(error), run_id))
+
+    async def runs(self) -> list[RunRow]:
+        """Return all runs, oldest first."""
+        found = self._select("list runs", rows.RUNS.select + " ORDER BY created_at, rowid")
+        return [rows.run_from(row) for row in found]
+
+    async def add_tasks(self, run_id: str, tasks: Sequence[Task]) -> None:
+        """Keep the task rows of a run; a task already there is left as it is."""
+        values = [rows.task_row(run_id, task) for task in tasks]
+        with self._transaction(f"add tasks of run '{run_id}'") as db:
+            self._check_run(db, run_id)
+            db.executemany(rows.TASKS.insert + " ON CONFLICT DO NOTHING", values)
+
+    async def tasks(self, run_id: str) -> list[Task]:
+        """Return the task rows of a run, in the order in which they were added."""
+        found = self._select("list tasks", rows.TASKS.select + " WHERE run_id = ? ORDER BY rowid", run_id)
+        return [rows.task_from(row) for row in found]
+
+    async def add_group(
+        self, run_id: str, group_id: str, task_id: str, *, index: int, size: int, version: int, is_eval: bool = False
+    ) -> None:
+        """Announce a group before its first record."""
+        values = (run_id, group_id, task_id, index, size, version, is_eval, "open")
+        with self._transaction(f"add group {group_id} to run '{run_id}'") as db:
+            db.execute(rows.GROUPS.insert, values)
+
+    async def add_record(self, record: Record) -> None:
+        """Announce a record, outcome `running`."""
+        with self._transaction(f"add record {record.id} to group {record.group_id} of run '{record.run_id}'") as db:
+            db.execute(rows.RECORDS.insert, rows.record_row(record))
+
+    async def add_interaction(self, run_id: str, interaction: Interaction) -> None:
+        """Append a finished LLM call of an announced record; durable against a killed process when this returns."""
+        what = f"add interaction {interaction.id} to record {interaction.record_id}"
+        tools = None if not interaction.tools else self._store_tools(run_id, interaction.tools, what)
+        values = rows.interaction_row(run_id, interaction, tools)
+        with self._writing(what) as db:
+            db.execute(rows.INTERACTIONS.insert, values)
+
+    def _store_tools(self, run_id: str, tools: rows.Tools, what: str) -> bytes:
+        """Return the key of the tools' row, which all interactions with these tools share."""
+        value = rows.to_json_fast(tools, what)
+        key = hashlib.blake2b(value.encode(), digest_size=16).digest()
+        if (run_id, key) not in self._stored_tools:
+            with self._writing(what) as db:
+                db.execute("INSERT INTO tools VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (run_id, key, value))
+            self._stored_tools.add((run_id, key))
+        return key
+
+    async def finish_record(self, record: Record) -> bool:
+        """Move a running record to its final outcome; False (and no change) if it was not running."""
+        if record.outcome is Outcome.RUNNING:
+            raise ValueError(f"record {record.id}: expected a final outcome, got 'running'")
+        _, _, _, _, _, _, _, outcome, reason, detail, *scores, _, finished_at = rows.record_row(record)
+        with self._transaction(f"finish record {record.id}") as db:
+            changed = db.execute(
+                "UPDATE records SET outcome = ?, reason = ?, detail = ?, reward = ?, rewards = ?, score = ?, "
+                "score_parts = ?, finished_at = ? WHERE id = ? AND outcome = 'running'",
+                (outcome, reason, detail, *scores, finished_at, record.id),
+            ).rowcount
+            if not changed and not db.execute("SELECT 1 FROM records WHERE id = ?", (record.id,)).fetchone():
+                raise StoreError(f"{self.path}: no record {record.id} to finish; it was never announced")
+        return changed == 1
+
+    async def finish_group(self, run_id: str, group_id: str, *, usable: bool) -> None:
+        """All slots are terminal: the group is ready to be taken, or dropped; one that is not open stays as it is."""
+        with self._transaction(f"finish group {group_id}") as db:
+            state = "ready" if usable else "dropped"
+            key = (run_id, group_id)
+            changed = db.execute(
+                "UPDATE groups SET state = ? WHERE run_id = ? AND id = ? AND state = 'open'", (state, *key)
+            ).rowcount
+            if not changed and not db.execute("SELECT 1 FROM groups WHERE run_id = ? AND id = ?", key).fetchone():
+                raise StoreError(
+                    f"{self.path}: no group {group_id} in run '{run_id}' to finish; it was never announced"
+                )
+        self._changed.wake()
+
+    async def take_groups(self, run_id: str, count: int) -> list[Group]:
+        """Wait until the `count` lowest training groups are ready; mark them taken and return them, by index."""
+        with self._changed.listen() as changed:
+            while (taken := self._take(run_id, count)) is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), RECHECK_S)
+                changed.clear()
+        return [
+            Group(
+                id=group_id,
+                run_id=run_id,
+                task_id=task_id,
+                index=index,
+                version=version,
+                episodes=self._scored_episodes(run_id, group_id),
+            )
+            for group_id, _, task_id, index, version in taken
+        ]
+
+    def _take(self, run_id: str, count: int) -> list[tuple[str, str, str, int, int]] | None:
+        """Return the next groups of the queue, now taken; None while they are not all ready."""
+        with self._transaction(f"take groups of run '{run_id}'") as db:
+            closed = self._check_run(db, run_id)
+            queue = db.execute(QUEUE, (run_id, closed, count)).fetchall()
+            if not closed and (len(queue) < count or any(state == "open" for _, state, *_ in queue)):
+                return None
+            db.executemany(
+                "UPDATE groups SET state = 'taken' WHERE run_id = ? AND id = ?",
+                [(run_id, group_id) for group_id, *_ in queue],
+            )
+        return queue
+
+    async def close_sampling(self, run_id: str) -> None:
+        """No more groups will come: wakes `take_groups`, which waits for open ones no longer."""
+        with self._transaction(f"close sampling of run '{run_id}'") as db:
+            self._check_run(db, run_id)
+            db.execute("UPDATE runs SET sampling_closed = 1 WHERE id = ?", (run_id,))
+        self._changed.wake()
+
+    async def add_step(self, step: StepRow) -> None:
+        """Record an optimizer step and its consumption; `StoreError` if a live step has its number."""
+        with self._transaction(f"add step {step.step} of run '{step.run_id}'") as db:
+            db.execute(rows.STEPS.insert, rows.step_row(step))
+
+    async def void_after(self, run_id: str, step: int) -> int:
+        """Void the steps later than `step`, so that the run can go on from there; the number of steps voided."""
+        with self._transaction(f"void the steps of run '{run_id}' after {step}") as db:
+            self._check_run(db, run_id)
+            voided = db.execute(
+                "UPDATE steps SET voided = 1 WHERE run_id = ? AND step > ? AND voided = 0", (run_id, step)
+            ).rowcount
+            consumed = db.execute("SELECT groups FROM steps WHERE run_id = ? AND voided = 0", (run_id,)).fetchall()
+            kept = {group for (groups,) in consumed for group in rows.names_from(groups)}
+            others = db.execute(
+                "SELECT id FROM groups WHERE run_id = ? AND state IN ('open', 'ready', 'taken')", (run_id,)
+            ).fetchall()
+            db.executemany(
+                "UPDATE groups SET state = 'aside' WHERE run_id = ? AND id = ?",
+                [(run_id, group_id) for (group_id,) in others if group_id not in kept],
+            )
+            db.execute(
+                "UPDATE records SET outcome = 'cancelled', reason = 'resumed', "
+                "detail = 'the process that ran it ended first' WHERE run_id = ? AND outcome = 'running'",
+                (run_id,),
+            )
+            db.execute("UPDATE runs SET sampling_closed = 0 WHERE id = ?", (run_id,))
+        return voided
+
+    async def resume_point(self, run_id: str, step: int) -> ResumePoint:
+        """Return where sampling and versions go on after `step`; counts live steps up to it only."""
+        query = """
+            SELECT max(groups.idx) FROM steps, json_each(steps.groups) AS consumed, groups
+            WHERE steps.run_id = ? AND steps.voided = 0 AND steps.step <= ?
+            AND groups.run_id = steps.run_id AND groups.id = consumed.value
+        """
+        ((highest,),) = self._select(f"find where run '{run_id}' goes on", query, run_id, step)
+        return ResumePoint(
+            step=step,
+            next_index=0 if highest is None else highest + 1,
+            last_version=await self.last_version(run_id),
+        )
+
+    async def steps(self, run_id: str) -> list[StepRow]:
+        """Return the steps in the order in which they were taken, voided ones included."""
+        found = self._select("list steps", rows.STEPS.select + " WHERE run_id = ? ORDER BY position", run_id)
+        return [rows.step_from(row) for row in found]
+
+    async def add_version(self, run_id: str, version: int, *, step: int) -> None:
+        """Record a weight publication; `StoreError` unless `version` exceeds all earlier ones of the run."""
+        with self._transaction(f"add version {version} of run '{run_id}'") as db:
+            (last,) = db.execute("SELECT max(version) FROM versions WHERE run_id = ?", (run_id,)).fetchone()
+            if last is not None and version <= last:
+                raise StoreError(
+                    f"{self.path}: run '{run_id}' cannot publish version {version} after version {last}; "
+                    f"versions only rise, expected at least {last + 1}"
+                )
+            db.execute(rows.VERSIONS.insert, (run_id, version, step, time.time()))
+
+    async def last_version(self, run_id: str) -> int:
+        """Return the highest version ever published in the run; -1 if none."""
+        query = "SELECT max(version) FROM versions WHERE run_id = ?"
+        ((last,),) = self._select("find the last version", query, run_id)
+        return -1 if last is None else int(last)
+
+    async def records(
+        self, run_id: str, *, task_id: str | None = None, is_eval: bool | None = None, limit: int | None = None
+    ) -> list[Record]:
+        """Return the records of a run in the order of their start, the first `limit` of them."""
+        query = rows.RECORDS.select + " WHERE run_id = ?"
+        values: list[object] = [run_id]
+        for column, value in (("task_id", task_id), ("is_eval", is_eval)):
+            if value is not None:
+                query += f" AND {column} = ?"
+                values.append(value)
+        query += " ORDER BY started_at, rowid LIMIT ?"
+        found = self._select("list records", query, *values, -1 if limit is None else limit)
+        return [rows.record_from(row) for row in found]
+
+    async def episode(self, record_id: str) -> Episode | None:
+        """Return a record (by id or unique id prefix) with its interactions; `StoreError` if several ids start so."""
+        query = rows.RECORDS.select + " WHERE id >= ? AND id < ? ORDER BY id LIMIT 3"
+        found = self._select(f"find record {record_id}", query, record_id, record_id + chr(0x10FFFF))
+        records = [rows.record_from(row) for row in found]
+        if not records:
+            return None
+        if len(records) > 1 and records[0].id != record_id:
+            names = ", ".join(record.id for record in records)
+            raise StoreError(f"{self.path}: several records start with '{record_id}' ({names}, …); give more of the id")
+        return self._episodes(records[0].run_id, records[:1])[0]
+
+    async def usage(self, run_id: str) -> Mapping[str, Usage]:
+        """Map record ids to their LLM calls and tokens so far; records without a call are left out."""
+        query = """
+            SELECT records.id, count(*), sum(length(prompt_ids)) / 4, sum(length(output_ids)) / 4
+            FROM records JOIN interactions ON record_id = records.id WHERE records.run_id = ? GROUP BY records.id
+        """
+        return {
+            record_id: Usage(calls=calls, prompt_tokens=prompt, output_tokens=output)
+            for record_id, calls, prompt, output in self._select("count tokens", query, run_id)
+        }
+
+    async def close(self) -> None:
+        """Flush and release; idempotent."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+        self._changed.wake()
+
+    def _scored_episodes(self, run_id: str, group_id: str) -> tuple[Episode, ...]:
+        query = rows.RECORDS.select + " WHERE run_id = ? AND group_id = ? AND outcome = 'scored'"
+        query += " ORDER BY sample_index, attempt"
+        found = self._select(f"read group {group_id}", query, run_id, group_id)
+        return self._episodes(run_id, [rows.record_from(row) for row in found])
+
+    def _episodes(self, run_id: str, records: Sequence[Record]) -> tuple[Episode, ...]:
+        """Return the records with their interactions."""
+        query = rows.INTERACTIONS.select + " WHERE record_id = ? ORDER BY seq"
+        found = [self._select(f"read record {record.id}", query, record.id) for record in records]
+        tools: dict[bytes | None, rows.Tools] = {None: ()}
+        for key in {row[rows.TOOLS] for interactions in found for row in interactions} - {None}:
+            query = "SELECT value FROM tools WHERE run_id = ? AND hash = ?"
+            ((value,),) = self._select("read tools", query, run_id, key)
+            tools[key] = rows.tools_from(value)
+        return tuple(
+            Episode(record=record, interactions=tuple(rows.interaction_from(row, tools) for row in interactions))
+            for record, interactions in zip(records, found, strict=True)
+        )
+
+    def _check_run(self, db: sqlite3.Connection, run_id: str) -> bool:
+        """Whether sampling is closed; `StoreError` if there is no such run."""
+        row = db.execute("SELECT sampling_closed FROM runs WHERE id = ?", (run_id,)).fetchone()
+        if row is None:
+            raise StoreError(f"{self.path}: no run '{run_id}' here")
+        return bool(row[0])
+
+    def _select(self, what: str, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._exclusive(what) as db:
+            return db.execute(query, values).fetchall()
+
+    @contextlib.contextmanager
+    def _transaction(self, what: str) -> Iterator[sqlite3.Connection]:
+        """Make all of the context's writes or, where one fails, none."""
+        with self._writing(what) as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[sqlite3.Connection]:
+        """Yield the connection, once the file is known to be where it was; a single statement needs no transaction."""
+        with self._exclusive(what) as db:
+            if _inode(self._file) != self._inode:
+                raise StoreError(f"{self.path}: cannot {what}: the file was moved or removed while in use; put it back")
+            yield db
+
+    @contextlib.contextmanager
+    def _exclusive(self, what: str) -> Iterator[sqlite3.Connection]:
+        """Yield the connection, for one thread at a time; SQLite's errors become `StoreError`."""
+        with self._lock:
+            if self._connection is None:
+                raise StoreError(f"{self.path}: cannot {what}: the store is closed")
+            try:
+                yield self._connection
+            except sqlite3.Error as error:
+                raise store_error(self.path, what, error) from error
+            except UnicodeEncodeError as error:
+                raise StoreError(f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can hold") from error
+
+
+def _inode(file: str) -> tuple[int, int] | None:
+    """Return what tells this file from another one of its name; None where there is no file."""
+    try:
+        found = os.stat(file)  # noqa: PTH116 - called for every LLM call; Path.stat takes twice as long
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,362 @@
+"""The built-in store passes the suite, keeps what a killed process wrote, and names every fault of its file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import attrs
+import pytest
+
+from agentrl_core.errors import StoreError
+from agentrl_core.stores import sqlite, sqlite_file
+from agentrl_core.stores.base import RunRow
+from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.testing.stores import StoreSuite
+from agentrl_core.types import Interaction, Outcome, Record, Task
+
+
+class TestSQLiteStore(StoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path):
+        return SQLiteStore(path=tmp_path / "agentrl.db")
+
+    @pytest.fixture
+    def reopen(self, store, tmp_path):
+        return lambda: SQLiteStore(path=tmp_path / "agentrl.db")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "runs" / "calm-otter" / "agentrl.db"
+
+
+@pytest.fixture
+def store(path):
+    store = SQLiteStore(path=path)
+    asyncio.run(announce(store))
+    yield store
+    asyncio.run(store.close())
+
+
+async def announce(store):
+    await store.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
+    await store.add_group("run", "group", "task", index=0, size=1, version=0)
+    await store.add_record(RECORD)
+
+
+RECORD = Record(id="record", run_id="run", task_id="task", group_id="group", sample_index=0)
+
+
+def call(seq, **fields):
+    default = {
+        "prompt_ids": (1, 2, 3),
+        "output_ids": (4,),
+        "logprobs": (-0.5,),
+        "versions": ((0, 1),),
+        "messages": ({"role": "user", "content": "hi"},),
+        "output": {"role": "assistant", "content": "ho"},
+    }
+    return Interaction(id=f"call-{seq}", record_id="record", seq=seq, **{**default, **fields})
+
+
+def stored_ids(path):
+    store = SQLiteStore.read(path)
+    episode = asyncio.run(store.episode("record"))
+    asyncio.run(store.close())
+    return [interaction.id for interaction in episode.interactions]
+
+
+def test_a_missing_folder_is_made(path, store):
+    assert path.is_file()
+
+
+def test_equal_tools_are_stored_once(path, store):
+    tools = ({"type": "function", "function": {"name": "move", "parameters": {}}},)
+    for seq in range(3):
+        asyncio.run(store.add_interaction("run", call(seq, tools=tools)))
+    asyncio.run(store.add_interaction("run", call(3, tools=(*tools, {"type": "other"}))))
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM tools").fetchone() == (2,)
+    db.close()
+    episode = asyncio.run(store.episode("record"))
+    assert [len(interaction.tools) for interaction in episode.interactions] == [1, 1, 1, 2]
+
+
+def test_an_interaction_costs_its_own_bytes_only(path, store):
+    """A hundred turns of a growing dialogue stay linear: four bytes per token id and per logprob, and the new text."""
+    for seq in range(100):
+        asyncio.run(store.add_interaction("run", call(seq, prompt_ids=tuple(range(50)), parent=f"call-{seq - 1}")))
+    asyncio.run(store.close())
+    assert path.stat().st_size < 100 * 1000 + 150_000
+
+
+def test_hot_queries_are_read_from_their_indexes(path, store):
+    queries = {
+        "groups_queue": (sqlite.QUEUE, ("run", 0, 1)),
+        "interactions_by_record": ("SELECT id FROM interactions WHERE record_id = ? ORDER BY seq", ("record",)),
+        "records_by_start": ("SELECT id FROM records WHERE run_id = ? ORDER BY started_at, rowid", ("run",)),
+    }
+    for index, (query, values) in queries.items():
+        plan = str(store._connection.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall())
+        assert index in plan
+        assert "TEMP B-TREE" not in plan
+
+
+def test_a_run_is_readable_while_it_writes(path, store):
+    asyncio.run(store.add_interaction("run", call(0)))
+    reader = SQLiteStore.read(path)
+    asyncio.run(store.add_interaction("run", call(1)))
+    assert len(asyncio.run(reader.episode("record")).interactions) == 2
+    with pytest.raises(StoreError, match="readonly"):
+        asyncio.run(reader.update_run("run", status="finished"))
+    asyncio.run(reader.close())
+
+
+def test_groups_of_another_process_are_seen_without_being_woken(path, store):
+    """Another store object stands for another process: the two share nothing but the file."""
+    other = SQLiteStore(path=path)
+    looked = threading.Event()
+
+    async def take():
+        taking = asyncio.create_task(store.take_groups("run", 1))
+        await asyncio.sleep(0)
+        looked.set()
+        return await taking
+
+    def finish():
+        looked.wait()
+        asyncio.run(other.finish_group("run", "group", usable=True))
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    assert [group.id for group in asyncio.run(take())] == ["group"]
+    thread.join()
+    asyncio.run(other.close())
+
+
+def test_waking_survives_a_loop_that_was_closed_while_it_waited(store):
+    loop = asyncio.new_event_loop()
+    taking = loop.create_task(store.take_groups("run", 1))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    abandoned = [(loop, event) for loop, event in store._changed._listeners]
+    taking.cancel()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    store._changed._listeners.update(abandoned)
+    asyncio.run(store.finish_group("run", "group", usable=True))
+    assert len(asyncio.run(store.take_groups("run", 1))) == 1
+
+
+def test_a_record_finishes_with_a_final_outcome_only(store):
+    with pytest.raises(ValueError, match="running"):
+        asyncio.run(store.finish_record(RECORD))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store: store.add_tasks("run", [Task(id="odd", data={"when": object()})]),
+        lambda store: store.add_tasks("run", [Task(id="odd", data={}, answer="\ud800")]),
+        lambda store: store.add_interaction("run", call("odd", output={"content": "\ud800"})),
+        lambda store: store.add_interaction("run", call("odd", output_ids=(2**31,))),
+        lambda store: store.add_interaction("run", call("odd", requested={"x": object()})),
+    ],
+    ids=["not-json", "surrogate", "surrogate-in-message", "token-too-big", "not-json-in-request"],
+)
+def test_a_value_that_cannot_be_stored_is_named(store, write):
+    with pytest.raises(StoreError, match=r"odd|tasks of run 'run'"):
+        asyncio.run(write(store))
+    asyncio.run(store.add_interaction("run", call(0)))
+
+
+def test_odd_bytes_in_an_error_message_do_not_lose_the_record(store):
+    failed = attrs.evolve(RECORD, outcome=Outcome.FAILED, reason="OSError", detail="no file caf\udce9.txt")
+    assert asyncio.run(store.finish_record(failed))
+    assert asyncio.run(store.records("run"))[0].detail == "no file caf\\udce9.txt"
+
+
+# --- faults of the file ---
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"file/runs/agentrl\.db: cannot create its folder"):
+        SQLiteStore(path=tmp_path / "file" / "runs" / "agentrl.db")
+
+
+def test_a_folder_in_the_place_of_the_file_is_named(tmp_path):
+    with pytest.raises(StoreError, match=r"cannot open: unable to open database file; give this user permission"):
+        SQLiteStore(path=tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="permission"):
+        SQLiteStore(path=tmp_path / "agentrl.db")
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path):
+    path = tmp_path / "agentrl.db"
+    path.write_bytes(b"id,query,answer\n" * 100)
+    for open_store in (lambda: SQLiteStore(path=path), lambda: SQLiteStore.read(path)):
+        with pytest.raises(StoreError, match="not a database; expected a database that agentrl wrote"):
+            open_store()
+    assert path.read_bytes().startswith(b"id,query")
+
+
+def test_a_database_of_another_program_is_left_alone(tmp_path):
+    path = tmp_path / "agentrl.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE notes (text)")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        SQLiteStore(path=path)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_schema_is_refused(path, store):
+    asyncio.run(store.close())
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {sqlite_file.SCHEMA_VERSION + 1}")
+    db.close()
+    with pytest.raises(StoreError, match=r"newer agentrl-core .* upgrade agentrl-core"):
+        SQLiteStore(path=path)
+
+
+def test_a_damaged_file_is_named(path, store):
+    for seq in range(50):
+        asyncio.run(store.add_interaction("run", call(seq, prompt_ids=tuple(range(500)))))
+    asyncio.run(store.close())
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xa5" * (len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="damaged"):
+        asyncio.run(announce(SQLiteStore(path=path)))
+
+
+def test_reading_what_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(StoreError, match="cannot open"):
+        SQLiteStore.read(tmp_path / "agentrl.db")
+    (tmp_path / "agentrl.db").touch()
+    with pytest.raises(StoreError, match="nothing yet"):
+        SQLiteStore.read(tmp_path / "agentrl.db")
+
+
+def test_a_file_removed_while_in_use_stops_the_writes(path, store):
+    shutil.move(path, path.with_suffix(".moved"))
+    with pytest.raises(StoreError, match="moved or removed"):
+        asyncio.run(store.add_interaction("run", call(0)))
+    shutil.move(path.with_suffix(".moved"), path)
+    asyncio.run(store.add_interaction("run", call(0)))
+    assert stored_ids(path) == ["call-0"]
+
+
+def test_another_process_s_lock_is_named(path, store, monkeypatch):
+    store._connection.execute("PRAGMA busy_timeout = 0")
+    with sqlite3.connect(path) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="locked; another process"):
+            asyncio.run(store.add_interaction("run", call(0)))
+    other.close()
+    asyncio.run(store.add_interaction("run", call(0)))
+
+
+def test_a_full_disk_loses_nothing_and_passes(path, store):
+    asyncio.run(store.add_interaction("run", call(0)))
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    big = call(1, prompt_ids=tuple(range(5000)))
+    with pytest.raises(StoreError, match=r"agentrl\.db: cannot add interaction call-1 .* full; free space"):
+        asyncio.run(store.add_interaction("run", big))
+    with pytest.raises(StoreError, match="free space"):
+        asyncio.run(store.add_tasks("run", [Task(id=str(number), data={"x": "y" * 2000}) for number in range(9)]))
+    assert stored_ids(path) == ["call-0"]
+    assert asyncio.run(store.tasks("run")) == []
+    store._connection.execute("PRAGMA max_page_count = 100000")
+    asyncio.run(store.add_interaction("run", big))
+    assert stored_ids(path) == ["call-0", "call-1"]
+
+
+_WRITER = """
+import asyncio, itertools, resource, sys
+from pathlib import Path
+from agentrl_core.errors import StoreError
+from agentrl_core.stores.base import RunRow
+from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.types import Interaction, Record
+
+def call(seq):
+    return Interaction(
+        id=f"call-{seq}", record_id="record", seq=seq, prompt_ids=tuple(range(300)), output_ids=(4,), logprobs=(-0.5,),
+        versions=((0, 1),), messages=({"role": "user", "content": "hi"},), output={"role": "assistant", "content": ""},
+    )
+
+async def main():
+    store = SQLiteStore(path=Path(sys.argv[1]))
+    await store.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
+    await store.add_group("run", "group", "task", index=0, size=1, version=0)
+    await store.add_record(Record(id="record", run_id="run", task_id="task", group_id="group", sample_index=0))
+    await BODY(store)
+
+async def for_ever(store):
+    for seq in itertools.count():
+        await store.add_interaction("run", call(seq))
+        print(f"call-{seq}", flush=True)
+
+async def into_a_limit(store):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))
+    for seq in range(1000):
+        try:
+            await store.add_interaction("run", call(seq))
+        except StoreError as error:
+            print(error)
+            break
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    await store.add_interaction("run", call(seq))
+    print(seq)
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_write_beyond_the_file_size_limit_loses_nothing_and_passes(path):
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITER.replace("BODY", "into_a_limit"), path],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    message, last = done.stdout.splitlines()
+    assert str(path) in message
+    assert "nothing that was stored before is lost" in message
+    assert int(last) > 10
+    assert stored_ids(path) == [f"call-{seq}" for seq in range(int(last) + 1)]
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_wrote_is_there(path):
+    script = [sys.executable, "-c", _WRITER.replace("BODY", "for_ever"), path]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as process:
+        printed = [process.stdout.readline().strip() for _ in range(3000)]
+        process.send_signal(signal.SIGKILL)
+        printed += process.stdout.read().split()  # the last line may be cut short
+    printed = printed if printed[-1] == f"call-{len(printed) - 1}" else printed[:-1]
+    assert stored_ids(path)[: len(printed)] == printed
+    store = SQLiteStore(path=path)
+    assert asyncio.run(store.void_after("run", 0)) == 0
+    assert asyncio.run(store.records("run"))[0].outcome is Outcome.CANCELLED
+    asyncio.run(store.close())
