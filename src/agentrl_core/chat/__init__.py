@@ -1,1 +1,6 @@
 """Between messages and token ids: template, tokenizer, parsers."""
+
+from agentrl_core.chat.facade import Chat
+from agentrl_core.chat.parsers.base import ParsedReply, ToolParser
+
+__all__ = ["Chat", "ParsedReply", "ToolParser"]

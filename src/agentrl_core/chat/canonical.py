@@ -1,0 +1,59 @@
+"""Recognise a conversation that was seen before, however the client wrote it down again.
+
+Clients send the history back with other whitespace in arguments, `null` for empty content, or keys of their
+own. The digest of a conversation ignores all that; the token ids never come from here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.types import Message
+
+
+class Fingerprint:
+    """A hash chain over tools and messages: one digest per prefix of a conversation."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._digest = hashlib.blake2b(orjson.dumps(list(tools), option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+        self._calls: dict[str, int] = {}
+
+    def add(self, message: Message) -> bytes:
+        """Append a message; the digest of the conversation up to it."""
+        hasher = hashlib.blake2b(self._digest, digest_size=16)
+        hasher.update(orjson.dumps(self._canonical(message), option=orjson.OPT_SORT_KEYS))
+        self._digest = hasher.digest()
+        return self._digest
+
+    def _canonical(self, message: Message) -> list[Any]:
+        role = message["role"]
+        content = message.get("content") or ""
+        if role == "assistant":  # many agents strip a reply before they keep it
+            content = content.strip()
+        calls = message.get("tool_calls") or ()
+        for call in calls:
+            self._calls.setdefault(call.get("id") or "", len(self._calls))
+        return [
+            role,
+            content,
+            [[call["function"]["name"], _arguments(call["function"]["arguments"])] for call in calls],
+            # Ids may be rewritten by the client: what counts is which call a result answers.
+            self._calls.get(message.get("tool_call_id") or "") if role == "tool" else None,
+            message.get("name") or "",
+            message.get("reasoning_content") or "",
+        ]
+
+
+def _arguments(text: str) -> Any:
+    if not text:
+        return {}
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text

@@ -1,0 +1,112 @@
+"""Find what a template puts between a sampled turn and the next one.
+
+A conversation goes on from the exact ids of its last turn, so only what is new is rendered: a unique sentinel
+stands in for the assistant's content, and what follows it in the render is the rest of that turn, the new
+messages and the next generation prompt. That works for any template that prints an assistant's content.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.errors import RequestError
+
+if TYPE_CHECKING:
+    from agentrl_core.chat.template import ChatTemplate
+    from agentrl_core.types import Message
+
+Tools = Sequence[Mapping[str, Any]]
+
+_STAND_IN: Message = {"role": "user", "content": "."}
+
+
+def _tool(name: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+
+
+_SOME_TOOLS = (_tool("stand_in"),)
+
+
+class TurnContinuation:
+    """The text from the end of an assistant's content to the next generation prompt."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._sentinel = f"turn-{uuid.uuid4().hex}"
+        self.end_of_turn = ""
+        """Text with which the template ends an assistant's turn; empty before `learn_end_of_turn`."""
+        self._history_free = self._is_history_free()
+
+    def after_any_history(self, new: Sequence[Message], *, tools: bool) -> str | None:
+        """Return what follows an assistant's content when `new` is appended, if any history leads to the same.
+
+        Cheap, and safe to remember by `new` alone. None where this template needs the history.
+        """
+        if not self._history_free:
+            return None
+        return self._after_sentinel((_STAND_IN,), new, _SOME_TOOLS if tools else ())
+
+    def after(self, history: Sequence[Message], new: Sequence[Message], tools: Tools) -> str | None:
+        """Return what follows the content of `history`'s last message when `new` is appended.
+
+        None where the template offers no way on from a turn as it was sampled.
+        """
+        found = self._after_sentinel(history[:-1], new, tools)
+        return self._difference(history, new, tools) if found is None else found
+
+    def _after_sentinel(self, before: Sequence[Message], new: Sequence[Message], tools: Tools) -> str | None:
+        turn = {"role": "assistant", "content": self._sentinel}
+        try:
+            text = self._template.render([*before, turn, *new], tools)
+        except RequestError:  # the template wants tool calls where the sentinel stands, for one
+            return None
+        _, found, after = text.partition(self._sentinel)
+        return after if found else None
+
+    def _difference(self, history: Sequence[Message], new: Sequence[Message], tools: Tools) -> str | None:
+        """Find the same by two full renders; a turn ends with its end-of-turn token and the blanks behind it."""
+        try:
+            before = self._template.render(history, tools, add_generation_prompt=False)
+            after = self._template.render([*history, *new], tools)
+        except RequestError:
+            return None
+        if not self.end_of_turn or not after.startswith(before) or not before.rstrip().endswith(self.end_of_turn):
+            return None
+        return after[before.rindex(self.end_of_turn) :]
+
+    def _is_history_free(self) -> bool:
+        call = {"id": "call_0", "type": "function", "function": {"name": "other", "arguments": "{}"}}
+        histories: list[list[Message]] = [
+            [{"role": "user", "content": "a"}],
+            [{"role": "system", "content": "b"}, {"role": "user", "content": "c"}],
+            [
+                {"role": "user", "content": "d"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "e", "tool_call_id": "call_0"},
+            ],
+            [{"role": "user", "content": "f"}, {"role": "assistant", "content": "g"}, {"role": "user", "content": "h"}],
+        ]
+        result: Message = {"role": "tool", "content": "i", "tool_call_id": "call_0"}
+        question: Message = {"role": "user", "content": "j"}
+        for new in (
+            [question],
+            [result],
+            [result, result],
+            [question, {"role": "assistant", "content": "k"}, question],
+        ):
+            for tools, others in ((), ()), (_SOME_TOOLS, (_tool("other"),)):
+                expected = self._after_sentinel((_STAND_IN,), new, tools)
+                if any(self._after_sentinel(history, new, others) != expected for history in histories):
+                    return False
+        return True
+
+    def learn_end_of_turn(self, token: str) -> None:
+        """Note the text with which the template ends an assistant's turn."""
+        self.end_of_turn = token
+
+    def probe(self) -> str | None:
+        """Return what follows an assistant's content when a user's message comes next."""
+        return self._after_sentinel((_STAND_IN,), (_STAND_IN,), ())

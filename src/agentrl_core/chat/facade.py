@@ -1,0 +1,157 @@
+"""Everything between messages and token ids, for one policy: template, tokenizer, tool-call parser."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import orjson
+
+from agentrl_core.chat.continuation import TurnContinuation
+from agentrl_core.chat.parsers.hermes import HermesParser
+from agentrl_core.chat.template import ChatTemplate
+from agentrl_core.chat.tokenizer import StreamDecoder, TextTokenizer, read_tokenizer_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.chat.parsers.base import ParsedReply, ToolParser
+    from agentrl_core.types import Message
+
+_Key = TypeVar("_Key")
+
+_CACHED_PROMPTS = 1024
+_CACHED_CONTINUATIONS = 8192
+_LARGEST_CACHED_BYTES = 65_536
+
+
+class Chat:
+    """One policy's way of talking. Stateless but for caches; usable from several threads."""
+
+    def __init__(
+        self, template: ChatTemplate, tokenizer: TextTokenizer, parser: ToolParser, stop_token_ids: Sequence[int]
+    ) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self.parser = parser
+        self._continuation = TurnContinuation(template)
+        self.stop_token_ids = self._with_end_of_turn(stop_token_ids)
+        """Ids that end a generation: those that the model directory names, and the template's end of turn."""
+        self._stop_texts = tuple(text for token in self.stop_token_ids if (text := self.decode([token])))
+        self._prompts: dict[bytes, tuple[int, ...]] = {}
+        self._continuations: dict[tuple[bytes, bool], tuple[int, ...]] = {}
+        """Ids that follow a turn, by the new messages and whether the turn was ended."""
+
+    @classmethod
+    def from_directory(cls, path: Path | str, parser: ToolParser | None = None) -> Self:
+        """Read a Hugging Face model directory; `ConfigError` names the file that is missing or broken."""
+        files = read_tokenizer_files(Path(path))
+        template = ChatTemplate(files.template, files.special_tokens, where=str(files.template_path))
+        return cls(template, files.tokenizer, parser or HermesParser(), files.stop_token_ids)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added tokens included."""
+        return self._tokenizer.vocab_size
+
+    @functools.cached_property
+    def rewrites_history(self) -> bool:
+        """Whether a later render changes an earlier turn, as templates do that drop old thoughts."""
+        question: Message = {"role": "user", "content": "a"}
+        for content in ("b", "<think>\nc\n</think>\n\nd"):
+            turn: Message = {"role": "assistant", "content": content}
+            after = self._continuation.after([question, turn], [question], ())
+            if after is None or self.render([question]) + content + after != self.render([question, turn, question]):
+                return True
+        return False
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the prompt as text; `RequestError` where the template refuses the messages."""
+        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids [T] of `text`: special tokens in it are recognised, none is added."""
+        return self._tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens included."""
+        return self._tokenizer.decode(ids)
+
+    def decoder(self) -> StreamDecoder:
+        """Return a decoder for ids that arrive one by one."""
+        return self._tokenizer.decoder()
+
+    def parse(self, text: str) -> ParsedReply:
+        """Take a reply apart with the policy's tool-call parser."""
+        return self.parser.parse(text)
+
+    def reply_text(self, ids: Sequence[int]) -> str:
+        """Return the text of a sampled turn, without the token that ended it."""
+        return self.decode(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids)
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """Render a whole conversation and return its token ids [T]."""
+        key = orjson.dumps([messages, tools])
+        ids = self._prompts.get(key)
+        if ids is None:
+            ids = tuple(self.encode(self.render(messages, tools)))
+            _remember(self._prompts, key, ids, size=len(key), limit=_CACHED_PROMPTS)
+        return ids
+
+    def continuation_ids(
+        self,
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        last_id: int,
+    ) -> tuple[int, ...] | None:
+        """Return the token ids [T] that follow a sampled turn when `new` messages are appended.
+
+        `history` ends with the sampled turn and `last_id` is its last token: an end-of-turn token that was
+        sampled is not repeated, one that is missing (the turn was cut by its length) is put in. None where
+        the template offers no way on from the sampled ids.
+        """
+        ended = last_id in self.stop_token_ids
+        key = (orjson.dumps([new, bool(tools)]), ended)
+        ids = self._continuations.get(key)
+        if ids is not None:
+            return ids
+        text = self._continuation.after_any_history(new, tools=bool(tools))
+        if text is not None:
+            ids = self._encode_after(text, ended=ended)
+            _remember(self._continuations, key, ids, size=len(key[0]), limit=_CACHED_CONTINUATIONS)
+            return ids
+        text = self._continuation.after(history, new, tools)
+        return None if text is None else self._encode_after(text, ended=ended)
+
+    def _encode_after(self, text: str, *, ended: bool) -> tuple[int, ...]:
+        stripped = text.lstrip()
+        stop = next((stop for stop in self._stop_texts if ended and stripped.startswith(stop)), None)
+        return tuple(self._tokenizer.encode_continuation(text if stop is None else stripped.removeprefix(stop)))
+
+    def _with_end_of_turn(self, stop_token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Add the token with which the template ends a turn, if it is one; models' files often lack it."""
+        after = (self._continuation.probe() or "").lstrip()
+        first = self.encode(after)[:1]
+        token = self._tokenizer.added_token(first[0]) if first else None
+        if token is None:
+            return tuple(stop_token_ids)
+        self._continuation.learn_end_of_turn(token)
+        self._tokenizer.anchor_on(token)
+        return tuple(dict.fromkeys([*stop_token_ids, first[0]]))
+
+
+def _remember(cache: dict[_Key, tuple[int, ...]], key: _Key, ids: tuple[int, ...], *, size: int, limit: int) -> None:
+    """Keep small entries; a full cache starts anew, which is cheaper than ordering it at every hit."""
+    if size > _LARGEST_CACHED_BYTES:
+        return
+    if len(cache) >= limit:
+        cache.clear()
+    cache[key] = ids

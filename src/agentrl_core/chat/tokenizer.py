@@ -1,0 +1,172 @@
+"""Turn text into token ids and back with a model directory's tokenizer.json, without transformers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import tokenizers
+import tokenizers.decoders
+
+from agentrl_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+class TextTokenizer:
+    """Encodes exactly the text given: nothing is added, special tokens in the text become their ids."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added: dict[int, str] = {
+            token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        }
+        self._anchor = ""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added tokens included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids [T] of `text`."""
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens included; an incomplete UTF-8 sequence shows as U+FFFD."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a whole token; None where the vocabulary lacks it."""
+        return self._tokenizer.token_to_id(token)
+
+    def added_token(self, token_id: int) -> str | None:
+        """Return the text of an added (special) token; None for ordinary ids."""
+        return self._added.get(token_id)
+
+    def anchor_on(self, token: str) -> None:
+        """Encode continuations as they stand after `token`.
+
+        Some tokenizers mark the beginning of a text (SentencePiece's leading blank). What follows a sampled
+        turn is not a beginning, so there it is encoded behind a special token, which is cut off again.
+        """
+        token_id = self.id_of(token)
+        probes = ("a", " a", "\n")
+        if token_id is None or token_id not in self._added:
+            return
+        behind = [self.encode(token + probe) for probe in probes]
+        if all(ids[:1] == [token_id] for ids in behind) and any(
+            ids[1:] != self.encode(probe) for ids, probe in zip(behind, probes, strict=True)
+        ):
+            self._anchor = token
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Return the token ids [T] of text in the middle of a conversation."""
+        return self.encode(self._anchor + text)[1:] if self._anchor else self.encode(text)
+
+    def decoder(self) -> StreamDecoder:
+        """Return a decoder for ids that arrive one by one."""
+        return StreamDecoder(self._tokenizer)
+
+
+class StreamDecoder:
+    """Decodes a growing sequence of ids; gives out only complete characters."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """Return the text that became complete with `ids`."""
+        return "".join(self._stream.step(self._tokenizer, token_id) or "" for token_id in ids)
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerFiles:
+    """What a model directory says about text: tokenizer, template, special tokens, ends of generation."""
+
+    tokenizer: TextTokenizer
+    template: str
+    template_path: Path
+    special_tokens: dict[str, str]
+    """`bos_token` and the like, as templates name them."""
+    stop_token_ids: tuple[int, ...]
+
+
+def read_tokenizer_files(directory: Path) -> TokenizerFiles:
+    """Read a Hugging Face model directory; `ConfigError` names the file that is missing or broken."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"{directory}: tokenizer.json not found; agentrl needs a fast tokenizer in the model directory "
+            "(save it there with tokenizer.save_pretrained)"
+        )
+    try:
+        tokenizer = TextTokenizer(tokenizers.Tokenizer.from_file(str(path)))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(f"{path}: not a tokenizer that the tokenizers package can read: {error}") from error
+    settings = _read_json(directory / "tokenizer_config.json")
+    special = _special_tokens(settings, _read_json(directory / "special_tokens_map.json"))
+    template, template_path = _read_template(directory, settings)
+    return TokenizerFiles(
+        tokenizer=tokenizer,
+        template=template,
+        template_path=template_path,
+        special_tokens=special,
+        stop_token_ids=_stop_token_ids(directory, tokenizer, special),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for source in sources:
+        for name in _SPECIAL_NAMES:
+            value = source.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found.setdefault(name, text)
+    return found
+
+
+def _read_template(directory: Path, settings: dict[str, Any]) -> tuple[str, Path]:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8"), path
+    path = directory / "tokenizer_config.json"
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several by name; agents use tools
+        by_name = {entry["name"]: entry["template"] for entry in template}
+        template = by_name.get("tool_use", by_name.get("default"))
+    if not isinstance(template, str):
+        raise ConfigError(
+            f"{directory}: no chat template in chat_template.jinja or tokenizer_config.json; "
+            "use a chat (instruct) model, or put its template there"
+        )
+    return template, path
+
+
+def _stop_token_ids(directory: Path, tokenizer: TextTokenizer, special: dict[str, str]) -> tuple[int, ...]:
+    """Ids that end generation: generation_config.json, else config.json, and the tokenizer's own eos token."""
+    named = _read_json(directory / "generation_config.json").get("eos_token_id")
+    if named is None:
+        named = _read_json(directory / "config.json").get("eos_token_id")
+    ids = [named] if isinstance(named, int) else list(named or ())
+    eos = tokenizer.id_of(special["eos_token"]) if "eos_token" in special else None
+    return tuple(dict.fromkeys([*ids, *([] if eos is None else [eos])]))

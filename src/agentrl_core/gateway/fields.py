@@ -1,0 +1,72 @@
+"""Take typed fields out of a JSON body, and name the field that has the wrong type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Fields:
+    """The fields of one JSON object; `rest` is what nobody took."""
+
+    def __init__(self, body: Any, path: str = "") -> None:
+        if not isinstance(body, dict):
+            where = path.rstrip(".") or "the body"
+            raise RequestError(
+                400, "invalid_type", f"{where} must be a JSON object, not {_kind(body)}", param=path or None
+            )
+        self._left = dict(body)
+        self._path = path
+
+    def take(self, name: str) -> Any:
+        """Return the value of a field of any type; None where it is missing."""
+        return self._left.pop(name, None)
+
+    def text(self, name: str) -> str | None:
+        """Return the value of a string field."""
+        value = self.take(name)
+        return None if value is None else self._checked(name, value, isinstance(value, str), "a string")
+
+    def flag(self, name: str) -> bool:
+        """Return the value of a boolean field; False where it is missing."""
+        value = self.take(name)
+        return False if value is None else bool(self._checked(name, value, isinstance(value, bool), "a boolean"))
+
+    def number(self, name: str, *, least: float, most: float) -> float | None:
+        """Return the value of a number field within bounds."""
+        value = self.take(name)
+        if value is None:
+            return None
+        good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+        return float(self._checked(name, value, good, f"a number from {least:g} to {most:g}"))
+
+    def integer(self, name: str, *, least: int) -> int | None:
+        """Return the value of an integer field."""
+        value = self.take(name)
+        if value is None:
+            return None
+        good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return int(self._checked(name, value, good, f"an integer of at least {least}"))
+
+    def rest(self) -> Mapping[str, Any]:
+        """Return the fields that were not taken and are not null."""
+        return {name: value for name, value in self._left.items() if value is not None}
+
+    def _checked(self, name: str, value: Any, good: bool, expected: str) -> Any:  # noqa: FBT001 - the outcome of a check
+        if not good:
+            param = f"{self._path}{name}"
+            raise RequestError(400, "invalid_type", f"{param} must be {expected}, not {_shown(value)}", param=param)
+        return value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, int | float) else _kind(value)

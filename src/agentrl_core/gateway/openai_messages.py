@@ -1,0 +1,110 @@
+"""Check messages and tools in OpenAI's shape, and bring them into the one form that templates see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentrl_core.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agentrl_core.types import Message
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_OPTIONAL_TEXTS = ("name", "reasoning_content")
+
+
+def parse_messages(value: Any) -> tuple[Message, ...]:
+    """Check a list of messages: content becomes text, arguments JSON text; unknown keys and nulls are dropped."""
+    if value is None:
+        raise RequestError(400, "missing_required_parameter", "messages is missing", param="messages")
+    if not isinstance(value, list) or not value:
+        raise _wrong("messages", "must be a list with at least one message")
+    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(value))
+
+
+def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """Check a list of function tools."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise _wrong("tools", "must be a list of tools")
+    for index, tool in enumerate(value):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _wrong(f"tools[{index}]", 'must look like {"type": "function", "function": {"name": …}}')
+    return tuple(value)
+
+
+def _message(raw: Any, where: str) -> Message:
+    if not isinstance(raw, dict):
+        raise _wrong(where, "must be an object")
+    role = raw.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+    message: Message = {"role": _ROLES[role], "content": _content(raw.get("content"), f"{where}.content")}
+    for key in _OPTIONAL_TEXTS:
+        if text := _text(raw, key, where):
+            message[key] = text
+    if role == "assistant" and (calls := raw.get("tool_calls")):
+        if not isinstance(calls, list):
+            raise _wrong(f"{where}.tool_calls", "must be a list")
+        message["tool_calls"] = [_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
+    if role == "tool" and (call_id := _text(raw, "tool_call_id", where)):
+        message["tool_call_id"] = call_id
+    return message
+
+
+def _content(value: Any, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise _wrong(where, "must be text or a list of parts")
+    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, dict):
+        for kind in ("text", "refusal"):
+            if part.get("type") == kind and isinstance(part.get(kind), str):
+                return str(part[kind])
+        if isinstance(part.get("type"), str) and part["type"] != "text":
+            raise RequestError(
+                400,
+                "unsupported_content",
+                f"{where}: parts of type {part['type']!r} are not supported; use text",
+                param=where,
+            )
+    raise _wrong(where, 'must look like {"type": "text", "text": …}')
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _wrong(where, 'must look like {"id": …, "type": "function", "function": {"name": …, "arguments": …}}')
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):  # some frameworks send the object itself
+        arguments = orjson.dumps(arguments).decode()
+    if not isinstance(arguments, str | None):
+        raise _wrong(f"{where}.function.arguments", "must be JSON text")
+    return {
+        "id": _text(call, "id", where),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments or "{}"},
+    }
+
+
+def _text(raw: Mapping[str, Any], key: str, where: str) -> str:
+    value = raw.get(key)
+    if not isinstance(value, str | None):
+        raise _wrong(f"{where}.{key}", "must be a string")
+    return value or ""
+
+
+def _wrong(param: str, message: str) -> RequestError:
+    return RequestError(400, "invalid_type", f"{param} {message}", param=param)

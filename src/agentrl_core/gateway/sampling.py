@@ -1,0 +1,95 @@
+"""Decide how a call is really sampled: what the policy fixes, what the agent may choose, what the config fills in."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from agentrl_core.errors import RequestError
+from agentrl_core.types import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agentrl_core.gateway.exchange import ChatRequest
+
+
+@attrs.frozen(kw_only=True)
+class SamplingPolicy:
+    """The sampling rules of one session.
+
+    While training, logprobs are only right for the distribution that the learner assumes, so the temperature
+    is the policy's and top-p and top-k are off; an evaluation may sample as its agent likes.
+    """
+
+    temperature: float
+    max_tokens: int | None
+    """Where the agent asks for no limit; None: up to the context limit."""
+    training: bool
+    other_temperature: Literal["force", "refuse", "allow"]
+    """What happens while training when the agent asks for another temperature."""
+    stop_token_ids: tuple[int, ...]
+
+    def decide(self, request: ChatRequest, *, room: int) -> Decision:
+        """Settle the sampling of one call but for its seed; `room` is how many tokens the context has left.
+
+        `RequestError` (400) where the config refuses the temperature.
+        """
+        temperature = self._temperature(request.temperature)
+        wanted = request.max_tokens if request.max_tokens is not None else self.max_tokens
+        sampling = Sampling(
+            temperature=temperature,
+            top_p=1.0 if self.training or request.top_p is None else request.top_p,
+            top_k=0 if self.training or request.top_k is None else max(request.top_k, 0),
+            max_tokens=room if wanted is None else min(wanted, room),
+            stop=request.stop,
+            stop_token_ids=self.stop_token_ids,
+        )
+        asked = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+        changed = {
+            name: value for name, value in asked.items() if value is not None and value != getattr(sampling, name)
+        }
+        return Decision(sampling=sampling, requested={**request.ignored, **changed}, forced="temperature" in changed)
+
+    def _temperature(self, asked: float | None) -> float:
+        if asked is None or asked == self.temperature:
+            return self.temperature
+        if not self.training:
+            return asked
+        if self.other_temperature == "refuse":
+            raise RequestError(
+                400,
+                "temperature_not_allowed",
+                f"temperature {asked:g} differs from the policy's {self.temperature:g}: leave it out, or set "
+                "gateway.temperature to force or allow",
+                param="temperature",
+            )
+        if self.other_temperature == "force":
+            return self.temperature
+        if asked == 0:
+            raise RequestError(
+                400,
+                "temperature_not_allowed",
+                "temperature 0 has no logprobs to train on: use a positive one, or set gateway.temperature to force",
+                param="temperature",
+            )
+        return asked
+
+
+@attrs.frozen(kw_only=True)
+class Decision:
+    """How one call is sampled."""
+
+    sampling: Sampling
+    requested: Mapping[str, Any]
+    """What the agent asked for and did not get."""
+    forced: bool
+    """Whether the agent asked for another temperature and got the policy's."""
+
+
+def call_seed(*parts: int) -> int:
+    """Mix integers into a 63-bit seed, the same in every process."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

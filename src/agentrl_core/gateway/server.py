@@ -1,0 +1,162 @@
+"""Serve the gateway's routes over HTTP, on a thread and an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from agentrl_core.errors import RunError
+from agentrl_core.gateway.http import MAX_BODY_BYTES, HttpRequest, HttpResponse, too_large
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
+_GRACE_S = 2
+"""How long running replies may take when the server closes."""
+
+Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
+
+
+class GatewayServer:
+    """uvicorn on its own thread."""
+
+    def __init__(self, handle: Handle, *, host: str, port: int) -> None:
+        self._socket = _bind(host, port)
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            Starlette(routes=[Route("/{path:path}", _Endpoint(handle))]),
+            loop="auto" if sys.platform == "win32" else "uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,  # paths carry the sessions' tokens
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        self._server = _NotifyingServer(config)
+        self._thread = threading.Thread(target=self._serve, name="agentrl-gateway", daemon=True)
+
+    def start(self) -> None:
+        """Return when requests are accepted."""
+        self._thread.start()
+        self._server.ready.wait()
+        if not self._server.started:
+            raise RunError("gateway: the HTTP server did not start; its error is above")
+
+    def close(self) -> None:
+        """Stop accepting, let running replies end for a moment, and join the thread; idempotent."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._server.ready.set()
+
+
+class _NotifyingServer(uvicorn.Server):
+    """Says when it has started, so that nobody has to poll."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+class _Endpoint:
+    """The ASGI side of `Handle`."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; a client that disconnects cancels it."""
+        body = await _read_body(receive)
+        if body is None:
+            await _send(too_large(), send)
+            return
+        answer = asyncio.ensure_future(self._answer(scope, body, send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            unfinished = [task for task in (answer, gone) if not task.done()]
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+        if not answer.cancelled():
+            answer.result()
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        request = HttpRequest(method=scope["method"], path=scope["path"], headers=headers, body=body)
+        await _send(await self._handle(request), send)
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """Read the whole body; None where it is too large, empty where the client left."""
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            return b""
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
+        if size > MAX_BODY_BYTES:
+            return None
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(response: HttpResponse, send: Send) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in response.headers]
+    if isinstance(response.body, bytes):
+        headers.append((b"content-length", str(len(response.body)).encode()))
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": response.body})
+        return
+    async with aclosing(response.body) as pieces:
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    if sys.platform != "win32":  # there it would let two servers share the port
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
+        raise RunError(
+            f"gateway: port {port} on {host} {reason}; choose another gateway.port, or 0 for any free one"
+        ) from error
+    return listener

@@ -1,0 +1,115 @@
+"""The HTTP client that agents borrow: calls to the gateway stay in process, all others go out as usual.
+
+An SDK call over a socket costs more than twice the CPU time of the same call in process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import http.cookiejar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Self
+
+import httpx2
+
+from agentrl_core.gateway.http import MAX_BODY_BYTES, HttpRequest, HttpResponse, too_large
+
+if TYPE_CHECKING:
+    import ssl
+    from types import TracebackType
+
+Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
+
+_TIMEOUT_S = 600.0
+"""As the OpenAI SDK's own default: a generation may take minutes."""
+
+
+@functools.cache
+def ssl_context() -> ssl.SSLContext:
+    """Return the process's one TLS context; reading the CA certificates takes about 45 ms."""
+    return httpx2.create_ssl_context()
+
+
+class InProcessTransport(httpx2.AsyncBaseTransport):
+    """Hands requests to the gateway without a socket, on the caller's event loop."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer a request; cancelling it aborts the generation."""
+        body = await request.aread()
+        timeout_s: float | None = request.extensions.get("timeout", {}).get("read")
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._answer(request, body)
+        except TimeoutError as error:
+            raise httpx2.ReadTimeout(f"no reply within {timeout_s:g} s", request=request) from error
+        if isinstance(response.body, bytes):
+            return httpx2.Response(response.status, headers=response.headers, content=response.body)
+        return httpx2.Response(response.status, headers=response.headers, stream=_Stream(response.body, timeout_s))
+
+    async def _answer(self, request: httpx2.Request, body: bytes) -> HttpResponse:
+        if len(body) > MAX_BODY_BYTES:
+            return too_large()
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        return await self._handle(HttpRequest(method=request.method, path=request.url.path, headers=headers, body=body))
+
+
+class _Stream(httpx2.AsyncByteStream):
+    """A reply that arrives piece by piece."""
+
+    def __init__(self, body: AsyncGenerator[bytes, None], timeout_s: float | None) -> None:
+        self._body = body
+        self._timeout_s = timeout_s
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    piece = await anext(self._body)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise httpx2.ReadTimeout(f"nothing new within {self._timeout_s:g} s") from error
+            yield piece
+
+    async def aclose(self) -> None:
+        """Stop reading; what is still being generated is aborted."""
+        await self._body.aclose()
+
+
+class SharedClient(httpx2.AsyncClient):
+    """An `AsyncClient` that many borrow: closing it is its owner's business.
+
+    `async with AsyncOpenAI(http_client=shared)` closes the client that it was given, which would take it
+    from every other agent.
+    """
+
+    def __init__(self, handle: Handle, url: str) -> None:
+        super().__init__(
+            mounts={url.replace("http://", "all://"): InProcessTransport(handle)},
+            verify=ssl_context(),
+            timeout=_TIMEOUT_S,
+            # Episodes share the client, not what a web site wants to remember of them.
+            cookies=http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=())),
+        )
+
+    async def aclose(self) -> None:
+        """Do nothing: the client is borrowed."""
+
+    async def close_for_good(self) -> None:
+        """Close the connections to other hosts; for the owner, on the event loop that used them."""
+        await super().aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        """Leave the client open."""
