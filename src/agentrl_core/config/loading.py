@@ -50,7 +50,9 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, name: str | None = 
     root = read_file(path, problems)
     late = [read_override(text, index, problems) for index, text in enumerate(overrides)]
     if name:
-        late.append(Assignment(("name",), Node(name, Place(f"command line: --name {name}", _LAST)), "name"))
+        late.append(
+            Assignment(("name",), Node(name, Place(f"command line: --name {name}", _LAST, is_override=True)), "name")
+        )
     run, tree = _assemble(root, Place(str(path)), late, problems)
     return LoadedConfig(run, path, tree)
 
@@ -81,6 +83,7 @@ def _assemble(root: Node, place: Place, late: Sequence[Assignment], problems: li
         problems.extend(tree.assign(item))
     for item in spelling.translate(late):
         problems.extend(tree.assign(_from_working_directory(item)))
+    _keep_one_policy(tree)
     problems.extend(_missing_launcher(tree))
     run = None
     try:
@@ -110,6 +113,18 @@ def _from_working_directory(assignment: Assignment) -> Assignment:
     if isinstance(value, str) and assignment.path[:2] in _FILES and Path(value).expanduser().exists():
         return attrs.evolve(assignment, node=Node(str(Path(value).expanduser().resolve()), assignment.node.place))
     return assignment
+
+
+def _keep_one_policy(tree: Tree) -> None:
+    """Let `model.path=…` on the command line replace a builder and its options in the file, and `model.use=…` a path."""
+    model = tree.find(("model",)).value
+    if not isinstance(model, dict) or not {"path", "use"} <= model.keys():
+        return
+    late = {name for name, node in model.items() if node.place.is_override}
+    if len(late & {"path", "use"}) == 1:
+        dropped = {"path"} if "use" in late else model.keys() - {"path", "dtype"}
+        for name in dropped - late:
+            del model[name]
 
 
 def _missing_launcher(tree: Tree) -> Iterator[Problem]:

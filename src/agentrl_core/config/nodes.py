@@ -20,6 +20,8 @@ class Place:
     """`config.yaml:9` or `command line: trainer.lr=1`."""
     order: int = 0
     """Sorts messages: line numbers first, then overrides as they were given."""
+    is_override: bool = False
+    """Written on the command line, not in the file."""
 
 
 @attrs.frozen

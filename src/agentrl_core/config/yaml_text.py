@@ -43,7 +43,7 @@ def read_file(path: Path, problems: list[Problem]) -> Node:
 
 def read_override(text: str, index: int, problems: list[Problem]) -> Assignment:
     """Read `a.b=c`, a leading `--` allowed; the value is YAML."""
-    place = Place(f"command line: {without_password(text)}", _AFTER_ALL_LINES + index)
+    place = Place(f"command line: {without_password(text)}", _AFTER_ALL_LINES + index, is_override=True)
     key, equals, value = text.removeprefix("--").partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):

@@ -1,0 +1,151 @@
+"""One way to call any scorer: sync or async, of one argument or two, with its result checked."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+import numbers
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from agentrl_core.errors import EpisodeError, PluginError
+from agentrl_core.scoring import Score, ScoreRequest
+
+_EXPECTED = "score(request) or score(model_answer, ground_truth), with options as keyword-only parameters"
+
+
+@attrs.frozen(kw_only=True)
+class NormalizedScorer:
+    """A scorer as the rollout calls it: `await scorer(request)`.
+
+    Returns a Score, `{interaction id: float}`, or None for *no score*. Raises EpisodeError where the value is not
+    finite (`not_finite`), of another type (`reward_type`), or the task lacks the reference (`no_score`); whatever
+    the scorer itself raises passes through.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    needs_reference: bool
+    """Tasks without an answer cannot be scored."""
+    takes_texts: bool
+    """Called as `(answer, reference)` instead of `(request)`."""
+    is_async: bool
+    """Called on the event loop; a sync scorer runs in a thread."""
+
+    async def __call__(self, request: ScoreRequest) -> Score | dict[str, float] | None:
+        """Judge one finished episode."""
+        if self.needs_reference and request.reference is None:
+            raise EpisodeError(
+                "no_score", f"scorer '{self.name}' needs the task's `answer`, and task '{request.task.id}' has none"
+            )
+        arguments = (request.answer, request.reference) if self.takes_texts else (request,)
+        if self.is_async:
+            result = self.function(*arguments)
+        else:
+            result = await asyncio.to_thread(self.function, *arguments)
+        if inspect.isawaitable(result):
+            result = await result
+        return self._checked(result)
+
+    def _checked(self, result: Any) -> Score | dict[str, float] | None:
+        if result is None:
+            return None
+        if isinstance(result, Score):
+            parts = {name: self._number(part, f"part '{name}'") for name, part in result.parts.items()}
+            return Score(self._number(result.value, "value"), parts, result.details)
+        if not isinstance(result, Mapping):
+            return Score(self._number(result, "value"))
+        for key in result:
+            if not isinstance(key, str):
+                raise EpisodeError(
+                    "reward_type", f"scorer '{self.name}': expected interaction ids as keys, found {key!r}"
+                )
+        return {key: self._number(value, f"value of '{key}'") for key, value in result.items()}
+
+    def _number(self, value: Any, what: str) -> float:
+        try:
+            return finite_number(value)
+        except EpisodeError as error:
+            raise EpisodeError(error.reason, f"scorer '{self.name}': {what}: {error}") from error
+
+
+def normalize_scorer(function: object, name: str) -> NormalizedScorer:
+    """Make any scorer callable in one way; `function` takes a ScoreRequest, or `(model_answer, ground_truth)`.
+
+    The two-argument form gets the extracted answer and the task's reference, both as text. What counts is the
+    number of positional parameters without a default. Raises PluginError where `function` is no scorer.
+    """
+    if not callable(function) or inspect.isclass(function):
+        raise PluginError(f"scorer '{name}': expected {_EXPECTED}, found {_found(function)}")
+    takes_texts = _positional_parameters(function, name) == 2  # noqa: PLR2004  (answer and reference)
+    return NormalizedScorer(
+        name=name,
+        function=function,
+        needs_reference=bool(getattr(_innermost(function), "needs_reference", takes_texts)),
+        takes_texts=takes_texts,
+        is_async=inspect.iscoroutinefunction(function)
+        or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004
+    )
+
+
+def finite_number(value: Any) -> float:
+    """Return a reward as float; a bool, a numpy scalar and a 0-d tensor count as numbers.
+
+    Raises EpisodeError: `reward_type` for anything else, `not_finite` for nan and infinities.
+    """
+    if not isinstance(value, numbers.Real) and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        raise EpisodeError("reward_type", f"expected a number, found {_found(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise EpisodeError("not_finite", f"expected a finite number, found {number}")
+    return number
+
+
+def _positional_parameters(function: Callable[..., Any], name: str) -> int:
+    """Count what the scorer must be given: 1 or 2. Raises PluginError for any other signature."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError) as error:
+        raise PluginError(
+            f"scorer '{name}': expected {_EXPECTED}, found {_found(function)} without a signature"
+        ) from error
+    parameters = signature.parameters.values()
+    positional = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    required = sum(item.default is item.empty for item in positional)
+    takes_one = bool(positional) or any(item.kind is item.VAR_POSITIONAL for item in parameters)
+    options = [item.name for item in parameters if item.kind is item.KEYWORD_ONLY and item.default is item.empty]
+    if options:
+        raise PluginError(f"scorer '{name}' needs the option '{options[0]}', which has no default: {_found(function)}")
+    if required > 2 or not takes_one:  # noqa: PLR2004  (answer and reference)
+        raise PluginError(f"scorer '{name}': expected {_EXPECTED}, found {_found(function)}")
+    return max(required, 1)
+
+
+def _innermost(function: Any) -> Any:
+    """Return the scorer inside `functools.partial`, which holds its options but not its attributes."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _found(value: Any) -> str:
+    """Say what was found, a function with its signature."""
+    if inspect.isclass(value):
+        return f"the class {value.__qualname__}, not an instance of it"
+    if not callable(value):
+        return f"{type(value).__name__} {reprlib.repr(value)}"
+    label = getattr(value, "__name__", type(value).__name__)
+    try:
+        return f"{label}{inspect.signature(value)}"
+    except (ValueError, TypeError):
+        return str(label)
