@@ -91,7 +91,8 @@ class DataConfig:
 class SamplingConfig:
     """The policy's sampling parameters."""
 
-    temperature: float = field(default=1.0, validator=positive)
+    temperature: float = field(default=1.0, validator=not_negative)
+    """0, greedy, is for evaluation only."""
     max_tokens: int | None = field(default=None, validator=validators.optional(positive))
     """Per LLM call, where the agent asks for no limit; None: up to the context limit."""
 

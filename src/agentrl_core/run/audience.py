@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport, Tracker
+    from agentrl_core.types import Record
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,10 @@ class Audience:
         for tracker in self._trackers:
             tracker.step_finished(report)
         self._call_hook("step_finished", run=self._run, step=report)
+
+    def record_scored(self, record: Record) -> None:
+        """After each scored record; called on the agents' loop."""
+        self._call_hook("record_scored", run=self._run, record=record)
 
     def weights_published(self, version: int) -> None:
         """After the engine took new weights."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from agentrl_core.types import Task
 
 _SCORER_PACKAGES = {"agentcpm": "agentrl-judge", "judge": "agentrl-judge", "math": "agentrl-math"}
-_LAUNCHER_PACKAGES = {"slurm": "agentrl-slurm", "ray": "agentrl-ray"}
 
 
 @attrs.define(kw_only=True)
@@ -67,7 +66,8 @@ def resolve(
     config: RunConfig, base_dir: Path, *, workflow: object | None = None, where: Callable[[str], str] = str
 ) -> Components:
     """Load the registry, the tasks and the workflow; raise the first `UsageError` that would stop the run later."""
-    registry = load_registry(block=config.plugins.block)
+    registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
+    registry.hooks.notify("configure", config=config)
     _check_modes(config, where)
     tasks = _read_tasks(registry, config.data.train, base_dir)
     eval_sets = {
@@ -115,20 +115,14 @@ def _read_tasks(registry: Registry, source: str, base_dir: Path) -> Sequence[Tas
 
 
 def _check_modes(config: RunConfig, where: Callable[[str], str]) -> None:
-    launcher = config.launcher.use
-    if launcher != "local":
-        package = _LAUNCHER_PACKAGES.get(launcher)
-        advice = f"pip install {package}" if package else "the built-in one is 'local'"
-        raise ConfigError(f"{where('launcher')}: no launcher named '{launcher}' is installed: {advice}")
+    if config.launcher.use != "local":
+        raise ConfigError(f"{where('launcher')}: no launcher '{config.launcher.use}' is installed, only 'local'")
+    if config.sampling.temperature == 0:
+        raise ConfigError(f"{where('sampling.temperature')}: 0 never explores; expected more than 0, 1.0 for one")
     if config.rollout.agent.mode != "inline":
         raise ConfigError(
             f"{where('rollout.agent.mode')}: mode '{config.rollout.agent.mode}' is not available in this version; "
             "use 'inline'"
-        )
-    if config.rollout.min_group_size > config.rollout.group_size:
-        raise ConfigError(
-            f"{where('rollout.min_group_size')}: {config.rollout.min_group_size} is more than "
-            f"rollout.group_size = {config.rollout.group_size}"
         )
 
 
@@ -152,5 +146,3 @@ def _check_scorers(registry: Registry, tasks: Sequence[Task], base_dir: Path) ->
 
 def _load_scorer(registry: Registry, name: str, base_dir: Path) -> NormalizedScorer:
     return normalize_scorer(registry.load("scorers", name, base_dir=base_dir), name)
-
-

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from agentrl_core import config as configs
@@ -40,10 +39,9 @@ class TrainingLoop:
         self._learner, self._store = start.learner, start.store
         self._step, self._version = start.step, start.version
         self._evals: list[EvalReport] = []
-        self._outcomes: Counter[str] = Counter()
         self._without_signal = 0
         self._recent_rewards: list[float] = []
-        self._sampling = SamplingSide(components, start, directory.name)
+        self._sampling = SamplingSide(components, start, directory.name, on_scored=audience.record_scored)
         self._saved_step = start.step if start.step else None
 
     def run(self) -> RunSummary:
@@ -78,7 +76,11 @@ class TrainingLoop:
             self._check_signal(report)
             if self._reached_target(report):
                 break
-        if not self._evals or self._evals[-1].step != self._step or self._config.eval.tasks_during < self._config.eval.tasks:
+        if (
+            not self._evals
+            or self._evals[-1].step != self._step
+            or self._config.eval.tasks_during < self._config.eval.tasks
+        ):
             self._evaluate(self._config.eval.tasks)
         self._save()
 
@@ -91,8 +93,7 @@ class TrainingLoop:
         trained = time.perf_counter()
         self._step += 1
         self._publish()
-        outcomes = self._sampling.outcomes()
-        self._outcomes += outcomes
+        outcomes = self._sampling.scheduler.drain_outcomes()
         metrics |= {
             "time/rollout_s": sampled - begin,
             "time/train_s": trained - sampled,
@@ -166,7 +167,6 @@ class TrainingLoop:
         """Close everything, then report; nothing stored is lost."""
         cpu = self._sampling.cpu_seconds() | {"learner": self._learner.cpu_seconds}
         self._sampling.close()
-        self._outcomes += self._sampling.outcomes()
         summary = RunSummary(
             name=self._directory.name,
             directory=str(self._directory.path),
@@ -174,7 +174,7 @@ class TrainingLoop:
             steps=self._step,
             version=self._version,
             evals=tuple(self._evals),
-            outcomes=dict(self._outcomes),
+            outcomes=self._sampling.scheduler.totals,
             llm_calls=self._sampling.gateway.calls,
             cpu_seconds=cpu,
             wall_s=time.time() - self._started_at,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentrl_core.chat import Chat
+from agentrl_core.config.schema import Component
 from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
 from agentrl_core.rollout.runner import Runner
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from agentrl_core.engines.base import Engine
     from agentrl_core.run.components import Components
     from agentrl_core.run.start import Start
-    from agentrl_core.types import Group, Task
+    from agentrl_core.types import Group, Record, Task
     from agentrl_core.weights.base import WeightSource
 
 logger = logging.getLogger(__name__)
@@ -29,13 +31,13 @@ logger = logging.getLogger(__name__)
 class SamplingSide:
     """Owns the engine, the gateway and the loop on which agents run; called from the main thread."""
 
-    def __init__(self, components: Components, start: Start, run_id: str) -> None:
+    def __init__(
+        self, components: Components, start: Start, run_id: str, *, on_scored: Callable[[Record], None]
+    ) -> None:
         config = components.config
         self._config, self._run_id, self._store = config, run_id, start.store
         self._agents = LoopThread("agents")
-        parser = components.build(
-            "tool_parsers", "gateway.tool_parser", type(config.engine)(config.gateway.tool_parser)
-        )
+        parser = components.build("tool_parsers", "gateway.tool_parser", Component(config.gateway.tool_parser))
         self.engine: Engine = components.build(
             "engines", "engine", config.engine, model_dir=start.model_dir, seed=config.seed
         )
@@ -69,6 +71,8 @@ class SamplingSide:
             seed=config.seed,
             start_index=start.next_index,
             shuffle=config.data.shuffle,
+            total_steps=config.trainer.steps,
+            on_scored=on_scored,
         )
         self.scheduler.publish(start.version, start.step)
         self._scheduling: asyncio.Task[None] | None = None
@@ -96,12 +100,9 @@ class SamplingSide:
         raise RunError("sampling ended before the step had its groups")
 
     def load_weights(self, version: int, source: WeightSource) -> None:
-        """Switch the engine to new weights and record the publication."""
+        """Switch the engine to new weights."""
 
-        async def publish(step: int) -> None:
-            await self.engine.load_weights(version, source)
-
-        self._agents.run(publish(version))
+        self._agents.run(self.engine.load_weights(version, source))
 
     def open_capacity(self, version: int, steps_done: int) -> None:
         """Let the episodes start that the new version admits."""
@@ -109,12 +110,11 @@ class SamplingSide:
 
     def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, tuple[float, int]]:
         """Mean reward and number of scored records of each task set."""
+        sampling = attrs.evolve(self._config.sampling, temperature=self._config.eval.temperature)
         results = {}
         for name, members in sets.items():
             reward, scored, _ = self._agents.run(
-                self.scheduler.evaluate(
-                    members[:tasks], name=name, seed=self._config.seed, temperature=self._config.eval.temperature
-                )
+                self.scheduler.evaluate(members[:tasks], name=name, seed=self._config.seed, sampling=sampling)
             )
             results[name] = (reward, scored)
         return results
@@ -123,10 +123,6 @@ class SamplingSide:
         """CPU seconds by part: agent (with its SDK), gateway, engine."""
         gateway, agents = self.gateway.cpu_seconds, self._agents.cpu_seconds()
         return {"agent": max(0.0, agents - gateway), "gateway": gateway, "engine": self.engine.cpu_seconds}
-
-    def outcomes(self) -> Counter[str]:
-        """Outcome -> records since the last call."""
-        return Counter(self.scheduler.drain_outcomes())
 
     def close(self) -> None:
         """Cancel running episodes and free everything; safe at any moment."""
@@ -138,6 +134,7 @@ class SamplingSide:
                 await asyncio.wait({scheduling})
 
             self._agents.run(settle())
+        self._agents.run(self.gateway.http_client.close_for_good())
         self.gateway.close()
         self.engine.close()
         self._agents.close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core import config as configs
+from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, DataError, RunError
 from agentrl_core.stores.base import RunRow
 from agentrl_core.training.checkpoint import prune
@@ -109,9 +110,7 @@ def _learner(components: Components, model_dir: Path) -> Learner:
         loss=components.build("losses", "loss", attrs.evolve(config.loss, options=options)),
         aggregation=aggregation,
         advantage=components.build("advantages", "advantage", config.advantage),
-        credit=components.build(
-            "credits", "credit", config.credit, turn_discount=config.rollout.agent.turn_discount
-        ),
+        credit=components.build("credits", "credit", config.credit, turn_discount=config.rollout.agent.turn_discount),
         filters=[components.build("filters", "filters", item) for item in config.filters],
         config=config.trainer,
         temperature=config.sampling.temperature,
@@ -134,9 +133,14 @@ def _model_directory(components: Components, directory: RunDirectory, *, existin
     if config.model.use is None:
         raise ConfigError(f"{where('model')}: name the policy: `path: FOLDER` or `use: tiny`")
     if not (existing and (directory.model / "config.json").is_file()):
-        builder = configs.schema.Component(config.model.use, config.model.options)
+        builder = Component(config.model.use, config.model.options)
         components.build(
-            "models", "model", builder, directory=directory.model, seed=config.seed, conversations=_conversations(components)
+            "models",
+            "model",
+            builder,
+            directory=directory.model,
+            seed=config.seed,
+            conversations=_conversations(components),
         )()
     return directory.model
 

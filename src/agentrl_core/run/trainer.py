@@ -85,7 +85,8 @@ def _run(
                 [
                     components.build("trackers", "trackers", item, run_dir=directory.path)
                     for item in components.config.trackers
-                ]
+                ],
+                components.registry.hooks.notify,
             )
             start = begin(components, directory, audience.notice)
             return TrainingLoop(components, directory, start, audience, started_at=started).run()
