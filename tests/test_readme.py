@@ -14,7 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def block(language: str, containing: str) -> str:
-    found = [text for text in re.findall(rf"```{language}\n(.*?)```", README, re.S) if containing in text]
+    found = [text for text in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) if containing in text]
     assert len(found) == 1, f"the README has {len(found)} {language} blocks with {containing!r}"
     return found[0]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from agentrl_core.testing.quest import MAX_CALLS, Quest
 from langchain.agents import AgentState, create_agent
 from langchain.agents.middleware import ModelCallLimitMiddleware
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.prebuilt import InjectedState
+
+from agentrl_core.testing.quest import MAX_CALLS, Quest
 
 
 class QuestState(AgentState[Any]):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl_core.testing.quest import TOOLS, Quest
 from openai import AsyncOpenAI
+
+from agentrl_core.testing.quest import TOOLS, Quest
 
 
 class QuestAgent:

@@ -42,7 +42,7 @@ class TrainingLoop:
         self._without_signal = 0
         self._recent_rewards: list[float] = []
         self._sampling = SamplingSide(components, start, directory.name, on_scored=audience.record_scored)
-        self._saved_step = start.step if start.step else None
+        self._saved_step = start.step or None
 
     def run(self) -> RunSummary:
         """Train to the end; the summary is reported on failures too."""

@@ -101,7 +101,6 @@ class SamplingSide:
 
     def load_weights(self, version: int, source: WeightSource) -> None:
         """Switch the engine to new weights."""
-
         self._agents.run(self.engine.load_weights(version, source))
 
     def open_capacity(self, version: int, steps_done: int) -> None:

@@ -13,9 +13,9 @@ import attrs
 from agentrl_core import config as configs
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.errors import AgentRLError, RunError
+from agentrl_core.run.audience import Audience
 from agentrl_core.run.components import Components, resolve
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.audience import Audience
 from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.start import Start, fresh_start, resumed_start
 from agentrl_core.trackers.base import RunSummary

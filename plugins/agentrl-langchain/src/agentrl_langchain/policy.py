@@ -70,7 +70,11 @@ class PolicyChatModel(BaseChatModel):
         return "agentrl-policy"
 
     def bind_tools(
-        self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | Any], *, tool_choice: Any = None, **kwargs: Any
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | Any],
+        *,
+        tool_choice: Any = None,
+        **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Offer tools on every call."""
         if tool_choice is not None:
