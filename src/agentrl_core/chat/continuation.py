@@ -36,8 +36,8 @@ class TurnContinuation:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._sentinel = f"turn-{uuid.uuid4().hex}"
-        self.end_of_turn = ""
-        """Text with which the template ends an assistant's turn; empty before `learn_end_of_turn`."""
+        self.ends: tuple[str, ...] = ()
+        """Texts of the tokens that may end an assistant's turn."""
         self._history_free = self._is_history_free()
 
     def after_any_history(self, new: Sequence[Message], *, tools: bool) -> str | None:
@@ -73,9 +73,10 @@ class TurnContinuation:
             after = self._template.render([*history, *new], tools)
         except RequestError:
             return None
-        if not self.end_of_turn or not after.startswith(before) or not before.rstrip().endswith(self.end_of_turn):
+        end = next((end for end in self.ends if before.rstrip().endswith(end)), None)
+        if end is None or not after.startswith(before):
             return None
-        return after[before.rindex(self.end_of_turn) :]
+        return after[before.rindex(end) :]
 
     def _is_history_free(self) -> bool:
         call = {"id": "call_0", "type": "function", "function": {"name": "other", "arguments": "{}"}}
@@ -102,10 +103,6 @@ class TurnContinuation:
                 if any(self._after_sentinel(history, new, others) != expected for history in histories):
                     return False
         return True
-
-    def learn_end_of_turn(self, token: str) -> None:
-        """Note the text with which the template ends an assistant's turn."""
-        self.end_of_turn = token
 
     def probe(self) -> str | None:
         """Return what follows an assistant's content when a user's message comes next."""

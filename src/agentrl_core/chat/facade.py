@@ -38,7 +38,7 @@ class Chat:
         self._continuation = TurnContinuation(template)
         self.stop_token_ids = self._with_end_of_turn(stop_token_ids)
         """Ids that end a generation: those that the model directory names, and the template's end of turn."""
-        self._stop_texts = tuple(text for token in self.stop_token_ids if (text := self.decode([token])))
+        self._continuation.ends = tuple(text for token in self.stop_token_ids if (text := self.decode([token])))
         self._prompts: dict[bytes, tuple[int, ...]] = {}
         self._continuations: dict[tuple[bytes, bool], tuple[int, ...]] = {}
         """Ids that follow a turn, by the new messages and whether the turn was ended."""
@@ -133,7 +133,7 @@ class Chat:
 
     def _encode_after(self, text: str, *, ended: bool) -> tuple[int, ...]:
         stripped = text.lstrip()
-        stop = next((stop for stop in self._stop_texts if ended and stripped.startswith(stop)), None)
+        stop = next((stop for stop in self._continuation.ends if ended and stripped.startswith(stop)), None)
         return tuple(self._tokenizer.encode_continuation(text if stop is None else stripped.removeprefix(stop)))
 
     def _with_end_of_turn(self, stop_token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -143,7 +143,6 @@ class Chat:
         token = self._tokenizer.added_token(first[0]) if first else None
         if token is None:
             return tuple(stop_token_ids)
-        self._continuation.learn_end_of_turn(token)
         self._tokenizer.anchor_on(token)
         return tuple(dict.fromkeys([*stop_token_ids, first[0]]))
 
