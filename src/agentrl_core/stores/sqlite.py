@@ -20,7 +20,7 @@ from agentrl_core.stores.wakeups import Wakeups
 from agentrl_core.types import Episode, Group, Interaction, Outcome, Record, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 RECHECK_S = 0.5
 """How often `take_groups` looks for groups that another process added; this process's own wake it at once."""
@@ -40,21 +40,24 @@ class SQLiteStore:
     under a millisecond, less than a trip to a worker thread. What a call has written survives `kill -9`.
     """
 
-    def __init__(self, *, path: Path, read_only: bool = False) -> None:
-        self.path = Path(path)
-        self._file = str(self.path.absolute())  # an agent in this process may change the working directory
-        self._connection: sqlite3.Connection | None = (
-            open_for_reading(self.path) if read_only else open_for_writing(self.path)
-        )
-        self._inode = _inode(self._file)
-        self._lock = threading.Lock()
-        self._changed = Wakeups()
-        self._stored_tools: set[tuple[str, bytes]] = set()
+    def __init__(self, *, path: Path) -> None:
+        self._open(Path(path), open_for_writing)
 
     @classmethod
     def read(cls, path: Path) -> SQLiteStore:
         """Open an existing file for reading only, also while its run is alive; writes raise `StoreError`."""
-        return cls(path=path, read_only=True)
+        store = cls.__new__(cls)
+        store._open(path, open_for_reading)  # noqa: SLF001 - a constructor of this class
+        return store
+
+    def _open(self, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:
+        self.path = path
+        self._file = str(path.absolute())  # an agent in this process may change the working directory
+        self._connection: sqlite3.Connection | None = connect(path)
+        self._inode = _inode(self._file)
+        self._lock = threading.Lock()
+        self._changed = Wakeups()
+        self._stored_tools: set[tuple[str, bytes]] = set()
 
     async def create_run(self, run: RunRow) -> None:
         """Add a run; `StoreError` if its name exists."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +75,7 @@ class Tracker(Protocol):
         ...
 
     def notice(self, message: str) -> None:
-        """One line for a person: what is being prepared, or what was decided for them."""
+        """One line for a person: what is being prepared, or what was decided for them. Also before `run_started`."""
         ...
 
     def evaluated(self, report: EvalReport) -> None:

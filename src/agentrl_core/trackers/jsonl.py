@@ -1,0 +1,98 @@
+"""Metrics as JSON lines: one event per line in the run's folder, appended on resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import orjson
+
+from agentrl_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
+
+FILE_NAME = "metrics.jsonl"
+
+
+class JsonlTracker:
+    """Writes `metrics.jsonl`: `event` (run_started, evaluated, step_finished, run_finished), `time` and its fields.
+
+    Each line is handed to the operating system before the call returns. Values that JSON has no form for
+    (NaN, infinities) are null.
+    """
+
+    def __init__(self, *, run_dir: Path) -> None:
+        self.path = Path(run_dir) / FILE_NAME
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab", buffering=0)
+            self._torn = _ends_inside_a_line(self.path)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot open: {error.strerror}") from error
+
+    def notice(self, message: str) -> None:
+        """Nothing: what is said to a person is no metric."""
+
+    def run_started(self, run: RunInfo) -> None:
+        """Write the run's name, config and components."""
+        self._write("run_started", run)
+
+    def evaluated(self, report: EvalReport) -> None:
+        """Write an evaluation."""
+        self._write("evaluated", report)
+
+    def step_finished(self, report: StepReport) -> None:
+        """Write a step's metrics."""
+        self._write("step_finished", report)
+
+    def run_finished(self, summary: RunSummary) -> None:
+        """Write how the run ended."""
+        self._write("run_finished", summary)
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._file.close()
+
+    def _write(self, event: str, fields: Any) -> None:
+        row = {"event": event, "time": time.time(), **attrs.asdict(fields)}
+        line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+        if self._torn:
+            line = b"\n" + line  # a cut line spoils no other
+        self._torn = True
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot write: {error.strerror}; free space on that disk") from error
+        if written != len(line):
+            raise RunError(f"{self.path}: cannot write: no space left on the disk; free space there")
+        self._torn = False
+
+
+def _ends_inside_a_line(path: Path) -> bool:
+    """Whether the last line was cut short, by a killed process for one."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a `metrics.jsonl`; a line that a killed process cut short is passed over."""
+    if not path.is_file():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(event, dict):
+                yield event
