@@ -1,0 +1,147 @@
+"""Training samples: each branch of an episode as the token sequence that the engine saw, with its loss spans.
+
+A linear dialogue is one sample with several spans. Where an episode forks, each leaf has one, and a sampled
+token is in the loss of the first sample that holds it, so every trained token counts exactly once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentrl_core.batching.credit import children_of, is_trained
+from agentrl_core.errors import TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.types import Episode, Group, Interaction
+
+
+@attrs.frozen(kw_only=True)
+class Sample:
+    """One sequence of token ids, cut after its last loss token. The lists below `ids` run over its L loss tokens."""
+
+    ids: Sequence[int]
+    positions: Sequence[int]
+    """Places of the loss tokens in `ids`, rising, never 0. [L]"""
+    logprobs: Sequence[float]
+    """Behaviour logprobs. [L]"""
+    advantages: Sequence[float]
+    versions: Sequence[int]
+    """Policy version that sampled each. [L]"""
+    interactions: Sequence[int]
+    """Index into `Samples.interactions`. [L]"""
+    record: int
+    """Index into `Samples.records`."""
+    group: int
+    """Index into `Samples.groups`."""
+
+
+@attrs.frozen(kw_only=True)
+class Samples:
+    """The samples of one step, and the names behind their indices."""
+
+    samples: tuple[Sample, ...]
+    interactions: tuple[str, ...]
+    records: tuple[str, ...]
+    groups: tuple[str, ...]
+
+
+def training_samples(groups: Sequence[Group], advantages: Mapping[str, float]) -> Samples:
+    """Lay out every interaction that has an advantage.
+
+    Raises `TrainingError` where ids, logprobs and versions of an interaction do not match in number.
+    """
+    samples: list[Sample] = []
+    interactions: list[str] = []
+    records: list[str] = []
+    for group_index, group in enumerate(groups):
+        for episode in group.episodes:
+            numbers = {}
+            for item in episode.interactions:
+                if is_trained(item) and item.id in advantages:
+                    _check_lengths(item)
+                    numbers[item.id] = len(interactions)
+                    interactions.append(item.id)
+            samples.extend(_episode_samples(episode, numbers, advantages, record=len(records), group=group_index))
+            records.append(episode.record.id)
+    return Samples(
+        samples=tuple(samples),
+        interactions=tuple(interactions),
+        records=tuple(records),
+        groups=tuple(group.id for group in groups),
+    )
+
+
+def _episode_samples(
+    episode: Episode, numbers: Mapping[str, int], advantages: Mapping[str, float], *, record: int, group: int
+) -> list[Sample]:
+    """One sample per leaf that adds loss tokens; `numbers`: interaction id -> its index, of those to train."""
+    children = children_of(episode)
+    by_id = {item.id: item for item in episode.interactions}
+    samples = []
+    done: set[str] = set()
+    for leaf in (item for item in episode.interactions if not children[item.id]):
+        lineage = [leaf]
+        while (parent := lineage[-1].parent) is not None:
+            lineage.append(by_id[parent])
+        lineage.reverse()
+        new = [item for item in lineage if item.id in numbers and item.id not in done]
+        if new:
+            done.update(item.id for item in new)
+            samples.append(_sample(lineage, {item.id for item in new}, numbers, advantages, record=record, group=group))
+    return samples
+
+
+def _sample(
+    lineage: Sequence[Interaction],
+    new: set[str],
+    numbers: Mapping[str, int],
+    advantages: Mapping[str, float],
+    *,
+    record: int,
+    group: int,
+) -> Sample:
+    """The sequence of `lineage`, with the outputs of `new` in the loss."""
+    ids: list[int] = []
+    positions: list[int] = []
+    logprobs: list[float] = []
+    values: list[float] = []
+    versions: list[int] = []
+    owners: list[int] = []
+    for item in lineage:
+        ids.extend(item.prompt_ids)
+        if item.id in new:
+            count = len(item.output_ids)
+            positions.extend(range(len(ids), len(ids) + count))
+            logprobs.extend(item.logprobs)
+            values.extend([advantages[item.id]] * count)
+            versions.extend(item.output_versions)
+            owners.extend([numbers[item.id]] * count)
+        ids.extend(item.output_ids)
+    return Sample(
+        ids=ids[: positions[-1] + 1],
+        positions=positions,
+        logprobs=logprobs,
+        advantages=values,
+        versions=versions,
+        interactions=owners,
+        record=record,
+        group=group,
+    )
+
+
+def _check_lengths(item: Interaction) -> None:
+    tokens, versions = len(item.output_ids), sum(count for _, count in item.versions)
+    if not tokens == len(item.logprobs) == versions:
+        raise TrainingError(
+            f"record {item.record_id}, interaction {item.id}: {tokens} output tokens, {len(item.logprobs)} logprobs "
+            f"and {versions} versions; a trained output needs one of each per token"
+        )
+    if item.parent is None and not item.prompt_ids:
+        raise TrainingError(
+            f"record {item.record_id}, interaction {item.id}: the output has no prompt before it, so its first "
+            "token has no distribution to be trained on"
+        )

@@ -1,0 +1,36 @@
+"""GRPO: the clipped surrogate on group-relative advantages."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+import torch
+
+from agentrl_core.losses.base import LossBatch, LossOutput
+from agentrl_core.losses.trust_region import TrustRegion, importance_ratio, ratio_metrics
+
+
+@attrs.frozen(kw_only=True)
+class GRPO(TrustRegion):
+    """DeepSeekMath's objective without the KL term (arXiv 2402.03300, eq. 3), PPO's clipping (arXiv 1707.06347).
+
+        l = -min(rho * A, clip(rho, 1 - clip, 1 + clip + clip_higher) * A),  rho = exp(log pi_theta - log mu)
+
+    mu is the policy that sampled the token, by the engine's own log-probs. Normaliser: the config's
+    `aggregation`; by default the sum over all loss tokens / loss tokens of the whole optimizer update (DAPO),
+    with `seq_mean_token_mean` the paper's own. The options of the trust region drop tokens on top of the clip.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def loss(self, batch: LossBatch) -> LossOutput:
+        """Per-token loss; aggregation and its denominator are the trainer's."""
+        ratio = importance_ratio(batch)
+        clipped = ratio.clamp(1 - self.clip, 1 + self.clip + self.clip_higher)
+        keep = self.keep(batch, ratio)
+        return LossOutput(
+            per_token=-torch.minimum(ratio * batch.advantages, clipped * batch.advantages),
+            keep=keep,
+            metrics=ratio_metrics(batch, ratio, self.beyond(batch, ratio) | (keep == 0)),
+        )

@@ -1,0 +1,79 @@
+"""The trust region that the policy-gradient losses share: which tokens have drifted too far to be trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+from attrs import field, validators
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl_core.losses.base import LossBatch
+
+
+@attrs.frozen(kw_only=True)
+class TrustRegion:
+    """Bounds on the importance ratio rho = exp(log pi_theta - log mu), mu being the policy that sampled.
+
+    A token leaves the loss where rho has moved further than allowed in the direction of its advantage A:
+
+        keep = not ((A > 0 and rho > 1 + (clip + clip_higher) * c * d) or (A < 0 and rho < 1 - clip * c * d))
+
+    c is `importance_weight_cap_ratio`; d is 1/c with `strict_in_bound`, else exp(-lag * out_of_date_decay) where
+    that is set, else 1. Without a cap and not strict, every token is kept. This is the mask of AgentCPM's
+    AgentRL, whose own defaults are clip 0.2, clip_higher 0.1 and a cap of 4.
+    """
+
+    clip: float = field(default=0.2, validator=[validators.gt(0.0), validators.lt(1.0)])
+    """Allowed fall of the ratio below 1."""
+    clip_higher: float = field(default=0.0, validator=validators.ge(0.0))
+    """Added to `clip` for the allowed rise above 1 (DAPO's clip-higher)."""
+    importance_weight_cap_ratio: float | None = field(default=None, validator=validators.optional(validators.gt(0.0)))
+    """Width of the kept region in multiples of the clip bounds; None keeps every token unless strict."""
+    strict_in_bound: bool = False
+    """Drop every token beyond the clip bounds themselves; wins over `out_of_date_decay`."""
+    out_of_date_decay: float | None = field(default=None, validator=validators.optional(validators.ge(0.0)))
+    """Narrow the region by exp(-decay) per policy version of lag; needs `importance_weight_cap_ratio`."""
+
+    @out_of_date_decay.validator
+    def _decays_something(self, _attribute: object, value: float | None) -> None:
+        if value is not None and self.importance_weight_cap_ratio is None:
+            raise ValueError(
+                "out_of_date_decay narrows the region that importance_weight_cap_ratio sets, which is not set; "
+                "set it too (AgentRL's own value is 4.0), or remove out_of_date_decay"
+            )
+
+    def keep(self, batch: LossBatch, ratio: Tensor) -> Tensor:
+        """1.0 for the masked tokens inside the region, else 0.0; no gradient. [N]."""
+        if self.strict_in_bound:
+            width = torch.ones_like(ratio)
+        elif self.importance_weight_cap_ratio is None:
+            return batch.mask
+        else:
+            decay = self.out_of_date_decay or 0.0
+            width = self.importance_weight_cap_ratio * torch.exp(-decay * batch.lag.clamp_min(0).to(ratio.dtype))
+        return batch.mask * (~self.beyond(batch, ratio, width=width)).to(batch.mask.dtype)
+
+    def beyond(self, batch: LossBatch, ratio: Tensor, *, width: Tensor | float = 1.0) -> Tensor:
+        """Whether a token's ratio is past `width` times its clip bound, in its advantage's direction. Bool. [N]."""
+        ratio = ratio.detach()
+        too_high = (batch.advantages > 0) & (ratio > 1 + (self.clip + self.clip_higher) * width)
+        too_low = (batch.advantages < 0) & (ratio < 1 - self.clip * width)
+        return too_high | too_low
+
+
+def importance_ratio(batch: LossBatch) -> Tensor:
+    """Compute rho = exp(log pi_theta - log mu) of each token; 1 and without gradient where the mask is 0. [N]."""
+    return torch.exp(torch.where(batch.mask > 0, batch.logprobs - batch.behaviour_logprobs, 0.0))
+
+
+def ratio_metrics(batch: LossBatch, ratio: Tensor, cut: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Share of tokens without gradient (`cut`, bool [N]) and mean ratio, as (sum, count) over the masked tokens."""
+    count = batch.mask.sum()
+    return {
+        "clip_fraction": ((cut.to(batch.mask.dtype) * batch.mask).sum(), count),
+        "ratio_mean": ((ratio.detach() * batch.mask).sum(), count),
+    }
