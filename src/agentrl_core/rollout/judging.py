@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+import reprlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
 from agentrl_core.data.extract import extract_answer
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout.failures import describe
-from agentrl_core.rollout.rewards import GivenReward, finite_number, read_reward
+from agentrl_core.rollout.rewards import GivenReward, read_reward
 from agentrl_core.scoring import Score, ScoreRequest
-from agentrl_core.types import Episode, Interaction, Message, Task
 
-AskScorer: TypeAlias = Callable[[ScoreRequest], Awaitable["float | Score | Mapping[str, float] | None"]]
-"""A scorer of any form, behind one that is awaited."""
-
-_LONGEST_ANSWER = 80
-"""Characters of an answer that a message shows."""
+if TYPE_CHECKING:
+    from agentrl_core.scorers.call import NormalizedScorer
+    from agentrl_core.types import Episode, Interaction, Message, Task
 
 
 @attrs.frozen(kw_only=True)
@@ -31,29 +29,26 @@ class Verdict:
     """Named components, finite."""
 
 
-async def judge(ask: AskScorer, task: Task, episode: Episode, *, timeout_s: float) -> Verdict:
+async def judge(scorer: NormalizedScorer, task: Task, episode: Episode, *, timeout_s: float) -> Verdict:
     """Ask a scorer about the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
-    name = f"scorer '{task.scorer}'" if task.scorer else "the default scorer"
+    name = f"scorer '{scorer.name}'"
     request = score_request(task, episode)
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
-            given = await ask(request)
-    except Exception as error:
-        if limit.expired():
-            raise EpisodeError(
-                "no_score", f"{name} gave no verdict within rollout.timeout_s = {timeout_s:g} s"
-            ) from error
-        raise EpisodeError("no_score", f"{name} raised {describe(error)}") from error
-    value, parts = (given.value, given.parts) if isinstance(given, Score) else (given, {})
-    try:
+            given = await scorer(request)
+        value, parts = (given.value, given.parts) if isinstance(given, Score) else (given, {})
         reward = read_reward(value, episode.interactions, giver=name)
-        named = {part: finite_number(number, f"{name}, for part {part!r},") for part, number in parts.items()}
     except EpisodeError as error:
         raise EpisodeError("no_score", str(error)) from error
+    except Exception as error:
+        if limit.expired():
+            text = f"{name} gave no verdict within rollout.timeout_s = {timeout_s:g} s"
+            raise EpisodeError("no_score", text) from error
+        raise EpisodeError("no_score", f"{name} raised {describe(error)}") from error
     if reward is None:
-        raise EpisodeError("no_score", f"{name} gave no score for the answer {_shown(request.answer)}")
-    return Verdict(reward=reward, parts=named)
+        raise EpisodeError("no_score", f"{name} gave no score for the answer {reprlib.repr(request.answer)}")
+    return Verdict(reward=reward, parts=parts)
 
 
 def score_request(task: Task, episode: Episode) -> ScoreRequest:
@@ -79,7 +74,3 @@ def text_of(message: Message) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.get("text") or "" for part in content or () if part.get("type") == "text")
-
-
-def _shown(answer: str) -> str:
-    return f"{answer[:_LONGEST_ANSWER]!r}{'…' if len(answer) > _LONGEST_ANSWER else ''}"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from agentrl_core.errors import DataError
-from agentrl_core.types import Task
+
+if TYPE_CHECKING:
+    from agentrl_core.types import Task
 
 
 class TaskOrder:

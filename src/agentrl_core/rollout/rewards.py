@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import decimal
 import math
-import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrl_core.errors import EpisodeError
-from agentrl_core.types import Interaction
+from agentrl_core.scorers.call import finite_number
+
+if TYPE_CHECKING:
+    from agentrl_core.types import Interaction
 
 _SHOWN_IDS = 8
 """Known ids that a message lists before it stops."""
@@ -35,7 +36,7 @@ def read_reward(given: Any, interactions: Sequence[Interaction], *, giver: str =
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        return GivenReward(value=finite_number(given, giver))
+        return GivenReward(value=_number(given, giver))
     if not given:
         raise EpisodeError(
             "reward_type", f"{giver} returned an empty dict; return a number, or None to leave it to the scorer"
@@ -45,41 +46,15 @@ def read_reward(given: Any, interactions: Sequence[Interaction], *, giver: str =
         interaction = _find(key, interactions, giver)
         if interaction.id in rewards:
             raise EpisodeError("reward_type", f"{giver} named {interaction.id} twice, by id and by turn index")
-        rewards[interaction.id] = finite_number(value, f"{giver}, for {key!r},")
+        rewards[interaction.id] = _number(value, f"{giver}, for {key!r},")
     return GivenReward(value=math.fsum(rewards.values()), by_interaction=rewards)
 
 
-def finite_number(given: Any, giver: str) -> float:
-    """Return `given` as a float: a real number, a bool, or a scalar of numpy or torch.
-
-    Raises `EpisodeError` with reason `not_finite` or `reward_type`.
-    """
-    number = given
-    if not isinstance(number, numbers.Real | decimal.Decimal):
-        number = _item(given)
-    if not isinstance(number, numbers.Real | decimal.Decimal):
-        raise EpisodeError(
-            "reward_type",
-            f"{giver} returned {_shown(given)}; expected a number, {{interaction id or turn index: number}}, or None",
-        )
+def _number(given: Any, giver: str) -> float:
     try:
-        value = float(number)
-    except OverflowError:
-        value = math.inf
-    if not math.isfinite(value):
-        raise EpisodeError("not_finite", f"{giver} returned {_shown(given)}; expected a finite number")
-    return value
-
-
-def _item(given: Any) -> Any:
-    """The Python scalar inside a numpy or torch scalar; None where there is none."""
-    item = getattr(given, "item", None)
-    if not callable(item):
-        return None
-    try:
-        return item()
-    except (RuntimeError, TypeError, ValueError):  # more than one element
-        return None
+        return finite_number(given)
+    except EpisodeError as error:
+        raise EpisodeError(error.reason, f"{giver} gave no usable reward: {error}") from error
 
 
 def _find(key: Any, interactions: Sequence[Interaction], giver: str) -> Interaction:
@@ -97,8 +72,3 @@ def _find(key: Any, interactions: Sequence[Interaction], giver: str) -> Interact
         f"{giver} gave a reward to {key!r}, which is no interaction of this record; known are "
         f"{', '.join(known)}{f' and {more} more' if more else ''}, or turn indices 0 to {len(interactions) - 1}",
     )
-
-
-def _shown(given: Any) -> str:
-    text = repr(given)
-    return f"{text[:80]}{'…' if len(text) > 80 else ''} ({type(given).__module__}.{type(given).__qualname__})"  # noqa: PLR2004

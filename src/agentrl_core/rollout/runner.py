@@ -23,7 +23,7 @@ from agentrl_core.types import Episode, Interaction, Outcome, Record, Task
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway, Session
-    from agentrl_core.rollout.judging import AskScorer
+    from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.stores.base import Store
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Runner:
         run: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]],
         gateway: Gateway,
         store: Store,
-        scorer_for: Callable[[Task], AskScorer],
+        scorer_for: Callable[[Task], NormalizedScorer],
         config: RolloutConfig,
         run_id: str,
         clock: Callable[[], float] = time.time,
@@ -182,5 +182,4 @@ def _check_called(interactions: Sequence[Interaction]) -> None:
 
 def _without_secrets(text: str, session: Session) -> str:
     """Take a session's key, and its address, which is as good as the key, out of a text."""
-    token = session.base_url.rpartition("/")[2]
-    return text.replace(session.api_key, "<api_key>").replace(token, "<session>")
+    return text.replace(session.api_key, "<api_key>").replace(session.token, "<session>")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from agentrl_core.types import Episode, Group
+if TYPE_CHECKING:
+    from agentrl_core.types import Episode, Group
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from typing import TYPE_CHECKING
 
-from agentrl_core.config.schema import RolloutConfig
 from agentrl_core.errors import RunError
-from agentrl_core.types import Outcome, Record
+from agentrl_core.types import Outcome
+
+if TYPE_CHECKING:
+    from agentrl_core.config.schema import RolloutConfig
+    from agentrl_core.types import Record
 
 
 def label(record: Record) -> str:

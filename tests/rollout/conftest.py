@@ -1,0 +1,173 @@
+"""A gateway and a store in memory, and the smallest runner and scheduler around them."""
+
+import asyncio
+from types import SimpleNamespace
+
+import attrs
+import pytest
+
+from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.rollout.calling import WorkflowCall
+from agentrl_core.rollout.runner import Runner
+from agentrl_core.rollout.scheduler import Scheduler
+from agentrl_core.types import Interaction, Task
+
+
+class MemoryStore:
+    """Keeps what it is given, by id."""
+
+    def __init__(self):
+        self.tasks, self.groups, self.records, self.usable = {}, [], {}, {}
+        self.closed = False
+
+    async def add_tasks(self, run_id, tasks):
+        self.tasks |= {task.id: task for task in tasks}
+
+    async def add_group(self, run_id, group_id, task_id, *, index, size, version, is_eval=False):
+        await asyncio.sleep(0)
+        self.groups.append(
+            SimpleNamespace(id=group_id, task_id=task_id, index=index, size=size, version=version, is_eval=is_eval)
+        )
+
+    async def add_record(self, record):
+        await asyncio.sleep(0)
+        self.records[record.id] = record
+
+    async def finish_record(self, record):
+        await asyncio.sleep(0)
+        self.records[record.id] = record
+        return True
+
+    async def finish_group(self, run_id, group_id, *, usable):
+        self.usable[group_id] = usable
+
+    async def close_sampling(self, run_id):
+        self.closed = True
+
+    def of(self, task_id):
+        return [record for record in self.records.values() if record.task_id == task_id]
+
+
+@attrs.define(eq=False)
+class Session:
+    record: object
+    seed_key: tuple
+    sampling: object
+    token: str
+    base_url: str
+    api_key: str
+    interactions: list = attrs.field(factory=list)
+    closed: bool = False
+
+
+class MemoryGateway:
+    """Sessions whose calls are made by `call`; `answer` is what the policy says next."""
+
+    def __init__(self):
+        self.sessions = []
+        self.http_client = object()
+        self.fatal = None
+        self.answer = "<answer>4</answer>"
+
+    def open_session(self, record, *, seed_key, sampling=None):
+        token = f"token-{len(self.sessions)}"
+        session = Session(record, seed_key, sampling, token, f"http://gateway/s/{token}", f"sk-{token}")
+        self.sessions.append(session)
+        return session
+
+    async def close_session(self, session):
+        await asyncio.sleep(0)
+        session.closed = True
+        return tuple(session.interactions)
+
+    async def call(self, base_url, *, trainable=True, tool_calls=()):
+        session = next(item for item in self.sessions if item.base_url == base_url)
+        assert not session.closed
+        seq = len(session.interactions)
+        output = {"role": "assistant", "content": self.answer, "tool_calls": list(tool_calls)}
+        interaction = Interaction(
+            id=f"chatcmpl-{self.sessions.index(session)}-{seq}",
+            record_id=session.record.id,
+            seq=seq,
+            parent=session.interactions[-1].id if session.interactions else None,
+            prompt_ids=(1, 2),
+            output_ids=(3,),
+            logprobs=(-0.5,),
+            versions=((0, 1),),
+            messages=({"role": "user", "content": f"turn {seq}"},),
+            output=output,
+            trainable=trainable,
+        )
+        session.interactions.append(interaction)
+        return interaction
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def gateway():
+    return MemoryGateway()
+
+
+@pytest.fixture
+def make_task():
+    def make(task_id="t0", **fields):
+        return Task(id=task_id, data={"id": task_id, "messages": [{"role": "user", "content": "2 + 2?"}]}, **fields)
+
+    return make
+
+
+@pytest.fixture
+def make_runner(store, gateway):
+    def make(workflow, *, scorer_for=None, grace_s=5.0, **config):
+        def no_scorer(task):
+            raise AssertionError(f"asked for the scorer of {task.id}")
+
+        return Runner(
+            run=WorkflowCall(workflow, "workflow"),
+            gateway=gateway,
+            store=store,
+            scorer_for=scorer_for or no_scorer,
+            config=RolloutConfig(**config),
+            run_id="run",
+            clock=lambda: 7.0,
+            grace_s=grace_s,
+        )
+
+    return make
+
+
+@pytest.fixture
+def run_one(make_runner, make_task):
+    """Run one episode of a workflow to its end."""
+
+    def run(workflow, *, task=None, **options):
+        runner = make_runner(workflow, **options)
+        episode = runner.run_episode(task or make_task(), group_id="g", sample_index=3, seed_key=(1,))
+        return asyncio.run(episode)
+
+    return run
+
+
+@pytest.fixture
+def make_scheduler(make_runner, make_task, store):
+    """A scheduler of `tasks` tasks; call it inside a running loop."""
+
+    def make(workflow, *, tasks=4, seed=0, start_index=0, total_steps=None, on_scored=None, shuffle=True, **config):
+        return Scheduler(
+            tasks=[make_task(f"t{number}") for number in range(tasks)],
+            runner=make_runner(workflow, **config),
+            store=store,
+            config=RolloutConfig(**config),
+            run_id="run",
+            seed=seed,
+            start_index=start_index,
+            shuffle=shuffle,
+            total_steps=total_steps,
+            on_scored=on_scored,
+        )
+
+    return make

@@ -1,0 +1,340 @@
+import asyncio
+import logging
+import math
+from pathlib import Path
+
+import pytest
+
+from agentrl_core import workflow_context
+from agentrl_core.config.schema import SamplingConfig
+from agentrl_core.errors import EngineError, RunError, StoreError
+from agentrl_core.scorers.call import normalize_scorer
+from agentrl_core.scoring import Score
+from agentrl_core.types import Outcome
+
+
+@pytest.fixture
+def answering(gateway):
+    """A workflow of one LLM call that returns, or raises, what it is told."""
+
+    def make(reward):
+        async def run(data, *, base_url):
+            await gateway.call(base_url)
+            if isinstance(reward, BaseException):
+                raise reward
+            return reward
+
+        return run
+
+    return make
+
+
+def scorer(verdict):
+    """`scorer_for` of a scorer that gives, or raises, `verdict`; keeps what it was asked."""
+    requests = []
+
+    async def ask(request):
+        requests.append(request)
+        if isinstance(verdict, BaseException):
+            raise verdict
+        return verdict
+
+    def scorer_for(task):
+        return normalize_scorer(ask, task.scorer or "default")
+
+    scorer_for.requests = requests
+    return scorer_for
+
+
+def test_a_reward_ends_scored_and_is_stored(run_one, answering, store):
+    episode = run_one(answering(0.5))
+    record = episode.record
+    assert (record.outcome, record.reward, record.reason, record.detail) == (Outcome.SCORED, 0.5, "", "")
+    assert (record.run_id, record.task_id, record.group_id, record.sample_index) == ("run", "t0", "g", 3)
+    assert (record.started_at, record.finished_at) == (7.0, 7.0)
+    assert [item.seq for item in episode.interactions] == [0]
+    assert store.records == {record.id: record}
+
+
+def test_a_reward_per_interaction_is_kept_beside_its_sum(run_one, gateway):
+    async def run(data, *, base_url):
+        first = await gateway.call(base_url)
+        await gateway.call(base_url)
+        return {first.id: 0.25, 1: 1}
+
+    record = run_one(run).record
+    assert record.reward == 1.25
+    assert record.rewards == {"chatcmpl-0-0": 0.25, "chatcmpl-0-1": 1.0}
+
+
+def test_an_exception_ends_failed_with_its_place(run_one, answering):
+    record = run_one(answering(ValueError("no\nanswer"))).record
+    assert (record.outcome, record.reason, record.reward) == (Outcome.FAILED, "ValueError", None)
+    assert record.detail.startswith("ValueError: no answer (")
+    assert Path(__file__).name in record.detail
+
+
+def test_an_agent_that_exits_ends_its_episode_only(run_one, answering):
+    assert run_one(answering(SystemExit(2))).record.reason == "SystemExit"
+
+
+def test_a_hang_ends_timed_out_after_the_agent_cleaned_up(run_one, gateway):
+    cleaned = []
+
+    async def run(data, *, base_url):
+        await gateway.call(base_url)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    episode = run_one(run, timeout_s=0.01)
+    assert episode.record.outcome is Outcome.TIMED_OUT
+    assert "rollout.timeout_s = 0.01 s (1 LLM calls finished)" in episode.record.detail
+    assert len(episode.interactions) == 1
+    assert cleaned == [True]
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason", "said"),
+    [
+        (math.nan, "not_finite", "expected a finite number"),
+        ({"chatcmpl-9": 1.0}, "unknown_interaction", "known are chatcmpl-0-0"),
+        ("1.0", "reward_type", "expected a number, found str"),
+    ],
+)
+def test_an_unusable_reward_is_rejected_with_the_reason(run_one, answering, reward, reason, said):
+    record = run_one(answering(reward)).record
+    assert (record.outcome, record.reason, record.reward) == (Outcome.REJECTED, reason, None)
+    assert said in record.detail
+
+
+def test_an_agent_without_an_llm_call_is_rejected(run_one, gateway):
+    async def silent(data):
+        return 1.0
+
+    async def judge_only(data, *, base_url):
+        await gateway.call(base_url, trainable=False)
+        return 1.0
+
+    for workflow in (silent, judge_only):
+        record = run_one(workflow).record
+        assert (record.outcome, record.reason) == (Outcome.REJECTED, "no_llm_call")
+        assert "base_url" in record.detail
+
+
+def test_without_a_reward_the_scorer_decides(run_one, answering, make_task, gateway):
+    gateway.answer = "thinking <answer>4</answer>"
+    scorer_for = scorer(Score(1.0, parts={"format": 0.5}))
+    task = make_task(answer="4", scorer="exact_match")
+    record = run_one(answering(None), task=task, scorer_for=scorer_for).record
+    assert (record.outcome, record.reward, record.score, record.score_parts) == (
+        Outcome.SCORED, 1.0, None, {"format": 0.5},
+    )  # fmt: skip
+    (request,) = scorer_for.requests
+    assert (request.answer, request.reference, request.task) == ("4", "4", task)
+    assert [message["content"] for message in request.messages] == ["turn 0", gateway.answer]
+
+
+def test_the_scorer_sees_the_last_trainable_call(run_one, gateway, make_task):
+    async def run(data, *, base_url):
+        gateway.answer = "<answer>the policy's</answer>"
+        await gateway.call(base_url)
+        gateway.answer = "<answer>a judge's</answer>"
+        await gateway.call(base_url, trainable=False)
+
+    scorer_for = scorer(0.5)
+    assert run_one(run, task=make_task(scorer="f1"), scorer_for=scorer_for).record.reward == 0.5
+    assert scorer_for.requests[0].answer == "the policy's"
+
+
+def test_a_scorer_may_reward_interactions(run_one, answering):
+    record = run_one(answering(None), scorer_for=scorer({"chatcmpl-0-0": 0.5})).record
+    assert (record.reward, record.rewards) == (0.5, {"chatcmpl-0-0": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        (None, "gave no score for the answer '4'"),
+        (OSError("judge is down"), "raised OSError: judge is down"),
+        (math.nan, "expected a finite number"),
+        (Score(1.0, parts={"format": math.inf}), "'format'"),
+    ],
+)
+def test_no_score_is_a_rejection_never_zero(run_one, answering, make_task, verdict, said):
+    task = make_task(scorer="judge")
+    record = run_one(answering(None), task=task, scorer_for=scorer(verdict)).record
+    assert (record.outcome, record.reason, record.reward) == (Outcome.REJECTED, "no_score", None)
+    assert record.detail.startswith("scorer 'judge'")
+    assert said in record.detail
+
+
+def test_a_scorer_that_hangs_gives_no_score(run_one, answering):
+    async def hang(request):
+        await asyncio.Event().wait()
+
+    record = run_one(answering(None), scorer_for=lambda task: normalize_scorer(hang, "judge"), timeout_s=0.05).record
+    assert record.reason == "no_score"
+    assert "no verdict within" in record.detail
+
+
+def test_a_scorers_own_timeout_is_told_as_its_own(run_one, answering):
+    record = run_one(answering(None), scorer_for=scorer(TimeoutError("model server"))).record
+    assert "raised TimeoutError: model server" in record.detail
+
+
+def test_the_scorer_of_a_task_is_asked_beside_the_workflows_reward(run_one, answering, make_task):
+    verdict = Score(0.25, parts={"exact": 1})
+    record = run_one(answering(1.0), task=make_task(scorer="f1"), scorer_for=scorer(verdict)).record
+    assert (record.reward, record.score, record.score_parts) == (1.0, 0.25, {"exact": 1.0})
+
+
+def test_a_scorer_that_fails_beside_a_reward_changes_nothing(run_one, answering, make_task):
+    record = run_one(answering(1.0), task=make_task(scorer="f1"), scorer_for=scorer(ValueError())).record
+    assert (record.outcome, record.reward, record.score) == (Outcome.SCORED, 1.0, None)
+
+
+def test_a_default_scorer_is_not_asked_beside_a_reward(run_one, answering):
+    assert run_one(answering(1.0)).record.score is None  # the fixture's scorer_for raises when asked
+
+
+def test_a_missing_scorer_stops_the_run_and_leaves_no_record_running(run_one, answering, store):
+    def scorer_for(task):
+        raise RunError("pip install agentrl-judge")
+
+    with pytest.raises(RunError, match="agentrl-judge"):
+        run_one(answering(None), scorer_for=scorer_for)
+    assert [record.outcome for record in store.records.values()] == [Outcome.CANCELLED]
+
+
+def test_cancelling_reaches_the_agent_and_is_recorded(make_runner, make_task, gateway, store):
+    cleaned = []
+
+    async def scenario():
+        running = asyncio.Event()
+
+        async def run(data, *, base_url):
+            await gateway.call(base_url)
+            try:
+                running.set()
+                await asyncio.Event().wait()
+            finally:
+                cleaned.append(True)
+
+        runner = make_runner(run)
+        episode = asyncio.create_task(runner.run_episode(make_task(), group_id="g", sample_index=0, seed_key=(1,)))
+        await running.wait()
+        episode.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await episode
+
+    asyncio.run(scenario())
+    assert cleaned == [True]
+    assert [record.outcome for record in store.records.values()] == [Outcome.CANCELLED]
+    assert gateway.sessions[0].closed
+
+
+def test_a_dead_engine_stops_the_run_in_place_of_blaming_the_agent(make_runner, make_task, gateway, store):
+    async def run(data, *, base_url):
+        await gateway.call(base_url)
+        gateway.fatal = EngineError("out of memory")
+        raise ConnectionError("500")
+
+    runner = make_runner(run)
+    for _ in range(2):  # the second time nothing is begun
+        with pytest.raises(EngineError, match="out of memory"):
+            asyncio.run(runner.run_episode(make_task(), group_id="g", sample_index=0, seed_key=()))
+    assert [record.outcome for record in store.records.values()] == [Outcome.CANCELLED]
+
+
+def test_a_fault_of_the_gateway_is_a_run_error(run_one, answering, gateway):
+    gateway.fatal = KeyError("session")
+    with pytest.raises(RunError, match="the gateway stopped: KeyError"):
+        run_one(answering(1.0))
+
+
+def test_a_store_that_fails_stops_the_run(run_one, answering, store):
+    async def full(record):
+        raise StoreError("disk full")
+
+    store.finish_record = full
+    with pytest.raises(StoreError, match="disk full"):
+        run_one(answering(1.0))
+
+
+def test_no_secret_is_stored_or_logged(run_one, gateway, caplog):
+    async def run(data, *, base_url, api_key):
+        await gateway.call(base_url)
+        raise ValueError(f"cannot reach {base_url} with {api_key}")
+
+    with caplog.at_level(logging.INFO):
+        record = run_one(run).record
+    assert "cannot reach http://gateway/s/<session> with <api_key>" in record.detail
+    assert "Traceback" in caplog.text
+    for text in (record.detail, caplog.text):
+        assert "token-0" not in text
+
+
+def test_every_episode_gets_its_own_copy_of_the_data(run_one, gateway, make_task):
+    task = make_task()
+
+    async def run(data, *, base_url):
+        await gateway.call(base_url)
+        data["messages"].append("mine")
+        return 1.0
+
+    run_one(run, task=task)
+    assert len(task.data["messages"]) == 1
+
+
+def test_the_workflow_finds_its_episode_in_the_context(run_one, gateway, make_task):
+    seen = []
+
+    async def run(data):
+        here = workflow_context.get()
+        seen.append(here)
+        await gateway.call(here.base_url)
+        return 1.0
+
+    record = run_one(run).record
+    (here,) = seen
+    assert (here.record_id, here.task_id, here.sample_index, here.is_eval) == (record.id, "t0", 3, False)
+    assert (here.base_url, here.api_key, here.http_client) == (
+        "http://gateway/s/token-0", "sk-token-0", gateway.http_client,
+    )  # fmt: skip
+
+
+def test_concurrent_episodes_keep_to_their_own_session(make_runner, make_task, gateway):
+    async def run(data):
+        first = workflow_context.get().base_url
+        await gateway.call(first)
+        await asyncio.sleep(0)
+        await gateway.call(workflow_context.get().base_url)
+        return float(data["id"][1:])
+
+    async def scenario():
+        runner = make_runner(run)
+        episodes = (
+            runner.run_episode(make_task(f"t{number}"), group_id="g", sample_index=number, seed_key=(number,))
+            for number in range(8)
+        )
+        return await asyncio.gather(*episodes)
+
+    episodes = asyncio.run(scenario())
+    assert [episode.record.reward for episode in episodes] == [float(number) for number in range(8)]
+    for episode in episodes:
+        assert [item.record_id for item in episode.interactions] == [episode.record.id] * 2
+
+
+def test_sampling_and_seed_reach_the_session(make_runner, make_task, gateway, answering):
+    sampling = SamplingConfig(temperature=0.5)
+    runner = make_runner(answering(1.0))
+    episode = asyncio.run(
+        runner.run_episode(
+            make_task(), group_id="g", sample_index=0, attempt=1, is_eval=True, seed_key=(4, 2), sampling=sampling
+        )
+    )
+    (session,) = gateway.sessions
+    assert (session.seed_key, session.sampling) == ((4, 2), sampling)
+    assert (episode.record.is_eval, episode.record.attempt) == (True, 1)

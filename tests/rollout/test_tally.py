@@ -1,0 +1,61 @@
+import pytest
+
+from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.errors import RunError
+from agentrl_core.rollout.tally import Tally, label
+from agentrl_core.types import Outcome, Record
+
+
+def record(outcome, reason="", detail="", task_id="t"):
+    return Record(
+        id="0123", run_id="run", task_id=task_id, group_id="g", sample_index=0,
+        outcome=outcome, reason=reason, detail=detail,
+    )  # fmt: skip
+
+
+SCORED = record(Outcome.SCORED)
+FAILED = record(Outcome.FAILED, "ValueError", "ValueError: bad (agent.py:3)", task_id="t7")
+HUNG = record(Outcome.TIMED_OUT)
+
+
+def test_labels_name_outcome_and_reason():
+    assert [label(item) for item in (SCORED, FAILED, HUNG)] == ["scored", "failed(ValueError)", "timed_out"]
+
+
+def test_draining_gives_what_is_new_and_totals_stay():
+    tally = Tally(RolloutConfig())
+    for item in (SCORED, SCORED, FAILED):
+        tally.add(item)
+    assert tally.drain() == {"scored": 2, "failed(ValueError)": 1}
+    assert tally.drain() == {}
+    tally.add(SCORED)
+    tally.add_cancelled()
+    assert tally.drain() == {"scored": 1, "cancelled": 1}
+    assert tally.totals == {"scored": 3, "failed(ValueError)": 1, "cancelled": 1}
+
+
+def test_more_failures_than_allowed_in_a_full_window_stop_the_run():
+    tally = Tally(RolloutConfig(max_failure_rate=0.5, failure_window=6))
+    for item in (SCORED, SCORED, FAILED, FAILED, HUNG, SCORED):  # three of six: at the limit
+        tally.add(item)
+    with pytest.raises(RunError) as caught:
+        tally.add(FAILED)  # pushes a scored one out
+    text = str(caught.value)
+    assert text.startswith("4 of the last 6 episodes gave no reward, more than rollout.max_failure_rate = 0.5 allows: ")
+    assert "failed(ValueError) 3, timed_out 1" in text
+    assert "task 't7': ValueError: bad (agent.py:3)" in text
+    assert "agentrl trace show 0123" in text
+
+
+def test_a_window_that_is_not_full_stops_nothing():
+    tally = Tally(RolloutConfig(max_failure_rate=0.0, failure_window=3))
+    tally.add(FAILED)
+    tally.add(FAILED)
+    with pytest.raises(RunError):
+        tally.add(FAILED)
+
+
+def test_a_limit_of_one_never_stops():
+    tally = Tally(RolloutConfig(max_failure_rate=1.0, failure_window=2))
+    for _ in range(5):
+        tally.add(FAILED)
