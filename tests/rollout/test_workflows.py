@@ -1,0 +1,227 @@
+import asyncio
+import functools
+import sys
+from types import SimpleNamespace
+
+import attrs
+import pytest
+
+from agentrl_core.config.schema import Component
+from agentrl_core.errors import ConfigError, PluginError
+from agentrl_core.registry import Registry
+from agentrl_core.rollout.workflows import resolve_workflow
+
+OFFERED = {"base_url": "http://gateway/s/1", "api_key": "k", "http_client": None, "record_id": "r", "is_eval": False}
+
+
+class Agent:
+    """A workflow class."""
+
+    built = 0
+
+    def __init__(self, *, max_turns: int = 2):
+        type(self).built += 1
+        self.max_turns, self.episodes = max_turns, 0
+
+    async def run(self, data, *, record_id):
+        self.episodes += 1
+        return self.max_turns, self.episodes, data["id"], record_id
+
+
+async def agent_function(data, *, base_url, bonus: float = 0.0):
+    return base_url, bonus
+
+
+def sync_function(data):
+    return data["id"]
+
+
+class FrameworkAgent:
+    """What a framework builds: it runs on a prompt."""
+
+    def run(self, prompt):
+        return prompt
+
+
+class Opaque:
+    """Nothing that runs."""
+
+
+def make_framework_agent(*, model="default"):
+    agent = FrameworkAgent()
+    agent.model = model
+    return agent
+
+
+@attrs.define
+class Adapted:
+    agent: object
+    options: dict
+
+    async def run(self, data):
+        return self.agent, self.options
+
+
+@pytest.fixture
+def asked():
+    return []
+
+
+@pytest.fixture
+def resolve(tmp_path, asked):
+    """Resolve with no package, and an adapter of `FrameworkAgent`; then run one episode."""
+
+    def adapt_agent(agent, options):
+        asked.append(agent)
+        return Adapted(agent, dict(options)) if isinstance(agent, FrameworkAgent) else None
+
+    registry = Registry((), SimpleNamespace(adapt_agent=adapt_agent))
+    return functools.partial(resolve_workflow, registry=registry, base_dir=tmp_path, where="config.yaml:4: workflow")
+
+
+def run(workflow):
+    return asyncio.run(workflow({"id": "t"}, OFFERED))
+
+
+@pytest.fixture
+def module(tmp_path):
+    """A user's module beside the config file."""
+    (tmp_path / "my_module.py").write_text(
+        "class MyAgent:\n"
+        "    def __init__(self, bonus: float = 0.0): self.bonus = bonus\n"
+        "    async def run(self, data, **extra_kwargs): return self.bonus + len(extra_kwargs)\n"
+        "built = MyAgent(10.0)\n"
+    )
+    yield
+    sys.modules.pop("my_module", None)
+
+
+def test_a_class_is_built_once_for_all_episodes(resolve):
+    Agent.built = 0
+    workflow = resolve(Agent)
+    assert [run(workflow)[:2], run(workflow)[:2]] == [(2, 1), (2, 2)]
+    assert Agent.built == 1
+    assert workflow.name == f"{Agent.__module__}.Agent"
+
+
+def test_an_instance_keeps_its_state(resolve):
+    agent = Agent(max_turns=9)
+    agent.episodes = 5
+    assert run(resolve(agent)) == (9, 6, "t", "r")
+
+
+@pytest.mark.parametrize(("function", "result"), [(agent_function, ("http://gateway/s/1", 0.0)), (sync_function, "t")])
+def test_a_plain_function_is_a_workflow(resolve, function, result):
+    assert run(resolve(function)) == result
+
+
+@pytest.mark.parametrize("ref", ["my_module.MyAgent", "my_module:MyAgent", "my_module.py:MyAgent"])
+def test_it_is_found_by_path(resolve, module, ref):
+    workflow = resolve(ref)
+    assert run(workflow) == 5.0
+    assert "MyAgent" in workflow.name
+    assert run(resolve(Component(ref, {"bonus": 1.0}))) == 6.0
+
+
+def test_an_object_is_found_by_path(resolve, module):
+    assert run(resolve("my_module:built")) == 15.0
+    with pytest.raises(ConfigError, match=r"config.yaml:4: workflow.bonus: .* takes no options"):
+        resolve(Component("my_module:built", {"bonus": 1.0}))
+
+
+def test_options_that_the_class_does_not_know_are_refused(resolve, module):
+    with pytest.raises(ConfigError, match=r"config.yaml:4: workflow.bonuss: unknown option .*bonus"):
+        resolve(Component("my_module.MyAgent", {"bonuss": 1.0}))
+
+
+def test_a_functions_options_are_its_keywords(resolve, tmp_path):
+    (tmp_path / "agents.py").write_text(
+        "async def agent(data, *, base_url, bonus: float = 0.0): return base_url, bonus\n"
+    )
+    assert run(resolve(Component("agents.py:agent", {"bonus": 2}))) == ("http://gateway/s/1", 2.0)
+    with pytest.raises(ConfigError, match="bonu"):
+        resolve(Component("agents.py:agent", {"bonu": 2}))
+    with pytest.raises(ConfigError, match="expected a number"):
+        resolve(Component("agents.py:agent", {"bonus": "much"}))
+
+
+def test_a_framework_object_goes_to_the_adapter_though_it_has_a_run_of_its_own(resolve):
+    agent = FrameworkAgent()
+    assert run(resolve(agent)) == (agent, {})
+
+
+def test_a_factory_is_called_once_and_what_it_makes_is_adapted(resolve, tmp_path, asked):
+    workflow = resolve(make_framework_agent)
+    first, second = run(workflow), run(workflow)
+    assert first == second
+    assert first[0].model == "default"
+    assert len(asked) == 1
+
+
+def test_options_are_shared_out_between_factory_and_adapter(resolve, tmp_path):
+    (tmp_path / "factory.py").write_text(f"import sys\nmake = sys.modules[{__name__!r}].make_framework_agent\n")
+    agent, options = run(resolve(Component("factory.py:make", {"model": "mine", "recursion_limit": 9})))
+    assert (agent.model, options) == ("mine", {"recursion_limit": 9})
+
+
+def test_a_class_of_agents_is_a_factory(resolve):
+    assert isinstance(run(resolve(FrameworkAgent))[0], FrameworkAgent)
+
+
+def test_a_factory_may_make_a_workflow(resolve):
+    assert run(resolve(lambda: Agent(max_turns=3)))[0] == 3
+
+
+def test_what_takes_data_is_never_offered_to_an_adapter(resolve, asked):
+    for workflow in (Agent, Agent(), agent_function, sync_function):
+        resolve(workflow)
+    assert asked == []
+
+
+@pytest.mark.parametrize("found", [Opaque(), Opaque, functools.partial(Opaque), 3, None])
+def test_what_does_not_run_is_refused_with_its_type_and_what_a_workflow_is(resolve, found):
+    with pytest.raises(PluginError, match=r"config.yaml:4: workflow: .* of type .*async def run\(self, data") as caught:
+        resolve(found)
+    assert "agentrl-langchain" in str(caught.value)
+
+
+def test_an_agent_of_a_known_framework_names_the_package_to_install(resolve):
+    agent = type("CompiledGraph", (), {"__module__": "langgraph.graph.state"})()
+    with pytest.raises(PluginError, match=r"langgraph.graph.state.CompiledGraph.*pip install agentrl-langchain to"):
+        resolve(agent)
+
+
+def test_a_wrong_signature_is_refused_before_anything_starts(resolve):
+    class NoData:
+        async def run(self):
+            return 1.0
+
+    class Demanding:
+        async def run(self, data, tools):
+            return 1.0
+
+    async def nothing():
+        return 1.0
+
+    for workflow in (NoData, NoData(), nothing):
+        with pytest.raises(ConfigError, match=r"config.yaml:4: workflow: .* no parameter for the task"):
+            resolve(workflow)
+    with pytest.raises(ConfigError, match="'tools'"):
+        resolve(Demanding)
+
+
+def test_a_class_that_needs_options_is_refused_with_their_names(resolve):
+    class Needy:
+        def __init__(self, model):
+            self.model = model
+
+        async def run(self, data):
+            return 1.0
+
+    with pytest.raises(ConfigError, match="needs the option 'model'"):
+        resolve(Needy)
+
+
+def test_an_unknown_name_is_refused(resolve):
+    with pytest.raises(PluginError, match="no workflow named 'math_agent'"):
+        resolve("math_agent")
