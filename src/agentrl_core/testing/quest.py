@@ -7,7 +7,6 @@ sideways and, once that is right, how far up or down. It has one tool, `move(dir
 from __future__ import annotations
 
 import json
-import zlib
 from typing import Any
 
 THINGS = ("door", "key", "lamp", "box", "map", "well")
@@ -81,9 +80,12 @@ def situations() -> list[tuple[str, int, int]]:
 
 
 def held_out(situation: tuple[str, int, int]) -> bool:
-    """Whether neither demonstrations nor training show it: about one start offset in six, and some pairs beside."""
-    bucket = lambda value: zlib.crc32(repr(value).encode()) % 1000  # noqa: E731
-    return bucket(situation[1:]) < 160 or bucket(situation) < 110
+    """Whether demonstrations and training leave it out: some start offsets, and of each thing some first clues.
+
+    About a third of all; neither an unseen offset nor an unseen pair of thing and first clue is ever shown.
+    """
+    thing, sideways, up = situation
+    return (sideways + 2 * up) % 5 == 0 or (THINGS.index(thing) + sideways) % 7 == 0
 
 
 def first_message(situation: tuple[str, int, int]) -> dict[str, str]:
