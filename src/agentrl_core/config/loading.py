@@ -14,7 +14,7 @@ from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
 from agentrl_core.config.merge import Tree
 from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refuse
 from agentrl_core.config.schema import RunConfig
-from agentrl_core.config.structure import Finding, InvalidError, default_of, structure
+from agentrl_core.config.structure import Finding, InvalidError, default_of, hint_elsewhere, structure
 from agentrl_core.config.yaml_text import read_file, read_override
 from agentrl_core.errors import ConfigError
 
@@ -116,7 +116,7 @@ def _from_working_directory(assignment: Assignment) -> Assignment:
 
 
 def _keep_one_policy(tree: Tree) -> None:
-    """Let `model.path=…` on the command line replace a builder and its options in the file, and `model.use=…` a path."""
+    """Let `model.path=…` on the command line replace the file's builder and its options; or `model.use=…` its path."""
     model = tree.find(("model",)).value
     if not isinstance(model, dict) or not {"path", "use"} <= model.keys():
         return
@@ -142,6 +142,6 @@ def _located(finding: Finding, tree: Tree) -> Iterator[Problem]:
     node = tree.find(finding.path)
     if finding.path[0] in FOREIGN_SECTIONS and isinstance(node.value, dict):
         for name, item in node.value.items():
-            yield Problem(item.place, f"{finding.path[0]}.{name}: unknown option")
+            yield Problem(item.place, f"{finding.path[0]}.{name}: unknown option{hint_elsewhere(name)}")
     else:
         yield Problem(node.place, f"{'.'.join(finding.path)}: {finding.text}")

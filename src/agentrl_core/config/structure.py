@@ -49,9 +49,12 @@ def default_of(name: str) -> Any:
     return None if isinstance(default, attrs.Factory) else _converter.unstructure(default)  # type: ignore[arg-type]  # a class at run time
 
 
-_MISSING = {
-    "data": "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`",
-    "workflow": "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`",
+_MISSING: Mapping[tuple[type, str], str] = {
+    (RunConfig, "data"): "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`",
+    (
+        RunConfig,
+        "workflow",
+    ): "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`",
 }
 
 
@@ -69,7 +72,7 @@ def _class_hook(cls: type) -> Callable[[Any, Any], Any]:
             given = value.get(name, attrs.NOTHING)
             if given is attrs.NOTHING or (given is None and _is_section(kinds[name])):
                 if attribute.default is attrs.NOTHING:
-                    findings.append(Finding((name,), _MISSING.get(name, "missing")))
+                    findings.append(Finding((name,), _MISSING.get((cls, name), "missing")))
                 continue
             with _collect(findings, name):
                 values[name] = _structure_option(given, kinds[name], attribute)
@@ -227,10 +230,11 @@ def _under(name: str) -> Iterator[None]:
 
 
 def _hint(name: str, cls: type) -> str:
-    """Suggest the nearest option of this section, or where in the config an option of that name stands."""
-    near = did_you_mean(name, attrs.fields_dict(cls))
-    if near:
-        return near
+    return did_you_mean(name, attrs.fields_dict(cls)) or hint_elsewhere(name)
+
+
+def hint_elsewhere(name: str) -> str:
+    """Suggest where in the config an option of that name stands, if it does."""
     homes = [".".join(path) for path in _option_paths(RunConfig) if path[-1] == name and len(path) > 1]
     return f" (did you mean {homes[0]}?)" if homes else ""
 

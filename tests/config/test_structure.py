@@ -1,0 +1,78 @@
+"""A RunConfig survives being written as plain data and read back."""
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_core.config import dump, parse
+from agentrl_core.config.schema import (
+    AgentConfig,
+    Component,
+    DataConfig,
+    GatewayConfig,
+    ModelConfig,
+    PluginsConfig,
+    RolloutConfig,
+    RunConfig,
+    SamplingConfig,
+    TrainerConfig,
+    WarmStartConfig,
+)
+
+names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda text: "<YOUR_" not in text)
+amounts = st.floats(min_value=1e-9, max_value=1e9)
+counts = st.integers(min_value=1, max_value=10**6)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def options(*reserved):
+    return st.dictionaries(names.filter(lambda name: name not in reserved), plain, max_size=3)
+
+
+components = st.builds(Component, texts, options("use"))
+paths = st.builds(ModelConfig, path=texts, dtype=st.sampled_from(["float32", "bfloat16"]))
+builders = st.builds(ModelConfig, use=texts, options=options("path", "use", "dtype"))
+configs = st.builds(
+    RunConfig,
+    name=st.just("") | names,
+    seed=st.integers(min_value=0),
+    output_dir=texts,
+    model=st.just(ModelConfig()) | paths | builders,
+    warm_start=st.none() | st.builds(WarmStartConfig, data=texts, lr=amounts),
+    data=st.builds(DataConfig, train=texts, eval=st.none() | texts | st.dictionaries(texts, texts, max_size=2)),
+    workflow=components,
+    sampling=st.builds(SamplingConfig, max_tokens=st.none() | counts, temperature=amounts),
+    gateway=st.builds(GatewayConfig, port=st.integers(0, 65535), history=st.sampled_from(["exact", "template"])),
+    rollout=st.builds(RolloutConfig, group_size=counts, agent=st.builds(AgentConfig, turn_discount=st.floats(0, 1))),
+    loss=components,
+    launcher=components,
+    filters=st.lists(components, max_size=2).map(tuple),
+    trackers=st.lists(components, max_size=2).map(tuple),
+    trainer=st.builds(TrainerConfig, lr=amounts, stop_at_reward=st.none() | amounts),
+    plugins=st.builds(PluginsConfig, block=st.lists(names, max_size=2).map(tuple)),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(configs)
+def test_a_dumped_config_parses_to_an_equal_one(config):
+    assert parse(dump(config)) == config
+
+
+def test_a_dump_is_plain_and_complete():
+    config = parse(
+        {"data": "a.jsonl", "workflow": {"use": "x", "deep": {"list": [1]}}, "model": {"use": "tiny", "n": 1}}
+    )
+    dumped = dump(config)
+    assert set(dumped) == set(attrs.fields_dict(RunConfig))
+    assert dumped["workflow"] == {"use": "x", "deep": {"list": [1]}}
+    assert dumped["model"] == {"use": "tiny", "dtype": "float32", "n": 1}
+    assert dumped["trackers"] == [{"use": "console"}, {"use": "jsonl"}]
+    assert dumped["trainer"]["betas"] == [0.9, 0.95]
+    dumped["workflow"]["deep"]["list"].append(2)
+    assert config.workflow.options == {"deep": {"list": [1]}}
