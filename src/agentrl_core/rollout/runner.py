@@ -163,7 +163,7 @@ class Runner:
 
     def _check_gateway(self) -> None:
         """Raise what ended the gateway or the engine: an agent that fails because of it is not at fault."""
-        fatal = self._gateway.fatal
+        fatal: BaseException | None = getattr(self._gateway, "fatal", None)
         if fatal is None:
             return
         if isinstance(fatal, RunError):

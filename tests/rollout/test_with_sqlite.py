@@ -1,0 +1,74 @@
+"""The scheduler and the SQLite store together, as a run puts them."""
+
+import asyncio
+
+import pytest
+
+from agentrl_core import workflow_context
+from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.rollout.calling import WorkflowCall
+from agentrl_core.rollout.runner import Runner
+from agentrl_core.rollout.scheduler import Scheduler
+from agentrl_core.stores.base import RunRow
+from agentrl_core.stores.sqlite import SQLiteStore
+
+
+@pytest.fixture
+def database(tmp_path):
+    return SQLiteStore(path=tmp_path / "agentrl.db")
+
+
+def test_groups_come_out_in_order_with_their_scored_records(database, gateway, make_task):
+    tried = set()
+
+    async def run(data):
+        here = workflow_context.get()
+        interaction = await gateway.call(here.base_url)
+        await database.add_interaction("run", interaction)
+        slot = here.task_id, here.sample_index
+        if here.sample_index == 1 and (slot not in tried or here.task_id == "t1"):
+            tried.add(slot)
+            raise ValueError("first try, or always")
+        return float(here.sample_index)
+
+    config = RolloutConfig(group_size=2, tasks_per_step=2, max_concurrent_rollouts=3)
+    runner = Runner(
+        run=WorkflowCall(run, "run"),
+        gateway=gateway,
+        store=database,
+        scorer_for=lambda task: pytest.fail(task.id),
+        config=config,
+        run_id="run",
+    )
+
+    async def scenario():
+        await database.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
+        scheduler = Scheduler(
+            tasks=[make_task(f"t{number}") for number in range(4)],
+            runner=runner, store=database, config=config, run_id="run", seed=0, shuffle=False,
+        )  # fmt: skip
+        running = asyncio.create_task(scheduler.run())
+        taken = [await database.take_groups("run", 2)]
+        evaluated = await scheduler.evaluate([make_task("e0")], name="heldout", seed=0)
+        scheduler.publish(1, 1)
+        taken.append(await database.take_groups("run", 2))
+        scheduler.stop()
+        await running
+        assert await database.take_groups("run", 2) == []
+        records = await database.records("run")
+        await database.close()
+        return taken, evaluated, records
+
+    taken, evaluated, records = asyncio.run(scenario())
+    assert [[(group.task_id, group.index, group.version) for group in groups] for groups in taken] == [
+        [("t0", 0, 0), ("t2", 2, 0)],
+        [("t3", 3, 1), ("t0", 4, 1)],
+    ]  # t1 stays below two scored records and is dropped
+    for groups in taken:
+        for group in groups:
+            assert [episode.record.reward for episode in group.episodes] == [0.0, 1.0]
+            assert [len(episode.interactions) for episode in group.episodes] == [1, 1]
+    assert evaluated == (0.0, 1, 0)
+    assert sorted((item.task_id, item.attempt) for item in records if item.outcome.value == "failed") == [
+        ("t0", 0), ("t1", 0), ("t1", 1), ("t2", 0), ("t3", 0),
+    ]  # fmt: skip
