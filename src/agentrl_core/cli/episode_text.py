@@ -1,0 +1,135 @@
+"""An episode as text: what it was, and its calls as a tree with messages, tool calls, rewards and token counts."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from agentrl_core.types import Episode, Interaction, Message, Task
+
+_LABEL = 10  # width of the longest role, `assistant`, and a space
+
+
+@attrs.frozen
+class Line:
+    """One printed line."""
+
+    text: str
+    heading: bool = False
+
+
+def episode_lines(episode: Episode, task: Task | None) -> Iterator[Line]:
+    """Yield the lines of an episode: a head, then each call after the one that it continues."""
+    yield from _head(episode, task)
+    children: dict[str | None, list[Interaction]] = {}
+    for item in episode.interactions:
+        children.setdefault(item.parent, []).append(item)
+    by_id = {item.id: item for item in episode.interactions}
+    # Depth first, so that a branch stands in one piece; indented only where a call has several continuations,
+    # so that a hundred turns in a row stay at the margin.
+    pending = [(item, 0) for item in reversed(children.get(None, []))]
+    while pending:
+        item, depth = pending.pop()
+        yield Line("")
+        yield from _call(item, episode, by_id, "    " * depth)
+        following = children.get(item.id, [])
+        pending += [(child, depth + (len(following) > 1)) for child in reversed(following)]
+
+
+def _head(episode: Episode, task: Task | None) -> Iterator[Line]:
+    record = episode.record
+    reward = "no reward" if record.reward is None else f"reward {record.reward:g}"
+    reason = f" ({record.reason})" if record.reason else ""
+    yield Line(f"record {record.id}: {record.outcome.value}{reason}, {reward}", heading=True)
+    if record.detail:
+        yield from _labelled("why", record.detail, "  ")
+    place = f"{record.run_id}, task {record.task_id}, group {record.group_id}, sample {record.sample_index}"
+    place += f", try {record.attempt + 1}" * bool(record.attempt) + ", evaluation" * record.is_eval
+    yield from _labelled("run", place, "  ")
+    if task is not None and task.answer is not None:
+        yield from _labelled("answer", task.answer, "  ")
+    if record.score is not None:
+        parts = ", ".join(f"{name} {value:g}" for name, value in record.score_parts.items())
+        yield from _labelled("scorer", f"{record.score:g}" + (f" ({parts})" if parts else ""), "  ")
+    prompt = sum(len(item.prompt_ids) for item in episode.interactions)
+    output = sum(len(item.output_ids) for item in episode.interactions)
+    seconds = f", {record.finished_at - record.started_at:.2f} s" if record.finished_at else ""
+    yield from _labelled(
+        "tokens", f"{len(episode.interactions)} calls, {prompt} new prompt tokens, {output} sampled{seconds}", "  "
+    )
+
+
+def _call(item: Interaction, episode: Episode, by_id: Mapping[str, Interaction], indent: str) -> Iterator[Line]:
+    """Yield one LLM call: a heading with its numbers, then what was new in its request, then the reply."""
+    parent = by_id.get(item.parent) if item.parent else None
+    versions = sorted({version for version, _ in item.versions})
+    whole = len(episode.full_ids(item)) - len(item.output_ids)
+    facts = [
+        f"after [{parent.seq}]" if parent else "start",
+        item.finish_reason.value,
+        "version " + "-".join(str(version) for version in dict.fromkeys((versions[0], versions[-1])))
+        if versions
+        else "no version",
+        f"prompt {whole} ({len(item.prompt_ids)} new, {item.cached_tokens} cached)",
+        f"sampled {len(item.output_ids)}",
+    ]
+    if item.id in episode.record.rewards:
+        facts.append(f"reward {episode.record.rewards[item.id]:g}")
+    if item.tool_errors:
+        facts.append(f"malformed tool calls {item.tool_errors}")
+    if not item.trainable:
+        facts.append("not trained")
+    yield Line(f"{indent}[{item.seq}] {item.id}  {', '.join(facts)}", heading=True)
+    indent += "    "
+    if item.requested:
+        yield from _labelled("asked for", json.dumps(dict(item.requested), ensure_ascii=False), indent)
+    if item.tools and (parent is None or parent.tools != item.tools):
+        yield from _labelled("tools", ", ".join(_tool_name(tool) for tool in item.tools), indent)
+    for message in (*item.messages, item.output):
+        yield from _message(message, indent)
+
+
+def _message(message: Message, indent: str) -> Iterator[Line]:
+    label = str(message.get("role", "?"))
+    text = _content(message.get("content"))
+    calls: Sequence[Any] = message.get("tool_calls") or ()
+    if text or not calls:
+        yield from _labelled(label, text, indent)
+        label = ""
+    for call in calls:
+        function = call.get("function", {})
+        yield from _labelled(label, f"calls {function.get('name')}({function.get('arguments', '')})", indent)
+        label = ""
+
+
+def _content(content: Any) -> str:
+    """Write a message's content; parts that are not text as JSON."""
+    if not isinstance(content, list):
+        return "" if content is None else str(content)
+    return "\n".join(
+        part["text"] if isinstance(part, dict) and "text" in part else json.dumps(part, ensure_ascii=False)
+        for part in content
+    )
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    return str(tool.get("function", tool).get("name", "?"))
+
+
+def _labelled(label: str, text: str, indent: str) -> Iterator[Line]:
+    """Yield `text` beside its label; further lines of it below its first."""
+    for line in text.split("\n"):
+        yield Line(f"{indent}{label:<{_LABEL}}{_printable(line)}".rstrip())
+        label = ""
+
+
+def _printable(text: str) -> str:
+    """Escape what could move the terminal's cursor or change its colours: tool results are anyone's text."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)

@@ -1,0 +1,74 @@
+"""From what a user calls a run (its name, its folder, its database, nothing) to its store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from agentrl_core.errors import UsageError
+from agentrl_core.nearest import did_you_mean
+from agentrl_core.stores.sqlite import SQLiteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agentrl_core.stores.base import RunRow
+
+DATABASE_NAME = "agentrl.db"
+
+RunsOption: TypeAlias = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of the runs.")]
+
+
+def find_directory(run: str, runs: Path) -> Path:
+    """Return the folder of a run, given its name under `runs`, its own path or its database's; else `UsageError`."""
+    for path in (runs / run, Path(run)):
+        if path.is_dir():
+            return path
+        if path.is_file():
+            return path.parent
+    names = sorted(path.parent.name for path in runs.glob(f"*/{DATABASE_NAME}"))
+    known = did_you_mean(run, names) or (f" (runs there: {', '.join(names)})" if names else f" ({runs} has no runs)")
+    raise UsageError(f"no run '{run}' in {runs}{known}; name one of `agentrl runs list`, or its folder")
+
+
+def newest_database(runs: Path) -> Path:
+    """Return the database that was written last; `UsageError` if there is none."""
+    databases = sorted(runs.glob(f"*/{DATABASE_NAME}"), key=last_write)
+    if not databases:
+        raise UsageError(f"no runs in {runs.absolute()}; start one with `agentrl run CONFIG`, or give --runs DIR")
+    return databases[-1]
+
+
+def last_write(database: Path) -> float:
+    """Return when a database was written last, in Unix seconds; recent writes are in its write-ahead log."""
+    written = database.stat().st_mtime
+    log = database.with_name(f"{database.name}-wal")
+    with contextlib.suppress(FileNotFoundError):
+        found = log.stat()
+        if found.st_size:  # a mere reader leaves an empty one
+            written = max(written, found.st_mtime)
+    return written
+
+
+@contextlib.contextmanager
+def open_run(run: str | None, runs: Path) -> Iterator[tuple[SQLiteStore, RunRow]]:
+    """Open the store of a run for reading, also while it is alive; where none is named, of the one written last."""
+    if run is None:
+        database = newest_database(runs)
+    else:
+        named = Path(run)
+        database = named if named.is_file() else find_directory(run, runs) / DATABASE_NAME
+    if not database.is_file():
+        raise UsageError(f"{database.parent} holds no {DATABASE_NAME}: not a run's folder, or a run with another store")
+    store = SQLiteStore.read(database)
+    try:
+        rows = asyncio.run(store.runs())
+        if not rows:
+            raise UsageError(f"{database}: no run was started in this database yet")
+        yield store, next((row for row in rows if row.id == database.absolute().parent.name), rows[-1])
+    finally:
+        asyncio.run(store.close())

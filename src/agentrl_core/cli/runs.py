@@ -1,0 +1,136 @@
+"""`agentrl runs`: what has been run, how far it came, and going on with it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl_core.cli.locate import DATABASE_NAME, RunsOption, find_directory, last_write, open_run
+from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.errors import AgentRLError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.stores.base import RunRow, StepRow
+    from agentrl_core.stores.sqlite import SQLiteStore
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Run = Annotated[str, typer.Argument(help="Name of the run, or its folder.")]
+
+_LAST_STEPS = 10  # rows of `runs show`
+
+
+@app.callback()
+def runs() -> None:
+    """List, show and resume runs."""
+
+
+@app.command("list")
+def list_(*, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
+    """List the runs, the one written last at the end."""
+    databases = sorted(runs.glob(f"*/{DATABASE_NAME}"), key=last_write)
+    found = [_summary(database) for database in databases]
+    if as_json:
+        print_json(found)
+    elif not found:
+        typer.echo(f"no runs in {runs.absolute()}")
+    else:
+        print_table(("NAME", "STATUS", "STEPS", "REWARD", "VERSION", "LAST WRITE"), [_row(item) for item in found])
+
+
+@app.command()
+def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
+    """Show one run: status, steps with voided ones, last reward, records, components."""
+    with open_run(run, runs) as (store, row):
+        steps = asyncio.run(store.steps(row.id))
+        records = asyncio.run(store.records(row.id))
+        facts = _facts(store, row, steps)
+    outcomes = Counter(record.outcome.value + (f"({record.reason})" if record.reason else "") for record in records)
+    if as_json:
+        details = {"outcomes": dict(outcomes), "components": row.components, "config": row.config, "all_steps": steps}
+        print_json(facts | details)
+        return
+    typer.echo(f"run {row.id}: {row.status}" + (f" ({row.error})" if row.error else ""))
+    typer.echo(f"  folder      {facts['directory']}")
+    typer.echo(f"  started     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(row.created_at))}")
+    typer.echo(f"  steps       {facts['steps']} ({facts['voided_steps']} voided), policy version {facts['version']}")
+    typer.echo(f"  reward      {_reward(facts['reward'])} in the last step")
+    typer.echo(f"  records     {', '.join(f'{name} {count:,}' for name, count in outcomes.most_common()) or 'none'}")
+    for name, source in sorted(row.components.items()):
+        typer.echo(f"  component   {name} = {source}")
+    if steps:
+        typer.echo("")
+        print_table(("STEP", "VERSION", "REWARD", "RECORDS", ""), [_step_row(step) for step in steps[-_LAST_STEPS:]])
+
+
+@app.command()
+def resume(
+    run: _Run,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Options to change from here on, as a.b=c.")] = None,
+    *,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Go on with a run from its newest checkpoint."""
+    from agentrl_core.run import resume as resume_run
+
+    summary = resume_run(find_directory(run, runs), overrides or ())
+    if summary.status != "finished":
+        raise typer.Exit(1)
+
+
+def _summary(database: Path) -> dict[str, Any]:
+    """Return one run in short; a database that cannot be read is listed with the reason."""
+    try:
+        with open_run(str(database), database.parent.parent) as (store, row):
+            return _facts(store, row, asyncio.run(store.steps(row.id)))
+    except AgentRLError as error:
+        return {"name": database.parent.name, "status": f"unreadable: {error}", "last_write": last_write(database)}
+
+
+def _facts(store: SQLiteStore, row: RunRow, steps: Sequence[StepRow]) -> dict[str, Any]:
+    live = [step for step in steps if not step.voided]
+    return {
+        "name": row.id,
+        "status": row.status,
+        "error": row.error,
+        "directory": str(store.path.parent),
+        "created_at": row.created_at,
+        "last_write": last_write(store.path),
+        "steps": live[-1].step if live else 0,
+        "voided_steps": len(steps) - len(live),
+        "version": asyncio.run(store.last_version(row.id)),
+        "reward": live[-1].metrics.get("reward/mean") if live else None,
+    }
+
+
+def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    if "steps" not in facts:
+        return (facts["name"], facts["status"], "", "", "", _age(facts["last_write"]))
+    numbers = (str(facts["steps"]), _reward(facts["reward"]), str(facts["version"]))
+    return (facts["name"], facts["status"], *numbers, _age(facts["last_write"]))
+
+
+def _step_row(step: StepRow) -> tuple[str, ...]:
+    reward = _reward(step.metrics.get("reward/mean"))
+    return (str(step.step), str(step.version), reward, str(len(step.records)), "voided" if step.voided else "")
+
+
+def _reward(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _age(moment: float) -> str:
+    """Write how long ago something was, in the largest unit that fits."""
+    seconds = max(0.0, time.time() - moment)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

@@ -1,0 +1,104 @@
+"""`agentrl trace`: the episodes of a run, one line each, or one of them with every turn."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import attrs
+import typer
+
+from agentrl_core.cli.episode_text import episode_lines
+from agentrl_core.cli.locate import RunsOption, open_run
+from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.errors import UsageError
+from agentrl_core.nearest import did_you_mean
+from agentrl_core.stores.base import Usage
+from agentrl_core.types import Outcome  # noqa: TC001  # typer reads the annotations
+
+if TYPE_CHECKING:
+    from agentrl_core.types import Record
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_RUN_HELP = "Name of the run, its folder, or its database; the one written last where absent."
+
+
+@app.callback()
+def trace() -> None:
+    """Look into the episodes of a run."""
+
+
+@app.command("list")
+def list_(
+    run: Annotated[str | None, typer.Argument(help=_RUN_HELP)] = None,
+    *,
+    runs: RunsOption = Path("runs"),
+    task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
+    outcome: Annotated[Outcome | None, typer.Option(help="Only episodes that ended so.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="The newest so many; 0 for all.")] = 50,
+    as_json: _Json = False,
+) -> None:
+    """List episodes, the newest last."""
+    with open_run(run, runs) as (store, row):
+        records = asyncio.run(store.records(row.id, task_id=task))
+        usage = asyncio.run(store.usage(row.id))
+    if outcome is not None:
+        records = [record for record in records if record.outcome is outcome]
+    shown = records[-limit:]
+    none = Usage(calls=0, prompt_tokens=0, output_tokens=0)
+    if as_json:
+        print_json([attrs.asdict(record) | attrs.asdict(usage.get(record.id, none)) for record in shown])
+        return
+    if not shown:
+        typer.echo(f"run {row.id} has no such episodes")
+        return
+    header = ("RECORD", "TASK", "SAMPLE", "OUTCOME", "REWARD", "CALLS", "PROMPT", "SAMPLED", "SECONDS")
+    print_table(header, [_row(record, usage.get(record.id, none)) for record in shown])
+    if len(shown) < len(records):
+        typer.echo(f"{len(records) - len(shown)} earlier ones are not shown; --limit 0 shows all")
+
+
+@app.command()
+def show(
+    record: Annotated[str, typer.Argument(help="Id of the episode's record, or its first characters.")],
+    *,
+    run: Annotated[str | None, typer.Option(help=_RUN_HELP)] = None,
+    runs: RunsOption = Path("runs"),
+    as_json: _Json = False,
+) -> None:
+    """Show one episode with its turns: messages, tool calls, rewards, tokens, versions."""
+    with open_run(run, runs) as (store, row):
+        episode = asyncio.run(store.episode(record))
+        if episode is None:
+            known = [item.id for item in asyncio.run(store.records(row.id))]
+            raise UsageError(
+                f"no record '{record}' in run {row.id}{did_you_mean(record, known)}; "
+                "`agentrl trace list` shows its records, --run names another run"
+            )
+        tasks = [task for task in asyncio.run(store.tasks(row.id)) if task.id == episode.record.task_id]
+    if as_json:
+        print_json(
+            {"record": episode.record, "task": tasks[0] if tasks else None, "interactions": episode.interactions}
+        )
+        return
+    for line in episode_lines(episode, tasks[0] if tasks else None):
+        typer.secho(line.text, bold=line.heading)
+
+
+def _row(record: Record, usage: Usage) -> tuple[str, ...]:
+    sample = f"{record.sample_index}" + (f" (try {record.attempt + 1})" if record.attempt else "")
+    return (
+        record.id,
+        record.task_id,
+        f"{sample} eval" if record.is_eval else sample,
+        record.outcome.value + (f" ({record.reason})" if record.reason else ""),
+        "-" if record.reward is None else f"{record.reward:.3f}",
+        str(usage.calls),
+        str(usage.prompt_tokens),
+        str(usage.output_tokens),
+        f"{record.finished_at - record.started_at:.2f}" if record.finished_at else "-",
+    )

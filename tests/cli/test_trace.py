@@ -1,0 +1,192 @@
+"""agentrl trace: episodes listed and shown, of a live run too, and runs found by any name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from agentrl_core.stores.sqlite import SQLiteStore
+
+
+def test_episodes_are_listed_with_outcome_reward_and_tokens(agentrl, make_run):
+    make_run("calm-otter")
+    result = agentrl("trace", "list", "calm-otter")
+    header, scored, failed = result.out.splitlines()
+    assert result.code == 0
+    assert header.split() == ["RECORD", "TASK", "SAMPLE", "OUTCOME", "REWARD", "CALLS", "PROMPT", "SAMPLED", "SECONDS"]
+    assert scored.split() == ["calm-otter-aaaa", "maze", "0", "scored", "1.000", "5", "50", "20", "1.50"]
+    assert " ".join(failed.split()) == "calm-otter-bbbb hall 1 (try 2) eval failed (ValueError) - 0 0 0 -"
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ((), ["calm-otter-aaaa", "calm-otter-bbbb"]),
+        (("--task", "hall"), ["calm-otter-bbbb"]),
+        (("--outcome", "scored"), ["calm-otter-aaaa"]),
+        (("--limit", "1"), ["calm-otter-bbbb"]),
+        (("--limit", "0"), ["calm-otter-aaaa", "calm-otter-bbbb"]),
+        (("--task", "hall", "--outcome", "scored"), []),
+    ],
+)
+def test_episodes_are_filtered(agentrl, make_run, options, found):
+    make_run("calm-otter")
+    assert [row["id"] for row in agentrl("trace", "list", "calm-otter", "--json", *options).json] == found
+
+
+def test_episodes_as_json_have_all_fields(agentrl, make_run):
+    make_run("calm-otter")
+    first, second = agentrl("trace", "list", "--json").json
+    assert (first["calls"], first["prompt_tokens"], first["output_tokens"]) == (5, 50, 20)
+    assert (first["reward"], first["score_parts"]) == (1.0, {"near": 0.5})
+    assert (second["outcome"], second["calls"]) == ("failed", 0)
+
+
+def test_what_is_not_shown_is_said(agentrl, make_run):
+    make_run("calm-otter")
+    assert "1 earlier ones are not shown" in agentrl("trace", "list", "--limit", "1").out
+    assert "no such episodes" in agentrl("trace", "list", "--task", "nowhere").out
+
+
+def test_an_unknown_outcome_is_refused_with_the_known_ones(agentrl, make_run):
+    make_run("calm-otter")
+    result = agentrl("trace", "list", "--outcome", "good")
+    assert result.code == 2
+    assert "timed_out" in result.err
+
+
+EPISODE = """\
+record calm-otter-aaaa: scored, reward 1
+  run       calm-otter, task maze, group calm-otter-g0, sample 0
+  answer    (3, 4)
+  scorer    0.5 (near 0.5)
+  tokens    5 calls, 50 new prompt tokens, 20 sampled, 1.50 s
+
+[0] call-0  start, stop, version 3, prompt 10 (10 new, 7 cached), sampled 4
+    tools     move, look
+    system    Walk.
+    user      Go to
+              (3, 4).
+    assistant calls move({"to": "north"})
+              calls move({"to": "east"})
+
+[1] call-1  after [0], stop, version 3-4, prompt 24 (10 new, 0 cached), sampled 4
+    tool      a wall\\x1b[2J
+    assistant Hm.
+              calls move({"to": "south"})
+
+    [2] call-2  after [1], length, version 3, prompt 38 (10 new, 0 cached), sampled 4, malformed tool calls 1
+        tool      a wall\\x1b[2J
+        assistant lost
+
+    [3] call-3  after [1], stop, version 3, prompt 38 (10 new, 0 cached), sampled 4
+        user      there
+                  {"type": "image"}
+        assistant
+
+    [4] call-4  after [3], stop, version 3, prompt 52 (10 new, 0 cached), sampled 4, reward 1, not trained
+        asked for {"temperature": 0.2}
+        assistant done
+"""
+
+
+def test_an_episode_is_shown_as_a_tree_with_its_numbers(agentrl, make_run):
+    make_run("calm-otter")
+    assert agentrl("trace", "show", "calm-otter-aa").out == EPISODE
+
+
+def test_a_failed_episode_says_why(agentrl, make_run):
+    make_run("calm-otter")
+    assert agentrl("trace", "show", "calm-otter-b", "--run", "calm-otter").out.splitlines() == [
+        "record calm-otter-bbbb: failed (ValueError), no reward",
+        "  why       no",
+        "            map",
+        "  run       calm-otter, task hall, group calm-otter-g1, sample 1, try 2, evaluation",
+        "  tokens    0 calls, 0 new prompt tokens, 0 sampled",
+    ]
+
+
+def test_an_episode_as_json_has_tokens_and_task(agentrl, make_run):
+    make_run("calm-otter")
+    shown = agentrl("trace", "show", "calm-otter-aaaa", "--json").json
+    assert shown["record"]["outcome"] == "scored"
+    assert shown["task"]["answer"] == "(3, 4)"
+    assert [item["parent"] for item in shown["interactions"]] == [None, "call-0", "call-1", "call-1", "call-3"]
+    assert shown["interactions"][1]["versions"] == [[3, 2], [4, 2]]
+    assert shown["interactions"][0]["output_ids"] == [2, 2, 2, 2]
+
+
+def test_an_unknown_record_is_named_with_the_nearest(agentrl, make_run):
+    make_run("calm-otter")
+    result = agentrl("trace", "show", "calm-otter-aaax")
+    assert result.code == 2
+    assert "no record 'calm-otter-aaax' in run calm-otter (did you mean calm-otter-aaaa?)" in result.err
+
+
+def test_an_ambiguous_record_is_refused(agentrl, make_run):
+    make_run("calm-otter")
+    result = agentrl("trace", "show", "calm-otter-")
+    assert result.code == 1
+    assert "calm-otter-aaaa, calm-otter-bbbb" in result.err
+
+
+# --- finding the run ---
+
+
+def test_a_run_is_found_by_name_folder_database_and_as_the_newest(agentrl, make_run, tmp_path):
+    old, new = make_run("calm-otter"), make_run("brisk-heron")
+    os.utime(old / "agentrl.db", (1.0, 1.0))
+    for arguments, name in (
+        (("calm-otter",), "calm-otter"),
+        ((str(old),), "calm-otter"),
+        ((str(old / "agentrl.db"),), "calm-otter"),
+        ((), "brisk-heron"),
+        (("brisk-heron", "--runs", str(tmp_path / "runs")), "brisk-heron"),
+    ):
+        assert agentrl("trace", "list", "--json", *arguments).json[0]["run_id"] == name
+    os.utime(new / "agentrl.db", (0.5, 0.5))
+    assert agentrl("trace", "list", "--json").json[0]["run_id"] == "calm-otter"
+
+
+def test_a_live_run_is_readable(agentrl, make_run):
+    path = make_run("calm-otter") / "agentrl.db"
+    writer = SQLiteStore(path=path)
+    asyncio.run(writer.add_group("calm-otter", "new", "maze", index=2, size=1, version=2))
+    assert len(agentrl("trace", "list", "--json").json) == 2
+    asyncio.run(writer.close())
+
+
+def test_a_database_of_another_name_is_read(agentrl, make_run, tmp_path):
+    copy = (make_run("calm-otter") / "agentrl.db").rename(tmp_path / "kept.db")
+    assert agentrl("trace", "list", str(copy), "--json").json[0]["run_id"] == "calm-otter"
+
+
+def test_an_unknown_run_is_named_with_the_nearest(agentrl, make_run):
+    make_run("calm-otter")
+    result = agentrl("trace", "list", "calm-oter")
+    assert result.code == 2
+    assert "no run 'calm-oter' in runs (did you mean calm-otter?)" in result.err
+    assert "(runs there: calm-otter)" in agentrl("trace", "list", "xyz").err
+
+
+def test_no_runs_at_all_says_how_to_start_one(agentrl, tmp_path):
+    result = agentrl("trace", "list")
+    assert result.code == 2
+    assert "agentrl run CONFIG" in result.err
+    assert "runs has no runs" in agentrl("trace", "list", "calm-otter").err
+
+
+def test_a_folder_without_a_database_is_named(agentrl, tmp_path):
+    (tmp_path / "runs" / "empty").mkdir(parents=True)
+    result = agentrl("trace", "list", "empty")
+    assert result.code == 2
+    assert "holds no agentrl.db" in result.err
+
+
+def test_a_database_without_a_run_is_named(agentrl, tmp_path):
+    asyncio.run(SQLiteStore(path=tmp_path / "runs" / "empty" / "agentrl.db").close())
+    result = agentrl("trace", "list", "empty")
+    assert result.code == 2
+    assert "no run was started" in result.err
