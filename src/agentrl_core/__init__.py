@@ -57,7 +57,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from agentrl_core.plugins import core_version
+        from agentrl_core.discovery import core_version
 
         value: Any = core_version()
     elif name in _HOMES:

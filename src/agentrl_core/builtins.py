@@ -22,14 +22,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 @hookimpl
 def register_scorers(register: Register[Any]) -> None:
-    """Scorers that compare an answer with its reference."""
+    """Register the scorers that compare an answer with its reference."""
     register("exact_match", "agentrl_core.scorers.text:exact_match", summary="1 if the answer is the reference")
     register("numeric", "agentrl_core.scorers.text:numeric", summary="1 if the answer equals the reference as a number")
 
 
 @hookimpl
 def register_losses(register: Register[Any]) -> None:
-    """Surrogates on sampled tokens."""
+    """Register the surrogates on sampled tokens."""
     register("grpo", "agentrl_core.losses.grpo:GRPO", summary="clipped importance ratio per token")
     register("minirl", "agentrl_core.losses.minirl:MiniRL", summary="REINFORCE within a trust region of the ratio")
     register("cross_entropy", "agentrl_core.losses.cross_entropy:CrossEntropy", summary="imitate the sampled tokens")
@@ -37,7 +37,7 @@ def register_losses(register: Register[Any]) -> None:
 
 @hookimpl
 def register_advantages(register: Register[Any]) -> None:
-    """Baselines over a group."""
+    """Register the baselines over a group."""
     register("grpo", "agentrl_core.batching.advantages:GRPO", summary="reward minus the group's mean, over its std")
     register("leave_one_out", "agentrl_core.batching.advantages:LeaveOneOut", summary="reward minus the others' mean")
     register("none", "agentrl_core.batching.advantages:NoBaseline", summary="the reward itself")
@@ -45,7 +45,7 @@ def register_advantages(register: Register[Any]) -> None:
 
 @hookimpl
 def register_credits(register: Register[Any]) -> None:
-    """Ways to share a reward among interactions."""
+    """Register the ways to share a reward among interactions."""
     register(
         "tree", "agentrl_core.batching.credit:TreeCredit", summary="discounted from every branch's leaf to its root"
     )
@@ -58,13 +58,13 @@ def register_credits(register: Register[Any]) -> None:
 
 @hookimpl
 def register_filters(register: Register[Any]) -> None:
-    """Which groups are trained on."""
+    """Register the choices of groups to train on."""
     register("zero_variance", "agentrl_core.batching.filters:ZeroVariance", summary="drops groups with one reward")
 
 
 @hookimpl
 def register_engines(register: Register[Any]) -> None:
-    """Engines in this process."""
+    """Register the engines in this process."""
     register(
         "embedded", "agentrl_core.engines.embedded:EmbeddedEngine", summary="any Hugging Face causal LM, in process"
     )
@@ -73,13 +73,13 @@ def register_engines(register: Register[Any]) -> None:
 
 @hookimpl
 def register_stores(register: Register[Any]) -> None:
-    """Stores on this machine."""
+    """Register the stores on this machine."""
     register("sqlite", "agentrl_core.stores.sqlite:SQLiteStore", summary="one SQLite file per run")
 
 
 @hookimpl
 def register_trackers(register: Register[Any]) -> None:
-    """Receivers of a run's numbers."""
+    """Register the receivers of a run's numbers."""
     register("console", "agentrl_core.trackers.console:ConsoleTracker", summary="live progress on the terminal")
     register("jsonl", "agentrl_core.trackers.jsonl:JsonlTracker", summary="one line per event in metrics.jsonl")
     register("curve", "agentrl_core.trackers.curve:CurveTracker", summary="the reward curve as reward.png")
@@ -87,24 +87,24 @@ def register_trackers(register: Register[Any]) -> None:
 
 @hookimpl
 def register_tool_parsers(register: Register[Any]) -> None:
-    """Formats of tool calls."""
+    """Register the formats of tool calls."""
     register("hermes", "agentrl_core.chat.parsers.hermes:HermesParser", summary="<tool_call>{JSON}</tool_call>")
 
 
 @hookimpl
 def register_models(register: Register[Any]) -> None:
-    """Policies from nothing."""
+    """Register the policies built from nothing."""
     register("tiny", "agentrl_core.models.tiny:build", summary="a tiny Qwen3 and its tokenizer")
 
 
 @hookimpl
 def register_datasets(register: Register[Any]) -> None:
-    """Sources of tasks."""
+    """Register the sources of tasks."""
     register("jsonl", "agentrl_core.data.jsonl:load_tasks", summary="one task per line")
 
 
 @hookimpl
 def register_commands(register: Register[Any]) -> None:
-    """The command line's own commands."""
+    """Register the command line's own commands."""
     for name, (summary, path) in COMMANDS.items():
         register(name, path, summary=summary)

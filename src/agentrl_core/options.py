@@ -7,10 +7,11 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from agentrl_core.config.nodes import describe
 from agentrl_core.errors import ConfigError
 from agentrl_core.nearest import did_you_mean
 
@@ -27,7 +28,7 @@ _ANY = inspect.Parameter.empty
 def construct(
     target: object, options: Mapping[str, Any], *, name: str, where: Where, injected: Mapping[str, Any]
 ) -> Any:
-    """Build `target` with `options`, and with those of `injected` that it takes; an option wins over both.
+    """Build `target` with `options`, and with those of `injected` that it takes; an option wins over an injected one.
 
     A class is constructed; of a function the keyword-only parameters are the options, and it is returned with
     them bound. Any other object is returned as it is and takes no options. Raises `ConfigError` for an unknown,
@@ -35,39 +36,30 @@ def construct(
     """
     if not (inspect.isclass(target) or inspect.isroutine(target) or isinstance(target, functools.partial)):
         if options:
-            raise ConfigError(
-                f"{place(where, next(iter(options)))}: {name} is an object, not a class: it takes no options"
-            )
+            option = next(iter(options))
+            raise ConfigError(f"{place(where, option)}: {name} is an object, not a class: it takes no options")
         return target
-    parameters = inspect.signature(target).parameters
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    named = {
-        key: item for key, item in parameters.items() if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)
-    }
-    known = (
-        named
-        if inspect.isclass(target)
-        else {key: item for key, item in named.items() if item.kind is item.KEYWORD_ONLY}
-    )
-    values = {}
-    for option, value in options.items():
-        if option not in known and not (open_ended and option not in named):
-            raise ConfigError(
-                f"{place(where, option)}: unknown option of {name}{_hint(option, set(known) - set(injected))}"
-            )
-        hint = _hint_of(target, known[option]) if option in known else _ANY
-        values[option] = _checked(value, hint, place(where, option))
-    values = {key: item for key, item in injected.items() if open_ended or key in named} | values
-    for key, parameter in known.items():
+    named, open_ended = _parameters(target)
+    own = {key: item for key, item in named.items() if inspect.isclass(target) or item.kind is item.KEYWORD_ONLY}
+    unknown = [key for key in options if key not in own and (key in named or not open_ended)]
+    if unknown:
+        hint = _near_option(unknown[0], own.keys() - injected.keys())
+        raise ConfigError(f"{place(where, unknown[0])}: unknown option of {name}{hint}")
+    values = {key: item for key, item in injected.items() if open_ended or key in named}
+    for key, value in options.items():
+        values[key] = _checked(value, _type_of(target, own[key]), place(where, key)) if key in own else value
+    for key, parameter in own.items():
         if parameter.default is parameter.empty and key not in values:
-            raise ConfigError(f"{place(where)}: {name} needs the option '{key}'{_typed(_hint_of(target, parameter))}")
+            kind = _type_of(target, parameter)
+            expected = "" if kind is _ANY else f", {_kind_name(kind)}"
+            raise ConfigError(f"{place(where)}: {name} needs the option '{key}'{expected}")
     if not inspect.isclass(target):
         return functools.partial(target, **values) if values else target
     return _call(target, values, options, name, where)
 
 
 def place(where: Where, option: str = "") -> str:
-    """The start of a message about an option of the component at `where`, or about the component."""
+    """Return the start of a message about an option of the component at `where`, or about the component."""
     if callable(where):
         return where(option)
     return f"{where}.{option}" if option else where
@@ -84,14 +76,24 @@ def _call(target: type, values: Mapping[str, Any], options: Mapping[str, Any], n
         raise ConfigError(f"{place(where, quoted if quoted in options else '')}: {name}: {text}") from error
 
 
-def _hint(option: str, known: set[str]) -> str:
-    return did_you_mean(option, known) or (
-        f"; its options are {', '.join(sorted(known))}" if known else ", which has none"
-    )
+def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return the parameters that can be given by name, and whether any other name is taken too."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except ValueError:  # a type written in C that does not tell what it takes
+        return {}, True
+    named = {item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
+    return named, any(item.kind is item.VAR_KEYWORD for item in parameters)
 
 
-def _hint_of(target: Any, parameter: inspect.Parameter) -> Any:
-    """The type of a parameter; `_ANY` where it has none, or one that exists for type checkers only."""
+def _near_option(option: str, known: Collection[str]) -> str:
+    if not known:
+        return ", which has none"
+    return did_you_mean(option, known) or f"; its options are {', '.join(sorted(known))}"
+
+
+def _type_of(target: Any, parameter: inspect.Parameter) -> Any:
+    """Return the type of a parameter; `_ANY` where it has none, or one that exists for type checkers only."""
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
     holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
@@ -102,38 +104,50 @@ def _hint_of(target: Any, parameter: inspect.Parameter) -> Any:
 
 
 def _namespace(target: Any, name: str) -> dict[str, Any]:
-    """The globals of the module that wrote the annotation of `target`'s parameter `name`."""
+    """Return the globals of the module that wrote the annotation of `target`'s parameter `name`."""
     if not inspect.isclass(target):
         return dict(getattr(inspect.unwrap(getattr(target, "func", target)), "__globals__", {}))
-    owners = (base for base in target.__mro__ if {name, f"_{name}"} & set(base.__dict__.get("__annotations__", ())))
+    names = {name, f"_{name}"}  # attrs drops the underscore of a private field
+    owners = (base for base in target.__mro__ if names & inspect.get_annotations(base).keys())
     return vars(sys.modules[next(owners, target).__module__])
 
 
-def _checked(value: Any, hint: Any, where: str) -> Any:
-    """`value` as a `hint`: ints serve as floats, lists as tuples, mappings as attrs classes; never text as numbers."""
-    if hint in (_ANY, Any, object) or (inspect.isclass(hint) and type(value) is hint):
+def _checked(value: Any, kind: Any, where: str) -> Any:
+    """Return `value` as a `kind`.
+
+    Ints serve as floats, lists as tuples, mappings as attrs classes; text never serves as a number.
+    """
+    if kind in (_ANY, Any, object) or (inspect.isclass(kind) and type(value) is kind):
         return value
     from cattrs.errors import StructureHandlerNotFoundError
 
     try:
-        return _converter().structure(value, hint)
+        if isinstance(value, str) and _is_list(kind):
+            raise TypeError("a text is a sequence of letters to Python, never to a person")
+        return _converter().structure(value, kind)
     except StructureHandlerNotFoundError:
         return value  # a protocol or a callable: only the constructor can tell
     except Exception as error:
-        raise ConfigError(f"{where}: expected {_text(hint)}, found {value!r} ({type(value).__name__})") from error
+        raise ConfigError(f"{where}: expected {_kind_name(kind)}, found {describe(value)}") from error
 
 
-def _typed(hint: Any) -> str:
-    return "" if hint is _ANY else f" ({_text(hint)})"
+def _is_list(kind: Any) -> bool:
+    """Whether `kind` holds items and takes no text."""
+    members = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    origins = [typing.get_origin(member) for member in members]
+    return str not in members and any(inspect.isclass(item) and issubclass(item, Iterable) for item in origins)
 
 
-def _text(hint: Any) -> str:
-    return hint.__name__ if inspect.isclass(hint) and not typing.get_args(hint) else str(hint).replace("typing.", "")
+def _kind_name(kind: Any) -> str:
+    names = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", Path: "a path"}
+    if inspect.isclass(kind) and not typing.get_args(kind):
+        return names.get(kind, kind.__name__)
+    return str(kind).replace("typing.", "")
 
 
 @functools.cache
 def _converter() -> Converter:
-    """A converter that never reads one kind of scalar as another."""
+    """Return a converter that never reads one kind of scalar as another."""
     from cattrs import Converter
     from cattrs.strategies import configure_union_passthrough
 

@@ -11,25 +11,23 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from collections.abc import Collection, Iterator, Mapping
+from importlib.metadata import EntryPoint
 from typing import Any, Literal
 
-import attrs
 import pluggy
 
 from agentrl_core import hookspecs
+from agentrl_core.discovery import CORE, GROUP, Distribution, block_rule, core_version, find_distributions
 from agentrl_core.errors import AgentRLError, PluginError, RunError
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.references import one_line
-from agentrl_core.registry import KINDS, Entry, Package, Registry, canonical
+from agentrl_core.registry import KINDS, Entry, Package, Registry
 
 logger = logging.getLogger(__name__)
 
-CORE = "agentrl-core"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _LAZY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_CORE_REQUIREMENT = re.compile(r"agentrl[-_.]core\s*(?:\[[^]]*])?\s*\(?([^;)]*)", re.IGNORECASE)
 _UNKNOWN_ARGUMENTS = re.compile(r"Argument\(s\) {(.+)} are declared in the hookimpl")
 
 
@@ -46,107 +44,10 @@ def load_registry(
     calls to stderr. `on_error` decides what a lifecycle hook that raises does to the run.
     """
     manager = PluginManager(on_error=on_error, trace=environ.get("AGENTRL_TRACE_PLUGINS", "") not in ("", "0"))
-    blocked = _block_rule(block, environ)
-    for item in _with_core(find_distributions()):
-        manager.add(item, blocked_by="" if item.is_core else blocked(canonical(item.name)))
+    blocked_by = block_rule(block, environ)
+    for item in find_distributions():
+        manager.add(item, blocked_by=blocked_by(item))
     return Registry(sorted(manager.packages, key=lambda package: package.distribution), manager)
-
-
-def declared_commands(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Commands that packages declare under `agentrl.commands` -> the package; from metadata, importing nothing."""
-    blocked = _block_rule((), environ)
-    return {
-        point.name: item.name
-        for item in find_distributions()
-        for point in item.entry_points
-        if point.group == f"{hookspecs.PROJECT}.commands" and not blocked(canonical(item.name))
-    }
-
-
-def _with_core(found: list[Distribution]) -> list[Distribution]:
-    """Make sure that core is there: a checkout on the import path has no metadata, or stale ones."""
-    if any(item.is_core and item.has_hooks for item in found):
-        return found
-    own = EntryPoint(name=CORE, value="agentrl_core.builtins", group=hookspecs.PROJECT)
-    core = Distribution(name=CORE, version=core_version(), requires="", entry_points=[own])
-    return [core, *(item for item in found if not item.is_core)]
-
-
-def core_version() -> str:
-    """The installed version of agentrl-core; "unknown" for a checkout that is not installed."""
-    try:
-        return version(CORE)
-    except PackageNotFoundError:
-        return "unknown"
-
-
-@attrs.frozen(kw_only=True)
-class Distribution:
-    """What the metadata of one distribution says about plugging in."""
-
-    name: str
-    version: str
-    requires: str
-    """The range of agentrl-core that it declares; empty for none."""
-    entry_points: Collection[EntryPoint]
-
-    @property
-    def is_core(self) -> bool:
-        """Whether this is agentrl-core, which cannot be blocked."""
-        return canonical(self.name) == CORE
-
-    @property
-    def has_hooks(self) -> bool:
-        """Whether it names a hook module."""
-        return any(point.group == hookspecs.PROJECT for point in self.entry_points)
-
-
-def find_distributions() -> list[Distribution]:
-    """The distributions that declare entry points of agentrl, from metadata alone, by name."""
-    points: dict[str, list[EntryPoint]] = {}
-    found = entry_points()
-    for group in found.groups:
-        if group == hookspecs.PROJECT or group.startswith(f"{hookspecs.PROJECT}."):
-            for point in found.select(group=group):
-                points.setdefault(_distribution_name(point), []).append(point)
-    return [_distribution(name, points[name]) for name in sorted(points)]
-
-
-def _distribution_name(point: EntryPoint) -> str:
-    # A damaged dist-info folder has no name: the module still tells whose it is.
-    return (point.dist.name if point.dist else None) or point.value.partition(":")[0]
-
-
-def _distribution(name: str, points: list[EntryPoint]) -> Distribution:
-    dist = points[0].dist
-    requirements = (_CORE_REQUIREMENT.match(item) for item in (dist.requires if dist else None) or ())
-    ranges = [match[1].strip() for match in requirements if match]
-    return Distribution(
-        name=name,
-        version=(dist.version if dist else None) or "unknown",
-        requires=ranges[0] if ranges else "",
-        entry_points=points,
-    )
-
-
-def _block_rule(block: Collection[str], environ: Mapping[str, str]) -> Callable[[str], str]:
-    """From a distribution's canonical name to what blocks it; empty for nothing."""
-    configured = {canonical(name) for name in block}
-    by_variable = _names(environ.get("AGENTRL_BLOCK_PLUGINS", ""))
-    only = _names(environ["AGENTRL_LOAD_PLUGINS"]) if "AGENTRL_LOAD_PLUGINS" in environ else None
-
-    def blocked_by(name: str) -> str:
-        if name in by_variable:
-            return "AGENTRL_BLOCK_PLUGINS"
-        if only is not None and name not in only:
-            return "AGENTRL_LOAD_PLUGINS"
-        return "plugins.block" if name in configured else ""
-
-    return blocked_by
-
-
-def _names(text: str) -> set[str]:
-    return {canonical(name) for name in text.split(",") if name.strip()}
 
 
 class PluginManager(pluggy.PluginManager):
@@ -164,18 +65,23 @@ class PluginManager(pluggy.PluginManager):
 
     def add(self, item: Distribution, *, blocked_by: str = "") -> Package:
         """Load a distribution: import its hook modules, and take note of its direct entry points."""
-        package = Package(distribution=item.name, version=item.version, requires=item.requires)
-        self.packages.append(package)
+        package = self.add_package(item.name, item.version, item.requires)
         if blocked_by:
             package.status, package.reason = "blocked", blocked_by
         for point in item.entry_points:
             try:
-                if point.group != hookspecs.PROJECT:
+                if point.group != GROUP:
                     self._add_direct(package, point)
                 elif not blocked_by:
                     self.add_module(package, point.load(), point.name)
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is the package's own
                 package.fail(error)
+        return package
+
+    def add_package(self, distribution: str, version: str, requires: str = "") -> Package:
+        """Take note of a package that has nothing yet."""
+        package = Package(distribution=distribution, version=version, requires=requires)
+        self.packages.append(package)
         return package
 
     def add_module(self, package: Package, plugin: object, name: str) -> None:
@@ -202,7 +108,7 @@ class PluginManager(pluggy.PluginManager):
                 package.hooks.append(hook_name)
 
     def adapt_agent(self, agent: object, options: Mapping[str, Any]) -> Any:
-        """The first workflow that a package makes of `agent`; None if no package knows it."""
+        """Return the first workflow that a package makes of `agent`; None if no package knows it."""
         for implementation in self._calling_order("adapt_agent"):
             workflow = self._call_named(implementation, "adapt_agent", {"agent": agent, "options": options})
             if workflow is not None:
@@ -224,13 +130,13 @@ class PluginManager(pluggy.PluginManager):
                 logger.warning("%s raised", hook_name, exc_info=True)
 
     def _add_direct(self, package: Package, point: EntryPoint) -> None:
-        kind = point.group.removeprefix(f"{hookspecs.PROJECT}.")
+        kind = point.group.removeprefix(f"{GROUP}.")
         if kind in KINDS:
             registrar(package, kind)(point.name, point.value)
         else:
-            hint = did_you_mean(point.group, [f"{hookspecs.PROJECT}.{known}" for known in KINDS])
+            hint = did_you_mean(kind, KINDS)
             package.notes.append(
-                f"entry-point group '{point.group}' is of no known kind{hint}; '{point.name}' is left out"
+                f"entry-point group '{point.group}': there is no kind '{kind}'{hint}; '{point.name}' is left out"
             )
 
     def _note_near_misses(self, package: Package, plugin: object) -> None:
@@ -246,7 +152,7 @@ class PluginManager(pluggy.PluginManager):
                 package.notes.append(f"'{name}' lacks @hookimpl; it is never called")
 
     def _implementations(self, plugin_name: str) -> Iterator[tuple[str, pluggy.HookImpl]]:
-        """The implementations of one plugin that have a hook, in the order in which hooks are declared."""
+        """Yield the implementations of one plugin, each with the name of its hook."""
         for caller in vars(self.hook).values():
             if caller.has_spec():
                 for implementation in caller.get_hookimpls():
@@ -254,7 +160,7 @@ class PluginManager(pluggy.PluginManager):
                         yield caller.name, implementation
 
     def _calling_order(self, hook_name: str) -> Iterator[pluggy.HookImpl]:
-        """The implementations of one hook by packages that loaded, as pluggy would call them."""
+        """Yield the implementations of one hook by packages that loaded, as pluggy would call them."""
         for implementation in reversed(getattr(self.hook, hook_name).get_hookimpls()):
             if self._owners[implementation.plugin_name].status == "ok":
                 yield implementation
@@ -280,7 +186,7 @@ class PluginManager(pluggy.PluginManager):
 
 
 def registrar(package: Package, kind: str) -> hookspecs.Register[Any]:
-    """The `register` callable of one package and kind."""
+    """Return the `register` callable of one package and kind."""
 
     def register(name: str, obj: object, *, summary: str = "") -> None:
         if not _NAME.fullmatch(name):
@@ -305,10 +211,12 @@ def registrar(package: Package, kind: str) -> hookspecs.Register[Any]:
 
 
 def _explain(error: pluggy.PluginValidationError, package: Package) -> str:
-    """pluggy's message in the user's terms: an unknown argument means a hook of a later version."""
+    """Put pluggy's message in the user's terms: an unknown argument means a hook of a later version."""
     unknown = _UNKNOWN_ARGUMENTS.search(str(error))
     hook = re.search(r"for hook '(\w+)'", str(error))
     if unknown is None or hook is None:
         return " ".join(str(error).split())
+    names = sorted(re.findall(r"'\w+'", unknown[1]))
+    arguments = f"{'argument' if len(names) == 1 else 'arguments'} {', '.join(names)}"
     declared = f"it declares {CORE}{package.requires}" if package.requires else f"it declares no range of {CORE}"
-    return f"written for a newer {CORE} (uses argument {unknown[1]} of {hook[1]}); have {core_version()}, {declared}"
+    return f"written for a newer {CORE} (uses {arguments} of {hook[1]}); have {core_version()}, {declared}"

@@ -35,7 +35,7 @@ class Reference:
 
 
 def is_reference(text: str) -> bool:
-    """Whether `text` says where an object is, rather than what it is registered as."""
+    """Return whether `text` says where an object is, rather than what it is registered as."""
     return ":" in text or text.endswith(".py") or ("." in text and "/" not in text)
 
 
@@ -65,13 +65,13 @@ def resolve(text: str, folders: Sequence[Path] = ()) -> Reference:
 
 
 def user_folders(base_dir: Path | None) -> list[Path]:
-    """Where a user's own files and modules are: in the config's folder, then in the working directory."""
+    """Return where a user's own files and modules are: in the config's folder, then in the working directory."""
     cwd = Path.cwd()
     return [cwd] if base_dir is None or base_dir.resolve() == cwd else [base_dir.resolve(), cwd]
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in one line: its type and the first line of what it says."""
+    """Put an exception in one line: its type and the first line of what it says."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -126,7 +126,7 @@ def _refuse_other_copy(top: str, folder: Path) -> None:
 
 
 def _load_file(text: str, folders: Sequence[Path]) -> ModuleType:
-    """The module of a file, run once however often it is named or imported by its siblings."""
+    """Return the module of a file, run once however often it is named or imported by its siblings."""
     paths = [(folder / Path(text).expanduser()).resolve() for folder in folders]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
@@ -151,7 +151,7 @@ def _load_file(text: str, folders: Sequence[Path]) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
-    """The name by which siblings would import the file, unless another module owns it."""
+    """Return the name by which siblings would import the file, unless another module owns it."""
     stem = path.stem
     if stem.isidentifier() and stem not in sys.modules and stem not in sys.stdlib_module_names:
         spec = importlib.util.find_spec(stem)

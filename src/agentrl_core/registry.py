@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from agentrl_core.discovery import canonical
 from agentrl_core.errors import PluginError
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.options import Where, construct, place
@@ -104,14 +104,14 @@ class Registry:
         """Calls `adapt_agent` and the lifecycle hooks of the packages that loaded."""
 
     def entries(self, kind: str) -> list[Entry]:
-        """What the packages that loaded registered of one kind, by name."""
+        """Return what the packages that loaded registered of one kind, by name."""
         found = (entry for package in self.packages if package.status == "ok" for entry in package.entries)
         return sorted(
             (entry for entry in found if entry.kind == kind), key=lambda entry: (entry.name, entry.distribution)
         )
 
     def find(self, kind: str, ref: str, *, base_dir: Path | None = None, where: Where = "") -> Entry:
-        """The component that `ref` names; one named by its path is imported, a registered one is not.
+        """Return the component that `ref` names; one named by its path is imported, a registered one is not.
 
         Raises `PluginError`: unknown (with the nearest name), ambiguous (with what to write), or of a package
         that is broken (from the original error) or blocked.
@@ -138,12 +138,11 @@ class Registry:
         prefix = _prefix(where)
         value = entry.value
         if isinstance(value, str) and entry.distribution:
-            source = f"{prefix}{KINDS[kind]} '{entry.name}' comes from {entry.distribution} {entry.version}, which failed to load: "
-            value = _resolve(value, (), source).value
+            source = f"{KINDS[kind]} '{entry.name}' comes from {entry.distribution} {entry.version}"
+            value = _resolve(value, (), f"{prefix}{source}, which failed to load: ").value
         if not callable(value) and kind not in ("workflows", "commands"):
-            raise PluginError(
-                f"{prefix}'{ref}' is {type(value).__name__} {value!r:.60}, which cannot be called as a {KINDS[kind]}"
-            )
+            found = f"{type(value).__name__} {value!r:.60}"
+            raise PluginError(f"{prefix}'{ref}' is {found}, which cannot be called as a {KINDS[kind]}")
         return value
 
     def build(
@@ -158,7 +157,7 @@ class Registry:
         return construct(target, component.options, name=component.use, where=where or KINDS[kind], injected=injected)
 
     def describe(self, kind: str, ref: str, *, base_dir: Path | None = None) -> str:
-        """What `ref` stands for, in full: `dist==version module:attr`, or `module:attr (file)` where unpackaged."""
+        """Return what `ref` stands for: `dist==version module:attr`, or `module:attr (file)` where unpackaged."""
         if is_reference(ref):
             found = _resolve(ref, user_folders(base_dir))
             return f"{found.path} ({found.file})" if found.file else found.path
@@ -166,7 +165,7 @@ class Registry:
         return f"{entry.distribution}=={entry.version} {entry.path}"
 
     def clashes(self) -> list[str]:
-        """One line for each name that two packages use."""
+        """Return one line for each name that two packages use."""
         names: dict[tuple[str, str], list[Entry]] = {}
         for package in self.packages:
             for entry in package.entries if package.status == "ok" else ():
@@ -174,7 +173,7 @@ class Registry:
         return [_ambiguity(entries) for entries in names.values() if len(entries) > 1]
 
     def package(self, distribution: str, *, where: Where = "") -> Package:
-        """An installed package that plugs in, in any spelling of its name. Raises `PluginError` with the nearest."""
+        """Return an installed package by any spelling of its name. Raises `PluginError` with the nearest one."""
         wanted = canonical(distribution)
         for package in self.packages:
             if canonical(package.distribution) == wanted:
@@ -192,18 +191,13 @@ class Registry:
 
     def _unknown(self, kind: str, name: str, prefix: str) -> PluginError:
         """Say what is near, and which packages could not say what they have."""
-        known = [entry.name for entry in self.entries(kind)]
+        known = sorted({entry.name for entry in self.entries(kind)})
         hint = did_you_mean(name, known) or (f" (known: {', '.join(known)})" if known else "")
         absent = [package for package in self.packages if package.status != "ok"]
         others = "".join(f"; {package.distribution} {package.version} {package.trouble}" for package in absent)
         error = PluginError(f"{prefix}no {KINDS[kind]} named '{name}'{hint}{others}")
         error.__cause__ = next((package.error for package in absent if package.error is not None), None)
         return error
-
-
-def canonical(distribution: str) -> str:
-    """A distribution's name as package indexes compare it."""
-    return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
 
 
 def _named(package: Package, kind: str, name: str) -> list[Entry]:

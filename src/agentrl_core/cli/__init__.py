@@ -56,7 +56,7 @@ class LazyGroup(TyperGroup):
 
 
 def _command(target: object, name: str, summary: str) -> Any:
-    """A click command of a typer app or of a plain function."""
+    """Make a click command of a typer app or of a plain function."""
     if not isinstance(target, typer.Typer):
         function: Any = target
         target = typer.Typer(add_completion=False)
@@ -68,33 +68,47 @@ def _command(target: object, name: str, summary: str) -> Any:
 
 def _plugin_commands() -> dict[str, str]:
     """Commands that packages declare in their metadata -> the package."""
-    from agentrl_core.plugins import declared_commands
+    from agentrl_core.discovery import declared_commands
 
     return declared_commands()
 
 
-app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+def _print_help(ctx: typer.Context, value: bool) -> None:  # noqa: FBT001  # the signature of an option's callback
+    if value:
+        typer.echo(ctx.get_help())
+        raise typer.Exit
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001  # the signature of an option's callback
     if value:
-        from agentrl_core.plugins import core_version
+        from agentrl_core.discovery import core_version
 
         typer.echo(f"agentrl {core_version()}")
         raise typer.Exit
 
 
+# typer's own help option is checked with pydantic, given or not, whose import takes half of the time of a light
+# command; a switch with a default is not. For groups that light commands belong to, with `add_help_option=False`.
+HelpSwitch = Annotated[
+    bool, typer.Option("--help", callback=_print_help, is_eager=True, help="Show this message and exit.")
+]
+
+app = typer.Typer(
+    cls=LazyGroup, rich_markup_mode=None, add_completion=False, add_help_option=False, no_args_is_help=True
+)
+
+
 @app.callback()
 def root(
     *,
-    version: Annotated[  # noqa: ARG001  # acts in its callback
+    version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[  # noqa: ARG001  # taken out by `main`, which accepts it anywhere
-        bool, typer.Option("--debug", help="Show tracebacks; may also stand after the command.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may also stand after the command.")] = False,
+    show_help: HelpSwitch = False,
 ) -> None:
     """Train the LLM agent that you already have with reinforcement learning."""
+    # The switches act in their callbacks, but for `--debug`, which `main` takes out wherever it stands.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,30 +8,51 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from agentrl_core.cli import HelpSwitch  # noqa: TC001  # typer reads annotations at run time
 from agentrl_core.errors import PluginError
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.plugins import load_registry
 from agentrl_core.registry import KINDS, Entry, Package, Registry
 
 # Plain help: rich would cost more than the command itself.
-app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, add_help_option=False, no_args_is_help=True)
+
+
+class QuickCommand(TyperCommand):
+    """A command that skips the parser where nothing was typed after it.
+
+    typer checks every option that is not a switch with pydantic, whose import costs more CPU than all the rest of
+    this command, whether the option was given or not.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the defaults where there is nothing to parse."""
+        if args:
+            return super().parse_args(ctx, args)
+        ctx.params = {parameter.name: parameter.get_default(ctx) for parameter in self.params}
+        return []
+
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
-def plugins() -> None:
+def plugins(*, show_help: HelpSwitch = False) -> None:
     """Show what is installed and what each package provides."""
 
 
-@app.command("list")
+@app.command("list", cls=QuickCommand)
 def list_(
     *,
     kind: Annotated[str, typer.Option(help="List the components of one kind: scorers, losses, …")] = "",
     as_json: _Json = False,
 ) -> None:
-    """List the installed packages that plug in, broken ones with the reason."""
+    """List the installed packages that plug in.
+
+    A broken one is listed with the reason, and stops nothing but its own use.
+    """
     registry = load_registry()
     if kind:
         _list_kind(registry, kind, as_json=as_json)
@@ -45,7 +66,10 @@ def list_(
 
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="Name of the package.")], *, as_json: _Json = False) -> None:
-    """Show all of one package: its components, its hooks, and the traceback if it is broken."""
+    """Show all of one package.
+
+    Its components, its hooks, and the whole traceback if it is broken.
+    """
     package = load_registry().package(name)
     trace = "".join(traceback.format_exception(package.error)) if package.error else ""
     if as_json:
@@ -65,7 +89,10 @@ def show(name: Annotated[str, typer.Argument(help="Name of the package.")], *, a
 
 @app.command()
 def check(name: Annotated[str, typer.Argument(help="Name of the package; all where absent.")] = "") -> None:
-    """Import everything that is registered and check each package; exit code 1 on any error."""
+    """Import and check all that is registered.
+
+    Exit code 1 if any package has a fault.
+    """
     from agentrl_core.testing.plugins import plugin_problems
 
     registry = load_registry()

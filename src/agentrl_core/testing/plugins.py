@@ -6,12 +6,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.message import Message
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
+from typing import cast
 
+from agentrl_core.discovery import CORE, GROUP, canonical, core_version, find_distributions
 from agentrl_core.errors import PluginError
-from agentrl_core.plugins import CORE, PluginManager, core_version, find_distributions, load_registry
-from agentrl_core.registry import Package, Registry, canonical
+from agentrl_core.plugins import PluginManager, load_registry
+from agentrl_core.registry import Package, Registry
 
 HEAVY = ("torch", "transformers", "openai", "anthropic", "langchain_core", "motor", "fastapi", "httpx2", "starlette")
 """Modules that a hook module must not import: each would slow every `agentrl plugins list`."""
@@ -31,7 +34,7 @@ def check_plugin(distribution: str) -> None:
 
 
 def plugin_problems(package: Package, registry: Registry) -> list[str]:
-    """What `check_plugin` finds, one line each; empty for a sound package."""
+    """Return what `check_plugin` finds, one line each; empty for a sound package."""
     if package.status != "ok":
         return [package.trouble]
     problems = [*_metadata_problems(package), *package.notes, *_heavy_imports(package)]
@@ -45,7 +48,7 @@ def plugin_problems(package: Package, registry: Registry) -> list[str]:
 
 @contextmanager
 def isolated_plugins(*plugins: object, core: bool = True) -> Iterator[Registry]:
-    """A registry that knows core and the given hook modules, classes or objects, and nothing that is installed.
+    """Give a registry that knows core and the given hook modules, classes or objects, and nothing that is installed.
 
         class Mine:
             @hookimpl
@@ -62,11 +65,10 @@ def isolated_plugins(*plugins: object, core: bool = True) -> Iterator[Registry]:
     if core:
         from agentrl_core import builtins
 
-        own = Package(distribution=CORE, version=core_version())
-        manager.add_module(own, builtins, CORE)
+        manager.add_module(manager.add_package(CORE, core_version()), builtins, CORE)
     for plugin in plugins:
         name = getattr(plugin, "__name__", type(plugin).__name__)
-        manager.add_module(Package(distribution=name, version="0"), plugin, name)
+        manager.add_module(manager.add_package(name, "0"), plugin, name)
     path = list(sys.path)
     try:
         yield Registry(manager.packages, manager)
@@ -83,7 +85,7 @@ def _metadata_problems(package: Package) -> list[str]:
     if canonical(package.distribution) == CORE:
         return []
     try:
-        fields = metadata(package.distribution)
+        fields: Message = cast("Message", metadata(package.distribution))
     except PackageNotFoundError:
         return ["its metadata are damaged: reinstall it"]
     problems = []
@@ -91,7 +93,7 @@ def _metadata_problems(package: Package) -> list[str]:
         problems.append('declares no range of agentrl-core: write dependencies = ["agentrl-core>=0.1,<0.2"]')
     if not fields.get("Summary"):
         problems.append("has no summary: write project.description")
-    description = str(fields.get_payload()) or str(fields.get("Description", ""))
+    description = str(fields.get("Description") or fields.get_payload())
     unnamed = [entry.name for entry in package.entries if entry.name not in description]
     if unnamed:
         problems.append(f"its README does not show how to name {', '.join(unnamed)}")
@@ -99,17 +101,20 @@ def _metadata_problems(package: Package) -> list[str]:
 
 
 def _heavy_imports(package: Package) -> list[str]:
-    """Which heavy modules its hook modules drag in, seen from a fresh interpreter."""
+    """Return which heavy modules its hook modules drag in, seen from a fresh interpreter."""
     modules = [
         point.module
         for item in find_distributions()
         if canonical(item.name) == canonical(package.distribution)
         for point in item.entry_points
-        if point.group == "agentrl"
+        if point.group == GROUP
     ]
     if not modules:
         return []
-    code = f"import sys, {', '.join(modules)}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; import {', '.join(modules)}; "
+        f"print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # this interpreter
     if done.returncode:

@@ -1,0 +1,127 @@
+"""The command line starts light, and ends every failure with a line and an exit code."""
+
+import json
+
+import pytest
+import typer
+
+from agentrl_core import builtins, cli
+from agentrl_core.errors import ConfigError, RunError
+
+HEAVY = {"torch", "transformers", "openai", "anthropic", "langchain_core", "motor", "fastapi", "httpx2", "starlette"}
+LIGHT_TOO = {"rich", "pydantic", "cattrs", "yaml", "numpy"}
+RUNNER = (
+    "import json, sys\n"
+    "from agentrl_core.cli import main\n"
+    "code = main(sys.argv[1:])\n"
+    "print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)\n"
+)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"], ["--version"]])
+def test_light_commands_import_nothing_heavy(launch, sample_site, arguments):
+    done = launch(*arguments, site=sample_site, program=["-c", RUNNER])
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0, done.stderr
+    assert (HEAVY | LIGHT_TOO) & set(modules) == set()
+
+
+def test_importing_the_package_imports_nothing_of_it(launch):
+    program = "import sys, agentrl_core; print([name for name in sys.modules if name.startswith('agentrl_core.')])"
+    assert launch(program=["-c", program]).stdout.strip() == "[]"
+
+
+def test_plugins_list_ends_well_with_broken_packages_installed(launch, sample_site):
+    done = launch("plugins", "list", site=sample_site)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [
+        name for name in ("broken", "clash", "newer", "direct", "good") if f"agentrl-{name} " not in done.stdout
+    ] == []
+
+
+def test_the_version_is_that_of_the_package(launch):
+    from importlib.metadata import version
+
+    assert launch("--version").stdout == f"agentrl {version('agentrl-core')}\n"
+
+
+def test_no_command_shows_the_help_and_is_a_usage_error(launch):
+    done = launch()
+    assert done.returncode == 2
+    assert "Commands:" in done.stdout + done.stderr
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run a made-up command `act` that does what it is given."""
+
+    def run(action, *arguments):
+        def act(value: str = "") -> None:
+            """Act."""
+            action()
+
+        monkeypatch.setattr("agentrl_core.cli.COMMANDS", {"act": ("Act.", f"{__name__}:act")})
+        monkeypatch.setattr("agentrl_core.cli.resolve", lambda path: type("Found", (), {"value": staticmethod(act)}))
+        code = cli.main(arguments or ["act"])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def raising(error):
+    def action():
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ConfigError("config.yaml:9: loss.clipp: unknown"), 2, "error: config.yaml:9: loss.clipp: unknown"),
+        (RunError("disk full"), 1, "error: disk full"),
+        (ZeroDivisionError("by zero"), 1, "error: ZeroDivisionError: by zero (--debug shows the traceback)"),
+        (OSError(28, "No space left"), 1, "error: OSError: [Errno 28] No space left (--debug shows the traceback)"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (typer.BadParameter("no"), 2, None),
+        (typer.Exit(7), 7, ""),
+        (SystemExit("words"), 1, ""),
+        (SystemExit(None), 0, ""),
+    ],
+)
+def test_each_failure_has_its_line_and_exit_code(command, error, code, line):
+    found, out, err = command(raising(error))
+    assert (found, out) == (code, "")
+    assert "Traceback" not in err
+    if line is not None:
+        assert err.strip() == line
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "act"], ["act", "--debug"], ["act", "--value", "x", "--debug"]])
+def test_debug_anywhere_shows_the_traceback_too(command, arguments):
+    code, _, err = command(raising(RunError("disk full")), *arguments)
+    assert code == 1
+    assert err.startswith("Traceback (most recent call last):")
+    assert err.endswith("error: disk full\n")
+
+
+def test_success_is_zero(command):
+    assert command(lambda: print("done")) == (0, "done\n", "")
+
+
+def test_public_names_are_there_and_known(monkeypatch):
+    import agentrl_core
+
+    for name in sorted(set(agentrl_core.__all__) - {"Trainer", "workflow_context"}):
+        assert getattr(agentrl_core, name) is not None
+    assert dir(agentrl_core) == agentrl_core.__all__
+    with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
+        _ = agentrl_core.Trainr
+
+
+def test_the_table_of_commands_is_registered_like_any_other():
+    from agentrl_core.testing.plugins import isolated_plugins
+
+    with isolated_plugins() as registry:
+        assert {entry.name for entry in registry.entries("commands")} == set(builtins.COMMANDS)

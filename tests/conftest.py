@@ -1,0 +1,65 @@
+"""Fixtures for tests of what is installed: the sample packages, packages made up on the spot, the command line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SAMPLES = Path(__file__).parent / "plugins_sample"
+
+
+@pytest.fixture(scope="session")
+def sample_site(tmp_path_factory):
+    """A folder into which pip has installed the sample packages; put it on PYTHONPATH."""
+    site = tmp_path_factory.mktemp("site")
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    folders = [str(folder) for folder in sorted(SAMPLES.iterdir()) if (folder / "pyproject.toml").is_file()]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", str(site), *folders], check=True
+    )
+    return site
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Run the command line in a process of its own: `launch("plugins", "list", site=…, AGENTRL_X="1")`."""
+
+    def run(*arguments, site=None, program=("-m", "agentrl_core"), **variables):
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("AGENTRL_")} | variables
+        if site is not None:
+            environ["PYTHONPATH"] = os.pathsep.join([str(site), environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        command = [sys.executable, *program, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environ, cwd=tmp_path)
+
+    return run
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Make up an installed distribution: `install("agentrl-x", {"agentrl.scorers": {"f1": "x:f"}}, {"x.py": "…"})`."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    before = set(sys.modules)
+
+    def add(name, entry_points=(), files=(), *, version="1.0", requires=("agentrl-core>=0.1,<0.2",)):
+        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        fields = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {item}" for item in requires)]
+        (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *fields, ""]), encoding="utf-8")
+        groups = [
+            "\n".join([f"[{group}]", *(f"{key} = {value}" for key, value in points.items())])
+            for group, points in dict(entry_points).items()
+        ]
+        (info / "entry_points.txt").write_text("\n".join(groups) + "\n", encoding="utf-8")
+        for file, text in dict(files).items():
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            (site / file).write_text(text, encoding="utf-8")
+        return site
+
+    yield add
+    for module in set(sys.modules) - before:
+        if str(getattr(sys.modules[module], "__file__", "")).startswith(str(site)):
+            del sys.modules[module]

@@ -1,0 +1,9 @@
+"""Cannot be imported."""
+
+import sglang_that_is_not_here  # noqa: F401
+from agentrl_core import hookimpl
+
+
+@hookimpl
+def register_engines(register):
+    register("fleet", "agentrl_broken:Fleet")
