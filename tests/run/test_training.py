@@ -1,0 +1,174 @@
+"""The whole loop on a random policy: agent, gateway, engine, store, learner, weights."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from agentrl_core import Trainer
+from agentrl_core.errors import RunError, UsageError
+from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.types import Outcome
+
+
+def weights(summary, step):
+    return load_file(Path(summary.directory) / "checkpoints" / f"step-{step}" / "model.safetensors")
+
+
+def events(summary):
+    text = (Path(summary.directory) / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def records(summary):
+    store = SQLiteStore(path=Path(summary.directory) / "agentrl.db")
+    found = asyncio.run(store.records(summary.name))
+    asyncio.run(store.close())
+    return found
+
+
+def test_learning_rate_zero_leaves_the_weights_and_another_changes_them(project, policy_dir):
+    still = Trainer(project(name="still", trainer={"lr": 0.0})).train()
+    moved = Trainer(project(name="moved")).train()
+    start = load_file(policy_dir / "model.safetensors")
+    assert all((weights(still, 2)[name] == start[name]).all() for name in start)
+    assert any((weights(moved, 2)[name] != start[name]).any() for name in start)
+
+
+def test_a_run_reports_steps_outcomes_and_cpu_seconds(project):
+    summary = Trainer(project(name="whole", eval={"every": 1, "tasks": 3}, data={"eval": "tasks.jsonl"})).train()
+    assert (summary.status, summary.steps, summary.version) == ("finished", 2, 2)
+    assert summary.outcomes["scored"] == 2 * 2 * 4 + 3 * 3  # two steps, and evaluations before, between and after
+    assert summary.llm_calls == summary.outcomes["scored"]
+    assert [report.step for report in summary.evals] == [0, 1, 2]
+    assert set(summary.cpu_seconds) == {"agent", "gateway", "engine", "learner"}
+    assert all(seconds > 0 for seconds in summary.cpu_seconds.values())
+
+
+def test_the_learner_computes_the_engines_logprobs(project):
+    summary = Trainer(project(name="gap")).train()
+    gaps = [event["metrics"]["loss/logprob_gap_max"] for event in events(summary) if event["event"] == "step_finished"]
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-4
+
+
+def test_every_token_of_a_synchronous_run_has_lag_zero(project):
+    summary = Trainer(project(name="lag")).train()
+    lags = [event["metrics"]["rollout/lag_max"] for event in events(summary) if event["event"] == "step_finished"]
+    assert lags == [0.0, 0.0]
+
+
+def test_an_asynchronous_run_keeps_to_its_bound(project):
+    rollout = {"max_head_offpolicyness": 2, "max_concurrent_rollouts": 8}
+    summary = Trainer(project(name="async", rollout=rollout, trainer={"steps": 6})).train()
+    lags = [event["metrics"]["rollout/lag_max"] for event in events(summary) if event["event"] == "step_finished"]
+    assert summary.steps == 6
+    assert max(lags) <= 3  # submitted at most 2 versions ahead, trained one step later
+
+
+def test_the_same_seed_gives_the_same_weights(project):
+    first = Trainer(project(name="first", seed=7, rollout={"max_concurrent_rollouts": 1})).train()
+    second = Trainer(project(name="second", seed=7, rollout={"max_concurrent_rollouts": 1})).train()
+    for name, tensor in weights(first, 2).items():
+        assert (tensor == weights(second, 2)[name]).all(), name
+
+
+def test_training_takes_the_workflow_that_python_passes(project):
+    calls = []
+
+    class Counting:
+        async def run(self, data, *, base_url, api_key, http_client):
+            calls.append(data["id"])
+            body = {"model": "default", "messages": data["messages"], "max_tokens": 2}
+            headers = {"authorization": f"Bearer {api_key}"}
+            reply = await http_client.post(f"{base_url}/v1/chat/completions", json=body, headers=headers)
+            return float(len(reply.json()["id"]) + len(calls) % 2)
+
+    summary = Trainer(project(name="object", trainer={"steps": 1})).train(workflow=Counting())
+    assert len(calls) == summary.outcomes["scored"] == 8
+
+
+def test_an_agent_that_asks_for_another_temperature_gets_the_policys_and_it_is_told(project):
+    summary = Trainer(project("Cold", name="cold", trainer={"steps": 1})).train()
+    notices = [event["message"] for event in events(summary) if event["event"] == "notice"]
+    assert any("temperature" in message and "8 LLM calls" in message for message in notices), notices
+
+
+@pytest.mark.parametrize(("agent", "reason"), [("Silent", "no_llm_call"), ("NotFinite", "not_finite")])
+def test_a_run_in_which_most_records_fail_stops_with_the_reason(project, agent, reason):
+    with pytest.raises(RunError, match=reason):
+        Trainer(project(agent, name="failing", rollout={"failure_window": 8})).train()
+
+
+def test_steps_without_signal_stop_the_run_with_advice(project):
+    config = project("Constant", name="flat", trainer={"steps": 9, "max_steps_without_signal": 2})
+    with pytest.raises(RunError, match="2 steps in a row had no group with signal"):
+        Trainer(config).train()
+
+
+def test_a_missing_default_scorer_stops_the_run_naming_the_package(project):
+    with pytest.raises(RunError, match="pip install agentrl-judge"):
+        Trainer(project("Unscored", name="judged", data={"default_scorer": "agentcpm"})).train()
+
+
+def test_a_default_scorer_decides_when_the_workflow_returns_none(project):
+    config = project("Unscored", name="scored", trainer={"steps": 1, "max_steps_without_signal": 1})
+    with pytest.raises(RunError, match="no group with signal"):  # random letters never match: all rewards are 0
+        Trainer(config).train()
+
+
+def test_a_hanging_agent_is_timed_out_and_its_siblings_go_on(project):
+    config = project("Stuck", name="stuck", rollout={"timeout_s": 0.2, "failure_window": 4, "retries": 0})
+    with pytest.raises(RunError, match="timed_out"):
+        Trainer(config).train()
+
+
+@pytest.mark.parametrize(
+    ("section", "error"),
+    [
+        ({"model": {"path": "nowhere"}}, "model.path: .*nowhere is not a model directory"),
+        ({"loss": {"use": "grop"}}, "did you mean 'grpo'"),
+        ({"engine": {"use": "embeded"}}, "did you mean 'embedded'"),
+        ({"loss": {"use": "grpo", "clipp": 0.1}}, "did you mean clip"),
+        ({"rollout": {"agent": {"mode": "subproc"}}}, "rollout.agent.mode"),
+        ({"sampling": {"temperature": 0}}, "sampling.temperature"),
+        ({"data": {"train": "missing.jsonl"}}, "missing.jsonl"),
+        ({"workflow": "agent.py:Agnt"}, "did you mean 'Agent'"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(project, section, error):
+    with pytest.raises(UsageError, match=error):
+        Trainer(project(name="refused", **section)).train()
+    assert not (Path("runs/refused/agentrl.db")).exists()
+
+
+def test_a_task_without_an_answer_is_refused_when_its_scorer_needs_one(project):
+    Path("tasks.jsonl").write_text('{"id": "t1", "query": "?", "scorer": "exact_match"}\n', encoding="utf-8")
+    with pytest.raises(UsageError, match=r"task 't1': its scorer 'exact_match' needs an `answer`"):
+        Trainer(project(name="refused")).train()
+
+
+def test_a_port_in_use_is_a_clear_error(project):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises((RunError, UsageError), match=f"{port}"):
+            Trainer(project(name="port", gateway={"port": port})).train()
+
+
+@pytest.mark.slow
+def test_faults_of_the_agent_are_counted_and_cost_no_group(project):
+    rollout = {"timeout_s": 3.0, "tasks_per_step": 4}
+    summary = Trainer(project("Faulty", name="faulty", rollout=rollout, trainer={"steps": 4})).train()
+    assert summary.status == "finished"
+    by_outcome = {}
+    for record in records(summary):
+        by_outcome[record.outcome] = by_outcome.get(record.outcome, 0) + 1
+    assert by_outcome[Outcome.SCORED] >= 4 * 4 * 4 - 10
+    assert by_outcome[Outcome.FAILED] > 0
+    assert sum(summary.outcomes.values()) == sum(by_outcome.values())
