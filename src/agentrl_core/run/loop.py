@@ -68,6 +68,8 @@ class TrainingLoop:
         return summary
 
     def _train(self) -> None:
+        if notice := getattr(self._sampling.engine, "notice", ""):
+            self._audience.notice(notice)
         self._evaluate(self._config.eval.tasks)
         self._sampling.begin()
         while self._step < self._config.trainer.steps:
@@ -158,6 +160,15 @@ class TrainingLoop:
                 "Raise rollout.group_size, mix task difficulties, or change the scorer"
             )
 
+    def _tell_forced_temperatures(self) -> None:
+        forced = self._sampling.gateway.forced_temperatures
+        if forced:
+            self._audience.notice(
+                f"{forced} LLM calls asked for another temperature and were sampled at the policy's, "
+                f"{self._config.sampling.temperature:g} (gateway.temperature: force); what is trained must be what "
+                "was sampled. Use refuse to find the agent's call, or set sampling.temperature"
+            )
+
     def _reached_target(self, report: StepReport) -> bool:
         target = self._config.trainer.stop_at_reward
         self._recent_rewards = [*self._recent_rewards[-2:], report.metrics.get("reward/mean", 0.0)]
@@ -165,6 +176,7 @@ class TrainingLoop:
 
     def _finish(self, status: str, message: str) -> RunSummary:
         """Close everything, then report; nothing stored is lost."""
+        self._tell_forced_temperatures()
         cpu = self._sampling.cpu_seconds() | {"learner": self._learner.cpu_seconds}
         self._sampling.close()
         summary = RunSummary(
