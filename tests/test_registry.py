@@ -129,7 +129,7 @@ def test_build_places_every_message(registry):
         with pytest.raises((ConfigError, PluginError)) as info:
             registry.build("losses", component, where="config.yaml:9: loss")
         assert str(info.value) == message
-    with pytest.raises(ConfigError, match="^loss.clipp: unknown"):
+    with pytest.raises(ConfigError, match=r"^loss\.clipp: unknown"):
         registry.build("losses", Component("mine", {"clipp": 1}))
 
 

@@ -121,14 +121,15 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
         return value
     from cattrs.errors import StructureHandlerNotFoundError
 
+    refusal = f"{where}: expected {_kind_name(kind)}, found {describe(value)}"
+    if isinstance(value, str) and _is_list(kind):  # Python would take it letter by letter
+        raise ConfigError(refusal)
     try:
-        if isinstance(value, str) and _is_list(kind):
-            raise TypeError("a text is a sequence of letters to Python, never to a person")
         return _converter().structure(value, kind)
     except StructureHandlerNotFoundError:
         return value  # a protocol or a callable: only the constructor can tell
     except Exception as error:
-        raise ConfigError(f"{where}: expected {_kind_name(kind)}, found {describe(value)}") from error
+        raise ConfigError(refusal) from error
 
 
 def _is_list(kind: Any) -> bool:

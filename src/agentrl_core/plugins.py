@@ -108,9 +108,17 @@ class PluginManager(pluggy.PluginManager):
                 package.hooks.append(hook_name)
 
     def adapt_agent(self, agent: object, options: Mapping[str, Any]) -> Any:
-        """Return the first workflow that a package makes of `agent`; None if no package knows it."""
+        """Return the first workflow that a package makes of `agent`; None if no package knows it.
+
+        An `AgentRLError` that an adapter raises passes as it is, anything else as `PluginError` naming the package.
+        """
         for implementation in self._calling_order("adapt_agent"):
-            workflow = self._call_named(implementation, "adapt_agent", {"agent": agent, "options": options})
+            try:
+                workflow = self._call(implementation, "adapt_agent", {"agent": agent, "options": options})
+            except AgentRLError:
+                raise
+            except Exception as error:
+                raise PluginError(self._blame(implementation, "adapt_agent", error)) from error
             if workflow is not None:
                 return workflow
         return None
@@ -118,16 +126,19 @@ class PluginManager(pluggy.PluginManager):
     def notify(self, hook_name: str, **arguments: object) -> None:
         """Call a lifecycle hook of every package.
 
-        One that raises stops the run: an `AgentRLError` as it is, anything else as `RunError` naming the package;
-        with `on_error="warn"` it is logged and the others are still called.
+        An `AgentRLError` that one raises is meant to stop the run and does. Anything else stops it as `RunError`
+        naming the package; with `on_error="warn"` it is logged, and the others are still called.
         """
         for implementation in self._calling_order(hook_name):
             try:
-                self._call_named(implementation, hook_name, arguments)
+                self._call(implementation, hook_name, arguments)
             except AgentRLError:
+                raise
+            except Exception as error:
+                blame = self._blame(implementation, hook_name, error)
                 if self._on_error == "stop":
-                    raise
-                logger.warning("%s raised", hook_name, exc_info=True)
+                    raise RunError(blame) from error
+                logger.warning("%s", blame, exc_info=True)
 
     def _add_direct(self, package: Package, point: EntryPoint) -> None:
         kind = point.group.removeprefix(f"{GROUP}.")
@@ -165,17 +176,9 @@ class PluginManager(pluggy.PluginManager):
             if self._owners[implementation.plugin_name].status == "ok":
                 yield implementation
 
-    def _call_named(self, implementation: pluggy.HookImpl, hook_name: str, arguments: Mapping[str, object]) -> Any:
-        """Call one implementation; say whose it was when it raises."""
-        try:
-            return self._call(implementation, hook_name, arguments)
-        except AgentRLError:
-            raise
-        except Exception as error:
-            package = self._owners[implementation.plugin_name]
-            raise RunError(
-                f"{hook_name} of {package.distribution} {package.version} raised {one_line(error)}"
-            ) from error
+    def _blame(self, implementation: pluggy.HookImpl, hook_name: str, error: Exception) -> str:
+        package = self._owners[implementation.plugin_name]
+        return f"{hook_name} of {package.distribution} {package.version} raised {one_line(error)}"
 
     def _call(self, implementation: pluggy.HookImpl, hook_name: str, arguments: Mapping[str, object]) -> Any:
         given = [arguments[name] for name in implementation.argnames]

@@ -7,7 +7,10 @@ import pytest
 
 from agentrl_core.cli import main
 
-CLASH = "scorer 'gsm8k' is registered by agentrl-clash and agentrl-direct; write agentrl-clash/gsm8k or agentrl-direct/gsm8k"
+CLASH = (
+    "scorer 'gsm8k' is registered by agentrl-clash and agentrl-direct; "
+    "write agentrl-clash/gsm8k or agentrl-direct/gsm8k"
+)
 NEWER = (
     "written for a newer agentrl-core (uses argument 'context' of register_scorers); have 0.1.0, "
     "it declares agentrl-core>=0.2"
@@ -63,13 +66,12 @@ def test_list_shows_every_package_with_its_status(cli):
 
 def test_list_notes_clashes_and_near_misses(cli):
     notes = [line for line in cli("plugins", "list")[1].splitlines() if line.startswith("note: ")]
-    assert notes == [
-        f"note: {CLASH}",
-        "note: agentrl-clash 0.3.0: no hook is called 'register_scorer' (did you mean register_scorers?); "
-        "it is never called",
-        "note: agentrl-clash 0.3.0: entry-point group 'agentrl.scorer': there is no kind 'scorer' "
-        "(did you mean scorers?); 'misspelt' is left out",
-    ]
+    clash, hook, group = notes
+    source = "note: agentrl-clash 0.3.0: "
+    assert clash == f"note: {CLASH}"
+    assert hook == f"{source}no hook is called 'register_scorer' (did you mean register_scorers?); it is never called"
+    wrong = "entry-point group 'agentrl.scorer': there is no kind 'scorer' (did you mean scorers?)"
+    assert group == f"{source}{wrong}; 'misspelt' is left out"
 
 
 def test_list_shows_what_blocks_a_package(cli, monkeypatch):

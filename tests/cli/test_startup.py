@@ -107,7 +107,7 @@ def test_debug_anywhere_shows_the_traceback_too(command, arguments):
 
 
 def test_success_is_zero(command):
-    assert command(lambda: print("done")) == (0, "done\n", "")
+    assert command(lambda: typer.echo("done")) == (0, "done\n", "")
 
 
 def test_public_names_are_there_and_known(monkeypatch):
