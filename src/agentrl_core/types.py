@@ -72,6 +72,8 @@ class GenerateRequest:
     """Groups requests that share prefixes (a hint for routing and caching)."""
     group: str = ""
     """Groups sessions that share a prompt (a hint likewise)."""
+    stream: bool = False
+    """Whether every decode step gives a chunk; otherwise the chunks come together at the end."""
 
 
 @attrs.frozen(kw_only=True)

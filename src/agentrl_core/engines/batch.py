@@ -1,0 +1,211 @@
+"""Continuous batching: which jobs run in which rows, and what each step computes.
+
+Jobs wait until a row is free, take from the prefix store what it has of their prompt, fill the rest in spans of
+at most `prefill_tokens` per step, and then decode one token per step together with all other rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from agentrl_core.engines.cache import KeyValueCache
+from agentrl_core.engines.decoder import Decoder, Plan
+from agentrl_core.engines.fused import fused_decoder, refresh
+from agentrl_core.engines.prefixes import Key, PrefixIndex
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from agentrl_core.engines.jobs import Host, Job
+
+BLOCK_TOKENS = 8
+"""Prefixes are shared in blocks of this many tokens: less recomputed at a block's end, more lookups per prompt."""
+
+
+class ContinuousBatch:
+    """The engine's own loop for the architectures that `Decoder` computes. Belongs to one thread."""
+
+    implementation = "loop"
+
+    def __init__(
+        self, model: nn.Module, *, slots: int, context_length: int, prefix_tokens: int, prefill_tokens: int
+    ) -> None:
+        decoder = fused_decoder(model, context_length)
+        blocks = prefix_tokens // BLOCK_TOKENS
+        self._decoder = decoder
+        self._step = _compiled(decoder)
+        self._cache = KeyValueCache(
+            num_layers=len(decoder.layers) // 6,
+            num_kv_heads=decoder.num_kv_heads,
+            head_dim=decoder.head_dim,
+            max_rows=slots,
+            max_tokens=context_length,
+            store_tokens=blocks * BLOCK_TOKENS,
+        )
+        self._prefixes = PrefixIndex(num_blocks=blocks, block_tokens=BLOCK_TOKENS)
+        self._slots = slots
+        self._prefill_tokens = prefill_tokens
+        self._waiting: list[Job] = []
+        self._rows: list[Job] = []
+        self._claims: dict[Key, Job] = {}
+        """Blocks that a running prefill will bring into the store → who brings them."""
+        self._saves: list[tuple[int, int, int]] = []
+        self._moves: list[tuple[int, int, int]] = []
+        self._loads: list[tuple[int, int]] = []
+        self._blocks: list[int] = []
+        """What the next step copies (see `Plan`), and the store's blocks that saves and then loads use."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+        return any(job.reason is None for job in self._rows) or any(job.reason is None for job in self._waiting)
+
+    def add(self, job: Job) -> None:
+        """Queue a job."""
+        self._waiting.append(job)
+
+    def refresh(self, model: nn.Module) -> None:
+        """Take over the weights of `model`; what was computed with the old ones is recomputed or forgotten."""
+        refresh(self._decoder, model)
+        self._prefixes.clear()
+        self._claims.clear()
+        self._saves.clear()
+        self._blocks.clear()
+        for job in self._rows:
+            job.filled = 0
+
+    def step(self, host: Host) -> None:
+        """Advance every row by a token, or by its share of the prefill."""
+        self._compact()
+        self._admit()
+        plan, sampled = self._plan()
+        ids, logprobs = self._step(self._cache.rows, self._cache.store, plan).tolist()
+        for row, token, logprob in zip(sampled, ids, logprobs, strict=True):
+            job = self._rows[row]
+            job.accept(int(token), logprob, host.version)
+            if row >= plan.num_decoding or job.reason is not None:
+                self._save(row, job.ids[: job.filled])
+        host.publish([self._rows[row] for row in sampled])
+
+    def _compact(self) -> None:
+        """Take finished jobs out and close the gaps from the end."""
+        rows = self._rows
+        row = 0
+        while row < len(rows):
+            if rows[row].reason is None:
+                row += 1
+                continue
+            last = rows.pop()
+            if row < len(rows):
+                # Where the last one is finished too, the next turn of the loop replaces it again.
+                rows[row] = last
+                if last.reason is None and last.filled > 0:
+                    self._moves.append((row, len(rows), last.filled))
+
+    def _admit(self) -> None:
+        """Give free rows to waiting jobs, first come first served.
+
+        A job whose next block is being prefilled by another waits for it: so of a group with one prompt the first
+        computes it and the others copy it.
+        """
+        budget = self._prefill_tokens - sum(job.pending for job in self._rows if job.pending > 1)
+        if budget == self._prefill_tokens:
+            self._claims.clear()
+        waiting: list[Job] = []
+        for index, job in enumerate(self._waiting):
+            if budget <= 0 or len(self._rows) == self._slots:
+                waiting += self._waiting[index:]
+                break
+            if job.reason is not None:
+                continue
+            prompt = job.ids[:-1]
+            blocks = self._prefixes.match(prompt)
+            key = self._prefixes.key_after(prompt, blocks)
+            claimant = self._claims.get(key) if key is not None else None
+            if claimant is not None and claimant.reason is None and claimant.pending > 1:
+                waiting.append(job)
+                continue
+            if key is not None:
+                self._claims[key] = job
+            self._start(job, blocks)
+            budget -= job.pending
+        self._waiting = waiting
+
+    def _start(self, job: Job, blocks: list[int]) -> None:
+        job.cached = job.filled = len(blocks) * BLOCK_TOKENS
+        if blocks:
+            self._loads.append((len(self._rows), job.filled))
+            self._blocks += blocks
+        self._rows.append(job)
+
+    def _plan(self) -> tuple[Plan, list[int]]:
+        """Lay out the step; also return the rows that get a token, in the order of the results."""
+        rows = self._rows
+        num_decoding = next((row for row, job in enumerate(rows) if job.pending > 1), len(rows))
+        spans = self._spans(num_decoding)
+        ids = [job.ids[-1] for job in rows[:num_decoding]]
+        positions = [job.filled for job in rows[:num_decoding]]
+        owners = list(range(num_decoding))
+        sampled, outputs = owners.copy(), owners.copy()
+        for row, start, count in spans:
+            ids += rows[row].ids[start : start + count]
+            positions += range(start, start + count)
+            owners += [row] * count
+            if count == rows[row].pending:
+                sampled.append(row)
+                outputs.append(len(ids) - 1)
+        for row, position in zip(owners, positions, strict=True):
+            rows[row].filled = position + 1
+        longest = max((job.filled for job in rows[:num_decoding]), default=0)
+        self._cache.reserve(len(rows), max(positions) + 1)
+        knobs = [rows[row].draw_knobs() for row in sampled]
+        plan = Plan(
+            saves=self._saves,
+            moves=self._moves,
+            loads=self._loads,
+            store_cells=_cells(self._blocks),
+            tokens=torch.from_numpy(np.array((ids, positions, owners), dtype=np.int64)),
+            num_decoding=num_decoding,
+            longest=longest,
+            spans=spans,
+            outputs=torch.from_numpy(np.array(outputs, dtype=np.int64)),
+            knobs=torch.from_numpy(np.array(knobs, dtype=np.float64).reshape(-1, 4).T.copy()),
+            any_greedy=any(temperature == 0 for _, temperature, _, _ in knobs),
+            any_truncated=any(top_p < 1 or top_k > 0 for _, _, top_p, top_k in knobs),
+        )
+        self._saves, self._moves, self._loads, self._blocks = [], [], [], []
+        return plan, sampled
+
+    def _spans(self, first: int) -> list[tuple[int, int, int]]:
+        """Divide the step's prefill tokens among the rows from `first` on."""
+        budget = self._prefill_tokens
+        spans = []
+        for row, job in enumerate(self._rows[first:], first):
+            count = min(job.pending, budget)
+            if count > 0:
+                spans.append((row, job.filled, count))
+                budget -= count
+        return spans
+
+    def _save(self, row: int, ids: list[int]) -> None:
+        """Plan to keep the keys and values of `ids`, which fill `row`."""
+        known, blocks = self._prefixes.insert(ids)
+        if blocks:
+            self._saves.append((row, known * BLOCK_TOKENS, len(blocks) * BLOCK_TOKENS))
+            self._blocks += blocks
+
+
+def _cells(blocks: list[int]) -> Tensor:
+    starts = np.array(blocks, dtype=np.int64) * BLOCK_TOKENS
+    return torch.from_numpy((starts[:, None] + np.arange(BLOCK_TOKENS)).reshape(-1))
+
+
+def _compiled(decoder: Decoder) -> Any:
+    with warnings.catch_warnings():
+        # TorchScript is no longer developed, and still the only way to run many operators as one without a compiler.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(decoder)

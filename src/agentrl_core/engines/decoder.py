@@ -1,0 +1,166 @@
+"""The forward pass of a Llama-like decoder over a batch of decoding and prefilling rows, as one compiled call.
+
+Why not the model's own forward: at the sizes that train on a CPU, Python and many small operators cost more than
+the arithmetic; and every operator called from Python gives the interpreter lock away, which beside a busy event
+loop costs a whole switch interval to get back. Here a decode step is one TorchScript call without the lock.
+
+Shapes: N packed tokens (one of each decoding row, then those of the spans), D decoding rows, R rows of the cache,
+T cells of a row, P cells of the prefix store, L layers, H query heads, K key-value heads, G = H / K, E head
+dimension, B sampled rows. Keys and values lie side by side: [L, R, 2K, T, E] in the cache, [L, 2K, P, E] in the store.
+"""
+
+# No `from __future__ import annotations`: TorchScript reads the attributes' types as objects, not as text.
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from agentrl_core.engines.sampling import sample
+
+
+class Plan(NamedTuple):
+    """What one step does."""
+
+    saves: list[tuple[int, int, int]]
+    """First: (row, first position, count) to keep in the store."""
+    moves: list[tuple[int, int, int]]
+    """Second: (row, row that it takes over, count)."""
+    loads: list[tuple[int, int]]
+    """Third: (row, count) to take from the store."""
+    store_cells: Tensor
+    """Cells of the store that saves and then loads use up in turn."""
+    tokens: Tensor
+    """Ids, positions and rows, [3, N]: one token each of the rows 0 to `num_decoding`, then those of `spans`."""
+    num_decoding: int
+    longest: int
+    """Above every position of the decoding rows."""
+    spans: list[tuple[int, int, int]]
+    """Prefill: (row, first position, number of tokens)."""
+    outputs: Tensor
+    """The tokens whose successor is sampled, [B]."""
+    knobs: Tensor
+    any_greedy: bool
+    any_truncated: bool
+    """For these three see `sample`."""
+
+
+class Decoder(nn.Module):
+    """Weights laid out for few operators, and the step that uses them.
+
+    `layers` holds six tensors per layer: attention input [hidden, (H + 2K) E], its bias or nothing, query and key
+    norm [H + K, E] or nothing, attention output, MLP input (gate, up), MLP output. All are used from the right
+    (`x @ w`); the weights of the layer's two norms are multiplied into what follows them. The E numbers of a query
+    or key are ordered so that the two of each rotary pair are neighbours, and queries carry the factor 1 / sqrt(E).
+    """
+
+    layers: list[Tensor]
+
+    def __init__(
+        self,
+        *,
+        embedding: Tensor,
+        layers: list[Tensor],
+        final_norm: Tensor,
+        head: Tensor,
+        rope: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        epsilon: float,
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.layers = layers
+        self.final_norm = final_norm
+        self.head = head
+        self.rope = rope
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = rope.shape[1] * 2
+        self.epsilon = epsilon
+
+    def forward(self, cache: Tensor, store: Tensor, plan: Plan) -> Tensor:
+        """Carry out `plan` on the rows of `cache` and the prefix `store`; return sampled ids and logprobs, [2, B]."""
+        copy_cells(cache, store, plan)
+        x = self.hidden(cache, plan)
+        x = self.norm(x.index_select(0, plan.outputs)).mul_(self.final_norm)
+        return sample(functional.linear(x, self.head), plan.knobs, plan.any_greedy, plan.any_truncated)
+
+    def hidden(self, cache: Tensor, plan: Plan) -> Tensor:
+        """Return the residual stream after the last layer, [N, hidden]."""
+        ids_N, positions_N, rows_N = plan.tokens.unbind(0)
+        heads, keys = self.num_heads, self.num_kv_heads
+        # Where each token's 2K keys and values go, counted in cells of one layer.
+        cells = (rows_N.unsqueeze(1) * (2 * keys) + torch.arange(2 * keys)).mul_(cache.shape[3])
+        cells = (cells + positions_N.unsqueeze(1)).flatten()
+        rope = self.rope.index_select(0, positions_N).unsqueeze(1)
+        masks = self.masks(positions_N[: plan.num_decoding], plan)
+        x = self.embedding.index_select(0, ids_N)
+        for layer in range(len(self.layers) // 6):
+            w_in, bias, norm, w_out, w_up, w_down = self.layers[6 * layer : 6 * layer + 6]
+            h = self.norm(x)
+            h = torch.addmm(bias, h, w_in) if bias.numel() > 0 else torch.mm(h, w_in)
+            h = h.view(-1, heads + 2 * keys, self.head_dim)
+            qk = h[:, : heads + keys]
+            if norm.numel() > 0:
+                qk = self.norm(qk).mul_(norm)
+            # A rotation of pairs of numbers is a multiplication of complex numbers.
+            pairs = torch.view_as_complex(qk.view(-1, heads + keys, self.head_dim // 2, 2))
+            qk = torch.view_as_real(pairs * rope).flatten(2)
+            kv = torch.cat((qk[:, heads:], h[:, heads + keys :]), 1)
+            past = cache[layer]
+            past.view(-1, self.head_dim).index_copy_(0, cells, kv.view(-1, self.head_dim))
+            x = torch.addmm(x, self.attend(qk[:, :heads], past, plan, masks), w_out)
+            gate, up = torch.mm(self.norm(x), w_up).chunk(2, 1)
+            x = torch.addmm(x, functional.silu(gate).mul_(up), w_down)
+        return x
+
+    def norm(self, x: Tensor) -> Tensor:
+        """Return `x` over the root of its mean square (RMSNorm without its weight)."""
+        return x * (x * x).mean(-1, keepdim=True).add_(self.epsilon).rsqrt_()
+
+    def masks(self, positions_D: Tensor, plan: Plan) -> list[Tensor]:
+        """Return what is added to the scores, 0 or at later positions -inf: of the decoding rows, then per span."""
+        masks: list[Tensor] = []
+        later = torch.arange(plan.longest) > positions_D.unsqueeze(1)
+        masks.append(torch.zeros(later.shape).masked_fill_(later, -float("inf")).unsqueeze(1))
+        for _, start, count in plan.spans:
+            later = torch.arange(start + count) > torch.arange(start, start + count).unsqueeze(1)
+            masks.append(torch.zeros(later.shape).masked_fill_(later, -float("inf")))
+        return masks
+
+    def attend(self, q: Tensor, past: Tensor, plan: Plan, masks: list[Tensor]) -> Tensor:
+        """Return each token's attention over its row, [N, H E]; `q` [N, H, E], `past` [R, 2K, T, E]."""
+        keys, group, size = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
+        first = plan.num_decoding
+        parts: list[Tensor] = []
+        if first > 0:
+            # Batched products: twice as fast here as the fused attention, which is made for many queries.
+            k = past[:first, :keys, : plan.longest].flatten(0, 1)
+            v = past[:first, keys:, : plan.longest].flatten(0, 1)
+            scores = torch.bmm(q[:first].reshape(-1, group, size), k.transpose(1, 2))
+            scores.view(first, -1, plan.longest).add_(masks[0])
+            parts.append(torch.bmm(scores.softmax(2), v).view(first, -1))
+        for index, (row, start, count) in enumerate(plan.spans):
+            heads = q[first : first + count].view(count, keys, group, size).permute(1, 2, 0, 3)
+            k = past[row, :keys, : start + count].unsqueeze(1).expand(-1, group, -1, -1)
+            v = past[row, keys:, : start + count].unsqueeze(1).expand(-1, group, -1, -1)
+            mask = masks[index + 1] if start > 0 else None
+            out = functional.scaled_dot_product_attention(heads, k, v, mask, is_causal=start == 0, scale=1.0)
+            parts.append(out.permute(2, 0, 1, 3).reshape(count, -1))
+            first += count
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def copy_cells(cache: Tensor, store: Tensor, plan: Plan) -> None:
+    """Carry out the copies that a plan begins with."""
+    used = 0
+    for row, start, count in plan.saves:
+        part = cache[:, row, :, start : start + count]
+        store.index_copy_(2, plan.store_cells[used : used + count], part)
+        used += count
+    for row, source, count in plan.moves:
+        cache[:, row, :, :count] = cache[:, source, :, :count]
+    for row, count in plan.loads:
+        cache[:, row, :, :count] = store.index_select(2, plan.store_cells[used : used + count])
+        used += count

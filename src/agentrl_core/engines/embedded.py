@@ -1,0 +1,315 @@
+"""The embedded engine: a Hugging Face causal language model served in this process, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from agentrl_core.engines.batch import ContinuousBatch
+from agentrl_core.engines.fused import why_not_fused
+from agentrl_core.engines.generate import GenerateBatch
+from agentrl_core.engines.jobs import Job, Mailbox, Post, check_request, deliver
+from agentrl_core.engines.models import check_shapes, load_model, shapes, source_module
+from agentrl_core.engines.stopping import Decode, load_decode
+from agentrl_core.errors import EngineError
+from agentrl_core.types import FinishReason
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from agentrl_core.types import Chunk, GenerateRequest
+    from agentrl_core.weights.base import WeightSource
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 5e-4
+"""How long another thread may keep the interpreter lock from a decode step that has ended. Python's default of 5 ms
+is several decode steps of a small model; far below 0.5 ms, switching costs more than it brings."""
+
+
+class EmbeddedEngine:
+    """Serves one model in this process (see `Engine`).
+
+    `implementation`: `loop` is the engine's own continuous batching with prefix reuse, for Llama, Qwen2 and Qwen3
+    in float32; `generate` serves any architecture in padded batches; `auto` takes the loop where it can. What was
+    taken is in `implementation`, and in `notice` what the user should know about it.
+
+    `seed` goes into the random numbers of every request, beside the request's own. `slots` bounds the jobs that run
+    at a time, `prefix_tokens` the prefix store, `prefill_tokens` the prompt tokens computed in one step.
+
+    Raises `EngineError` where the model cannot be loaded or the loop is demanded and cannot serve it.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_dir: Path,
+        seed: int = 0,
+        slots: int = 64,
+        context_length: int | None = None,
+        prefix_tokens: int = 32768,
+        prefill_tokens: int = 4096,
+        threads: int = 1,
+        implementation: Literal["auto", "loop", "generate"] = "auto",
+        dtype: Literal["float32", "bfloat16"] = "float32",
+    ) -> None:
+        self.version = 0
+        self.notice = ""
+        """What the user should know about how this model is served; empty where there is nothing to say."""
+        self._model_dir = Path(model_dir)
+        self._seed = seed
+        self._threads = threads
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        """Between those who ask and the end of the thread: nothing is put into the inbox afterwards."""
+        self._ended: EngineError | None = EngineError("the engine has not been started")
+        self._thread: threading.Thread | None = None
+        self._jobs: dict[str, Job] = {}
+        self._paused = False
+        self._closing = False
+        self._cpu_seconds = 0.0
+        model: Any = load_model(self._model_dir, self._dtype)
+        self._vocab_size = model.get_input_embeddings().num_embeddings
+        self._shapes = shapes(model)
+        self.context_length = _context_length(model, context_length)
+        reason = why_not_fused(model)
+        if implementation == "loop" and reason is not None:
+            raise EngineError(f"{model_dir}: the engine's own loop does not serve {reason}; use implementation: auto")
+        self._batch: ContinuousBatch | GenerateBatch
+        if implementation == "generate" or reason is not None:
+            self._batch = GenerateBatch(model, slots=slots)
+            self.notice = _notice(reason)
+        else:
+            self._batch = ContinuousBatch(
+                model,
+                slots=slots,
+                context_length=self.context_length,
+                prefix_tokens=prefix_tokens,
+                prefill_tokens=prefill_tokens,
+            )
+        self.implementation = self._batch.implementation
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the engine's thread up to its last step."""
+        return self._cpu_seconds
+
+    def start(self) -> None:
+        """Begin to serve; called once."""
+        with self._lock:
+            if self._thread is not None:
+                raise EngineError("the engine was started before")
+            self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+            self._ended = None
+        log.info("engine: %s%s", self.implementation, f" ({self.notice})" if self.notice else "")
+        self._switch_interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch_interval, SWITCH_INTERVAL_S))
+        self._thread.start()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Sample as `Engine.generate` says."""
+        job = Job(
+            request=request,
+            mailbox=Mailbox(),
+            limit=check_request(request, context_length=self.context_length, vocab_size=self._vocab_size),
+            decode=self._decode if request.sampling.stop else None,
+            seed=self._seed,
+        )
+        self._ask(lambda: self._admit(job))
+        ended = False
+        try:
+            while not ended:
+                for chunk in await job.mailbox.take():
+                    ended = chunk.finish_reason is not None
+                    yield chunk
+        finally:
+            if not ended:
+                self._tell(lambda: self._abort(job))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request with finish reason `abort`; unknown ids are ignored."""
+        await self._done(lambda: self._abort(self._jobs.get(request_id)))
+
+    async def pause(self) -> None:
+        """Return when no decode step is running and none will start."""
+        await self._done(lambda: self._set_paused(paused=True))
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._done(lambda: self._set_paused(paused=False))
+
+    async def load_weights(self, version: int, source: WeightSource) -> None:
+        """Switch to new weights between two decode steps; running jobs recompute their keys and values with them."""
+        module = await asyncio.to_thread(source_module, source, self._dtype)
+        await self._done(lambda: self._load(version, module))
+
+    def close(self) -> None:
+        """Fail what runs and end the thread; idempotent."""
+        with self._lock:
+            thread, running = self._thread, self._ended is None
+            if running:
+                self._inbox.put(self._close)
+            elif thread is None:
+                self._ended = EngineError("the engine was closed")
+        if thread is not None:
+            thread.join()
+
+    @cached_property
+    def _decode(self) -> Decode:
+        return load_decode(self._model_dir)
+
+    # Asking, from any thread.
+
+    def _ask(self, command: Callable[[], None]) -> None:
+        """Have the engine's thread carry out `command` between two steps; raises where it has ended."""
+        with self._lock:
+            self._check_alive()
+            self._inbox.put(command)
+
+    def _check_alive(self) -> None:
+        if self._ended is not None:
+            # A new exception each time: one instance raised in several tasks would mix their tracebacks.
+            raise EngineError(str(self._ended)) from self._ended.__cause__
+
+    def _tell(self, command: Callable[[], None]) -> None:
+        """Do the same, unless the thread has ended."""
+        with self._lock:
+            if self._ended is None:
+                self._inbox.put(command)
+
+    async def _done(self, command: Callable[[], None]) -> None:
+        """Ask, and return when it was done; raises the `EngineError` that it raised."""
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def carry_out() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                self._check_alive()
+                command()
+            except EngineError as error:
+                done.set_exception(error)
+            except Exception as error:
+                done.set_exception(_failure(error))
+                raise
+            else:
+                done.set_result(None)
+
+        self._ask(carry_out)
+        await asyncio.wrap_future(done)
+
+    # Answering, on the engine's thread.
+
+    def _serve(self) -> None:
+        end = EngineError("the engine was closed")
+        try:
+            torch.set_num_threads(self._threads)
+            with torch.inference_mode():
+                while not self._closing:
+                    if not self._batch.busy:
+                        self._inbox.get()()
+                    self.attend()
+                    if self._batch.busy:
+                        self._batch.step(self)
+                    self._cpu_seconds = time.thread_time()
+        except Exception as error:
+            log.exception("the engine failed")
+            end = _failure(error)
+        self._end(end)
+
+    def attend(self) -> None:
+        """Carry out what was asked since the last step; blocks while the engine is paused."""
+        while not self._closing:
+            try:
+                command = self._inbox.get(block=self._paused)
+            except queue.Empty:
+                return
+            command()
+
+    def publish(self, jobs: Sequence[Job]) -> None:
+        """Send consumers what they wait for: the end of their job, or every step where they stream."""
+        posts: list[Post] = []
+        for job in jobs:
+            if job.reason is not None or job.request.stream:
+                posts.append((job.mailbox, job.take_chunks(self.version)))
+            if job.reason is not None:
+                del self._jobs[job.request.request_id]
+        deliver(posts)
+
+    def _admit(self, job: Job) -> None:
+        request_id = job.request.request_id
+        refusal = self._ended
+        if request_id in self._jobs:
+            refusal = EngineError(f"request {request_id} is already running; ids are unique among running requests")
+        if refusal is not None:
+            job.reason = FinishReason.ABORT
+            deliver([(job.mailbox, refusal)])
+        else:
+            self._jobs[request_id] = job
+            self._batch.add(job)
+
+    def _abort(self, job: Job | None) -> None:
+        if job is not None and job.reason is None:
+            job.reason = FinishReason.ABORT
+            self.publish([job])
+
+    def _set_paused(self, *, paused: bool) -> None:
+        self._paused = paused
+
+    def _load(self, version: int, module: nn.Module) -> None:
+        if version <= self.version:
+            raise EngineError(
+                f"weights of version {version} offered, the engine has {self.version}: versions only rise"
+            )
+        check_shapes(self._shapes, module)
+        self._batch.refresh(module)
+        self.version = version
+
+    def _close(self) -> None:
+        self._closing = True
+
+    def _end(self, error: EngineError) -> None:
+        """Fail every job and command, and those still to come."""
+        with self._lock:
+            self._ended = error
+        jobs, self._jobs = self._jobs, {}
+        for job in jobs.values():
+            job.reason = FinishReason.ABORT
+        deliver([(job.mailbox, error) for job in jobs.values()])
+        while not self._inbox.empty():
+            self._inbox.get()()
+        del self._batch  # Frees model and cache; nothing reaches it any more.
+        sys.setswitchinterval(self._switch_interval)
+
+
+def _failure(cause: Exception) -> EngineError:
+    error = EngineError(f"the engine failed: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def _context_length(model: Any, wanted: int | None) -> int:
+    """Return `wanted` or what the model was made for; `EngineError` where that is unknown or too little."""
+    longest: int | None = getattr(model.config, "max_position_embeddings", None)
+    if wanted is None and longest is None:
+        raise EngineError(f"architecture {model.config.model_type} names no longest input; set context_length")
+    if wanted is not None and longest is not None and wanted > longest:
+        raise EngineError(f"context_length is {wanted}, the model was made for {longest} positions; lower it")
+    return wanted or longest or 0
+
+
+def _notice(reason: str | None) -> str:
+    why = "as demanded" if reason is None else f"because the engine's own loop does not serve {reason}"
+    return f"runs through transformers' generate {why}: no prefix reuse, and requests wait for the running batch"

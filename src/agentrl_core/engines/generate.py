@@ -1,0 +1,90 @@
+"""Batches through the model's own `generate`: serves any architecture that transformers can sample from.
+
+A batch runs until all of its jobs have ended; what arrives meanwhile waits for the next one. Each token is chosen
+here, by the same `sample` as in the engine's own loop, and forced upon `generate`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from agentrl_core.engines.sampling import sample
+
+if TYPE_CHECKING:
+    from agentrl_core.engines.jobs import Host, Job
+
+IDLE_KNOBS = (0.0, 1.0, 1.0, 0.0)
+"""Of rows whose job has ended while others in the batch go on."""
+
+
+class GenerateBatch:
+    """Runs jobs in padded batches of at most `slots`. Belongs to one thread."""
+
+    implementation = "generate"
+
+    def __init__(self, model: nn.Module, *, slots: int) -> None:
+        self._model: Any = model
+        # The directory's own generation settings (top_k, penalties, …) would change what is sampled.
+        self._model.generation_config = type(self._model.generation_config)()
+        self._slots = slots
+        self._waiting: list[Job] = []
+        self._running: list[Job] = []
+        self._stale = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+        return any(job.reason is None for job in (*self._running, *self._waiting))
+
+    def add(self, job: Job) -> None:
+        """Queue a job."""
+        self._waiting.append(job)
+
+    def refresh(self, model: nn.Module) -> None:
+        """Take over the weights of `model`; a running batch starts over from what it has sampled."""
+        state = dict(model.named_parameters()) | dict(model.named_buffers())
+        for name, target in (*self._model.named_parameters(), *self._model.named_buffers()):
+            target.copy_(state[name])
+        self._stale = True
+
+    def step(self, host: Host) -> None:
+        """Run a batch until all of its jobs have ended or the weights have changed."""
+        self._waiting = [job for job in self._waiting if job.reason is None]
+        if not self._running:
+            self._running, self._waiting = self._waiting[: self._slots], self._waiting[self._slots :]
+        self._stale = False
+        jobs = self._running
+        longest = max(len(job.ids) for job in jobs)
+        padding = [longest - len(job.ids) for job in jobs]
+        self._model.generate(
+            torch.tensor([[0] * pad + job.ids for pad, job in zip(padding, jobs, strict=True)]),
+            attention_mask=torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding]),
+            logits_processor=[lambda _, logits_BV: self._choose(host, logits_BV)],
+            stopping_criteria=[lambda *_: torch.tensor([self._stale or job.reason is not None for job in jobs])],
+            max_new_tokens=max(job.limit - len(job.ids) for job in jobs),
+            do_sample=False,
+            pad_token_id=0,
+        )
+        self._running = [job for job in jobs if job.reason is None]
+
+    def _choose(self, host: Host, logits_BV: Tensor) -> Tensor:
+        """Sample one token per running job and return scores that leave `generate` no other choice."""
+        jobs = self._running
+        knobs = [job.draw_knobs() if job.reason is None else IDLE_KNOBS for job in jobs]
+        chosen_2B = sample(
+            logits_BV,
+            torch.tensor(knobs, dtype=torch.float64).t(),
+            any(temperature == 0 for _, temperature, _, _ in knobs),
+            any(top_p < 1 or top_k > 0 for _, _, top_p, top_k in knobs),
+        )
+        sampled = [row for row, job in enumerate(jobs) if job.reason is None]
+        ids, logprobs = chosen_2B.tolist()
+        for row in sampled:
+            jobs[row].accept(int(ids[row]), logprobs[row], host.version)
+        host.publish([jobs[row] for row in sampled])
+        host.attend()
+        forced_BV = torch.full_like(logits_BV, -torch.inf)
+        return forced_BV.scatter_(1, chosen_2B[0].long().unsqueeze(1), 0.0)

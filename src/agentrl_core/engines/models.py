@@ -1,0 +1,61 @@
+"""Load the model that an engine serves, and the weights that replace its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.errors import EngineError
+from agentrl_core.weights.base import DirectoryWeights, ModuleWeights
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from agentrl_core.weights.base import WeightSource
+
+
+def load_model(path: Path, dtype: torch.dtype) -> nn.Module:
+    """Load a causal language model from a local directory, for inference; `EngineError` where that fails."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    if not (path / "config.json").is_file():
+        raise EngineError(f"{path}: no model directory (config.json is missing). Give a Hugging Face model directory.")
+    console: Any = transformers_logging
+    bars = console.is_progress_bar_enabled()
+    console.disable_progress_bar()
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise EngineError(f"{path}: the model cannot be loaded: {error}") from error
+    finally:
+        if bars:
+            console.enable_progress_bar()
+    loaded: nn.Module = model.eval().requires_grad_(requires_grad=False)
+    return loaded
+
+
+def source_module(source: WeightSource, dtype: torch.dtype) -> nn.Module:
+    """Return the module that holds a source's weights; reads the directory where it is one."""
+    if isinstance(source, ModuleWeights):
+        return source.module
+    if isinstance(source, DirectoryWeights):
+        return load_model(source.path, dtype)
+    raise EngineError(f"weights come as ModuleWeights or DirectoryWeights, got {type(source).__name__}")
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter by name."""
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def check_shapes(expected: dict[str, tuple[int, ...]], model: nn.Module) -> None:
+    """Refuse weights of another model before anything is overwritten; `EngineError` names the first difference."""
+    found = shapes(model)
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise EngineError(
+                f"the new weights belong to another model: {name} is {found.get(name, 'missing')}, "
+                f"expected {expected.get(name, 'none')}"
+            )

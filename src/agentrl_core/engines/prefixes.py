@@ -1,0 +1,95 @@
+"""Which token prefixes have their keys and values in the prefix store, block by block.
+
+A prefix is a chain of blocks of `block_tokens` ids each; a block is known by the block before it and its own ids.
+So a lookup costs one hash per block, whatever the store holds, and prefixes that begin alike share their blocks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+Key = tuple[int, tuple[int, ...]]
+"""(the block before, -1 at the start; the ids of this block)."""
+
+ROOT = -1
+
+
+class PrefixIndex:
+    """Maps prefixes to the numbers of `num_blocks` blocks, forgetting the least recently used.
+
+    Holds no keys or values itself. Within a chain the front is always used more recently than what follows, so a
+    forgotten block never leaves successors behind.
+    """
+
+    def __init__(self, *, num_blocks: int, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self._free = list(range(num_blocks))[::-1]
+        self._blocks: OrderedDict[Key, int] = OrderedDict()
+        """Key → block, the least recently used first."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._free.extend(self._blocks.values())
+        self._blocks.clear()
+
+    def match(self, ids: Sequence[int]) -> list[int]:
+        """Return the blocks of the longest known prefix of `ids`."""
+        return self._walk(ids)[0]
+
+    def key_after(self, ids: Sequence[int], blocks: Sequence[int]) -> Key | None:
+        """Return the key of the block of `ids` that follows its matched `blocks`; None where no whole one is left."""
+        start = len(blocks) * self.block_tokens
+        block_ids = tuple(ids[start : start + self.block_tokens])
+        return (blocks[-1] if blocks else ROOT, block_ids) if len(block_ids) == self.block_tokens else None
+
+    def insert(self, ids: Sequence[int]) -> tuple[int, list[int]]:
+        """Make room for all whole blocks of `ids`; return how many were known, and the new blocks to be filled.
+
+        Fewer where the chain alone would exceed the store.
+        """
+        blocks, keys = self._walk(ids)
+        known = len(blocks)
+        size = self.block_tokens
+        path = set(keys)
+        for start in range(known * size, len(ids) - size + 1, size):
+            block = self._take(path)
+            if block is None:
+                break
+            key = (blocks[-1] if blocks else ROOT, tuple(ids[start : start + size]))
+            self._blocks[key] = block
+            blocks.append(block)
+            keys.append(key)
+            path.add(key)
+        self._touch(keys)
+        return known, blocks[known:]
+
+    def _walk(self, ids: Sequence[int]) -> tuple[list[int], list[Key]]:
+        size, known = self.block_tokens, self._blocks
+        blocks: list[int] = []
+        keys: list[Key] = []
+        last = ROOT
+        for start in range(0, len(ids) - size + 1, size):
+            key = (last, tuple(ids[start : start + size]))
+            found = known.get(key)
+            if found is None:
+                break
+            last = found
+            blocks.append(found)
+            keys.append(key)
+        self._touch(keys)
+        return blocks, keys
+
+    def _touch(self, keys: list[Key]) -> None:
+        """Mark a chain as used, its front last."""
+        for key in reversed(keys):
+            self._blocks.move_to_end(key)
+
+    def _take(self, path: set[Key]) -> int | None:
+        """Return a free block, forgetting the oldest where none is left; None where that lies on `path`."""
+        if self._free:
+            return self._free.pop()
+        oldest = next(iter(self._blocks), None)
+        if oldest is None or oldest in path:
+            return None
+        return self._blocks.pop(oldest)

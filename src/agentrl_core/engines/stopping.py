@@ -1,0 +1,36 @@
+"""Find stop strings in sampled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agentrl_core.errors import EngineError
+
+Decode = Callable[[list[int]], str]
+"""Token ids to text, special tokens included."""
+
+
+def load_decode(model_dir: Path) -> Decode:
+    """Read the tokenizer of a model directory; `EngineError` where it has none."""
+    from tokenizers import Tokenizer
+
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise EngineError(
+            f"{path}: stop strings need the model's tokenizer, and this file is missing. "
+            "Save the tokenizer into the model directory, or stop on token ids."
+        )
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def find_stop_string(stop: Sequence[str], ids: Sequence[int], start: int, decode: Decode) -> str | None:
+    """Return the stop string that the last token completed, if any; the output begins at `ids[start]`.
+
+    Looks at the end of the output only. A token stands for at least one byte, so a match reaches back at most as
+    many tokens as the string has bytes; four more keep a character that the cut splits away from the match.
+    """
+    reach = max(len(text.encode()) for text in stop) + 4
+    tail = decode(list(ids[max(start, len(ids) - reach) :]))
+    return next((text for text in stop if text in tail), None)
