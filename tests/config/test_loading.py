@@ -117,6 +117,10 @@ def test_all_problems_are_reported_at_once_with_their_places(write):
         ("trainer: {lr: .inf}", "trainer.lr: expected a number, found inf"),
         ("trainer: {betas: [0.9, 1.5]}", "trainer.betas: expected two numbers from 0 to below 1, found (0.9, 1.5)"),
         ("trainer: {betas: [0.9, x]}", 'trainer.betas.1: expected a number, found the text "x"'),
+        (
+            "rollout: {group_size: 1}",
+            "rollout.group_size: expected at least rollout.min_group_size, which is 2, found 1",
+        ),
         ("sampling: {max_tokens: 0}", "sampling.max_tokens: expected a number above 0, found 0"),
         ("gateway: {port: 65536}", "gateway.port: expected a port from 0 to 65535, found 65536"),
         ("data: {train: a, evil: b}", "data.evil: unknown option (did you mean eval?)"),
@@ -220,6 +224,8 @@ def test_where_names_the_place_of_an_option_or_of_the_section_around_it(write):
     assert loaded.where("loss.deep.x.1") == "config.yaml:4: loss.deep.x.1"
     assert loaded.where("trainer.lr") == "command line: trainer.lr=1: trainer.lr"
     assert loaded.where("engine") == "config.yaml: engine"
+    assert loaded.places("loss")("clip") == "config.yaml:3: loss.clip"
+    assert loaded.places("loss")("") == "config.yaml:2: loss"
 
 
 @pytest.mark.parametrize("package", ["slurm", "ray"])

@@ -48,7 +48,11 @@ configs = st.builds(
     workflow=components,
     sampling=st.builds(SamplingConfig, max_tokens=st.none() | counts, temperature=amounts),
     gateway=st.builds(GatewayConfig, port=st.integers(0, 65535), history=st.sampled_from(["exact", "template"])),
-    rollout=st.builds(RolloutConfig, group_size=counts, agent=st.builds(AgentConfig, turn_discount=st.floats(0, 1))),
+    rollout=st.builds(
+        RolloutConfig,
+        group_size=counts.map(lambda count: count + 1),
+        agent=st.builds(AgentConfig, turn_discount=st.floats(0, 1)),
+    ),
     loss=components,
     launcher=components,
     filters=st.lists(components, max_size=2).map(tuple),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,10 @@ class LoadedConfig:
         The place of an option that nobody set is that of the section around it.
         """
         return f"{self._tree.find(key.split('.')).place.text}: {key}"
+
+    def places(self, key: str) -> Callable[[str], str]:
+        """Return `where` for the options of the component at `key`; "" is the component itself."""
+        return lambda option: self.where(f"{key}.{option}" if option else key)
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, name: str | None = None) -> LoadedConfig:
@@ -88,6 +92,7 @@ def _assemble(root: Node, place: Place, late: Sequence[Assignment], problems: li
     run = None
     try:
         run = structure(tree.root.plain())
+        problems.extend(_unusable_groups(run, tree))
     except InvalidError as error:
         problems.extend(problem for finding in error.findings for problem in _located(finding, tree))
     # What else is wrong with an unfilled value does not help anyone.
@@ -136,6 +141,15 @@ def _missing_launcher(tree: Tree) -> Iterator[Problem]:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:
         yield Problem(node.place, f"launcher.use: {node.value} needs a package: pip install {package}")
+
+
+def _unusable_groups(run: RunConfig, tree: Tree) -> Iterator[Problem]:
+    needed, size = run.rollout.min_group_size, run.rollout.group_size
+    if needed > size:
+        place = tree.find(("rollout", "group_size")).place
+        yield Problem(
+            place, f"rollout.group_size: expected at least rollout.min_group_size, which is {needed}, found {size}"
+        )
 
 
 def _located(finding: Finding, tree: Tree) -> Iterator[Problem]:

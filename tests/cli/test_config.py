@@ -1,0 +1,160 @@
+"""`agentrl config` shows what a config amounts to, and says all that is wrong with it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentrl_core.cli import main
+from agentrl_core.config import dump, load, parse
+
+TASKS = [{"id": "a", "query": "2+2?", "answer": "4", "scorer": "exact_match"}]
+AGENT = """
+class Agent:
+    def __init__(self, *, turns=1): ...
+    async def run(self, data): return 1.0
+
+class Engine: ...
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a config, its agent, its tasks and a model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "agent.py").write_text(AGENT)
+    write_tasks(tmp_path / "tasks.jsonl", TASKS)
+    (tmp_path / "config.yaml").write_text(
+        "model: {path: model}\ndata: tasks.jsonl\nworkflow: agent.py:Agent\nengine: agent.py:Engine\n"
+    )
+    return tmp_path
+
+
+def write_tasks(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def agentrl(capsys):
+    """Run the command line in this process: exit code, output, lines of errors."""
+
+    def run(*arguments):
+        code = main(["config", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err.splitlines()
+
+    return run
+
+
+def test_show_prints_yaml_that_loads_to_the_same_config(folder, agentrl):
+    overrides = ["trainer.lr=1e-6", "learning_rate=1e-6", "num_generations=4", "name=on"]
+    code, output, _ = agentrl("show", "config.yaml", *overrides)
+    assert code == 0
+    (folder / "shown.yaml").write_text(output)
+    shown, loaded = load("shown.yaml").run, load("config.yaml", overrides).run
+    assert shown == loaded
+    assert yaml.safe_load(output) == dump(loaded)
+    assert output.index("rollout:") < output.index("group_size: 4")
+
+
+def test_show_prints_json_for_machines(folder, agentrl):
+    code, output, _ = agentrl("show", "--json", "config.yaml", "seed=3")
+    assert code == 0
+    assert parse(json.loads(output)) == load("config.yaml", ["seed=3"]).run
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_wrong_config_is_a_usage_error_with_all_places(folder, agentrl, command):
+    code, output, errors = agentrl(command, "config.yaml", "trainer.stebs=1", "seed=x")
+    assert (code, output) == (2, "")
+    assert errors == [
+        "error: command line: trainer.stebs=1: trainer.stebs: unknown option (did you mean steps?)",
+        'command line: seed=x: seed: expected a whole number, found the text "x"',
+    ]
+
+
+def test_check_says_ok_to_a_config_that_could_run(folder, agentrl):
+    assert agentrl("check", "config.yaml") == (0, "ok\n", [])
+
+
+def test_check_names_everything_that_is_wrong_with_its_place(folder, agentrl):
+    (folder / "config.yaml").write_text(
+        "model: {path: nowhere}\n"
+        "data: tasks.jsonl\n"
+        "workflow: {use: agent.py:Agent, turms: 2}\n"
+        "engine: embeded\n"
+        "loss:\n"
+        "  use: minirl\n"
+        "  clipp: 0.1\n"
+        "advantage: {use: grpo, scale: big}\n"
+        "filters: [zero_varianze]\n"
+        "store: {use: sqlite, paht: x}\n"
+        "trackers: [console, {use: curve, evry: 2}]\n"
+        "gateway: {tool_parser: hermess}\n"
+    )
+    code, output, errors = agentrl("check", "config.yaml")
+    assert (code, output) == (2, "")
+    problems = "\n".join(errors)
+    assert "config.yaml:1: model.path: nowhere is not a model directory: it has no config.json" in problems
+    assert "config.yaml:3: workflow.turms: unknown option" in problems
+    assert "config.yaml:4: engine: no engine named 'embeded' (did you mean embedded?)" in problems
+    assert "config.yaml:7: loss.clipp: unknown option of minirl (did you mean clip?)" in problems
+    assert "config.yaml:8: advantage.scale: expected a number, found" in problems
+    assert "config.yaml:9: filters.0: no filter named 'zero_varianze' (did you mean zero_variance?)" in problems
+    assert "config.yaml:10: store.paht: unknown option of sqlite (did you mean path?)" in problems
+    assert "config.yaml:11: trackers.1.evry: unknown option of curve (did you mean every?)" in problems
+    assert "config.yaml:12: gateway.tool_parser: no tool parser named 'hermess' (did you mean hermes?)" in problems
+    assert len(errors) == 9
+
+
+def test_check_reads_the_tasks_and_their_scorers(folder, agentrl):
+    write_tasks(folder / "bad.jsonl", [{"id": "a"}])
+    write_tasks(
+        folder / "unscored.jsonl",
+        [
+            {"id": "b", "query": "q", "scorer": "exact_match"},
+            {"id": "c", "query": "q", "scorer": "exact_mach", "answer": "1"},
+        ],
+    )
+    code, _, errors = agentrl(
+        "check", "config.yaml", "data.train=bad.jsonl", "data.eval={x: unscored.jsonl, y: gone.jsonl}"
+    )
+    problems = "\n".join(errors)
+    assert code == 2
+    assert "bad.jsonl:1: expected `query` (a text) or `messages` (a list), found neither" in problems
+    assert "task 'c': no scorer named 'exact_mach' (did you mean exact_match?)" in problems
+    assert "1 tasks have no `answer`, task 'b' first; their scorer 'exact_match' needs one" in problems
+    assert ": data.eval.y: no such task file: gone.jsonl" in problems
+
+
+def test_check_notes_tasks_that_only_the_workflow_can_score(folder, agentrl):
+    write_tasks(folder / "tasks.jsonl", [{"id": "a", "query": "q"}, {"id": "b", "query": "q"}])
+    code, output, _ = agentrl("check", "config.yaml", "data.default_scorer=nobody/judge")
+    assert code == 0
+    assert output == (
+        "note: tasks.jsonl: 2 tasks name no scorer, and data.default_scorer 'nobody/judge' is not installed: "
+        "the workflow must return their rewards\nok\n"
+    )
+    code, output, _ = agentrl("check", "config.yaml", "data.default_scorer=numeric")
+    assert code == 0
+    assert output == (
+        "note: tasks.jsonl: 2 tasks have no `answer`, task 'a' first: "
+        "data.default_scorer 'numeric' cannot score them\nok\n"
+    )
+
+
+def test_check_asks_for_a_policy(folder, agentrl):
+    (folder / "config.yaml").write_text("data: tasks.jsonl\nworkflow: agent.py:Agent\nengine: agent.py:Engine\n")
+    assert agentrl("check", "config.yaml")[2] == [
+        "error: config.yaml: model: name the policy: `path: FOLDER` of a model, or `use: tiny`"
+    ]
+
+
+def test_the_recipe_of_the_quickstart_loads():
+    recipe = Path(__file__).parents[2] / "cookbook" / "quickstart" / "config.yaml"
+    assert load(recipe).base_dir == recipe.parent
