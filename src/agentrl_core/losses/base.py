@@ -65,12 +65,12 @@ class LossOutput:
 
 
 class LossCalculator(Protocol):
-    """A policy-gradient surrogate. Stateless; options are its constructor's arguments.
+    """A policy-gradient surrogate. Stateless; options are its constructor's arguments."""
 
-    `needs` names the optional fields it reads: any of `proximal`, `reference`, `entropy`.
-    """
-
-    needs: frozenset[str]
+    @property
+    def needs(self) -> frozenset[str]:
+        """The optional fields it reads: any of `proximal`, `reference`, `entropy`. A class attribute will do."""
+        ...
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """Per-token loss; aggregation and its denominator are the trainer's."""

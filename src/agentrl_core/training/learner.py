@@ -1,0 +1,224 @@
+"""The learner: from scored groups to new weights, one step at a time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agentrl_core.batching.packing import pack, split_updates
+from agentrl_core.batching.samples import training_samples
+from agentrl_core.batching.signal import training_signal
+from agentrl_core.errors import ConfigError, TrainingError
+from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
+from agentrl_core.training.metrics import Means, rollout_metrics
+from agentrl_core.training.optimizer import Updater, adamw, set_lr
+from agentrl_core.training.policy import Policy
+from agentrl_core.training.warm_start import warm_start
+from agentrl_core.weights.base import ModuleWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl_core.batching.advantages import AdvantageEstimator
+    from agentrl_core.batching.credit import Credit
+    from agentrl_core.batching.filters import Filter
+    from agentrl_core.batching.packing import MicroBatch, Update
+    from agentrl_core.batching.samples import Samples
+    from agentrl_core.config.schema import TrainerConfig, WarmStartConfig
+    from agentrl_core.losses.aggregate import AggregationConfig
+    from agentrl_core.losses.base import LossCalculator
+    from agentrl_core.types import Group
+
+logger = logging.getLogger(__name__)
+
+_PROVIDED = frozenset({"proximal", "entropy"})
+"""What the learner can give a calculator beyond the log-probs themselves."""
+
+
+class Learner:
+    """Trains one policy in this process, on the calling thread.
+
+    Equal weights, groups and seed give equal weights: nothing in a step is random. Log-probs are taken at
+    `temperature`, at which the engine sampled.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_dir: Path,
+        loss: LossCalculator,
+        aggregation: AggregationConfig,
+        advantage: AdvantageEstimator,
+        credit: Credit,
+        filters: Sequence[Filter],
+        config: TrainerConfig,
+        temperature: float = 1.0,
+        seed: int = 0,
+        dtype: str = "float32",
+    ) -> None:
+        missing = loss.needs - _PROVIDED
+        if missing:
+            raise ConfigError(
+                f"loss: {type(loss).__name__} needs {', '.join(sorted(missing))} log-probs, which this learner does "
+                f"not compute; it gives {', '.join(sorted(_PROVIDED))}"
+            )
+        torch.set_num_threads(config.threads)
+        self._policy = Policy.load(model_dir, dtype=dtype, temperature=temperature)
+        self._model_dir, self._companions = model_dir, Companions.read(model_dir)
+        self._loss, self._aggregation = loss, aggregation
+        self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)
+        self._config, self._seed = config, seed
+        self._updater = Updater(self._policy, loss, aggregation, max_grad_norm=config.max_grad_norm)
+        self._optimizer = self._new_optimizer()
+        self._cpu_seconds = 0.0
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the calling thread in steps and warm start so far."""
+        return self._cpu_seconds
+
+    def step(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+        """Train on `groups`; returns the step's metrics.
+
+        `step` is 1-based and sets the learning rate, `version` is the policy version of the present weights.
+        Without a group with signal nothing is updated and the metrics say so. Raises `TrainingError`, before
+        the weights change, where engine and learner disagree about a lag-0 token or the update is not finite.
+        """
+        wall, cpu = time.perf_counter(), time.thread_time()
+        signal = training_signal(groups, credit=self._credit, advantage=self._advantage, filters=self._filters)
+        samples = training_samples(signal.groups, signal.advantages)
+        lr = self._config.lr * min(1.0, step / max(self._config.warmup_steps, 1))
+        metrics = dict(rollout_metrics(groups, signal, version=version)) | {"loss/lr": lr}
+        if samples.samples:
+            set_lr(self._optimizer, lr)
+            metrics |= self._train(samples, version)
+        self._cpu_seconds += time.thread_time() - cpu
+        return metrics | {"time/train_s": time.perf_counter() - wall}
+
+    def _train(self, samples: Samples, version: int) -> dict[str, float]:
+        """The step's optimizer updates, on its samples in shares."""
+        updates = [
+            pack(
+                share,
+                max_tokens=self._config.max_tokens_per_microbatch,
+                config=self._aggregation,
+                device=self._policy.device,
+            )
+            for share in split_updates(samples.samples, self._config.updates)
+        ]
+        proximal = self._proximal(updates)
+        gap = LogprobGap(samples, version, limit=self._config.max_logprob_gap if self._policy.precise else None)
+        means = Means()
+        for update, old in zip(updates, proximal, strict=True):
+            value = self._updater.update(
+                self._optimizer,
+                update,
+                means=means,
+                version=version,
+                proximal=old,
+                inspect=gap.inspect if update is updates[0] else None,
+                names=samples.records,
+            )
+            means.add("value", value)
+        batches = [batch for update in updates for batch in update.micro_batches]
+        used, padded = sum(batch.tokens for batch in batches), sum(batch.ids.numel() for batch in batches)
+        return {f"loss/{name}": value for name, value in means.means().items()} | {
+            "loss/logprob_gap_max": gap.largest,
+            "loss/tokens": float(sum(len(batch.record) for batch in batches)),
+            "batch/rows": float(len(samples.samples)),
+            "batch/padding_fraction": 1.0 - used / padded,
+        }
+
+    @torch.no_grad()
+    def _proximal(self, updates: Sequence[Update]) -> list[list[Tensor] | None]:
+        """Log-probs before the step, per update and micro-batch, where the calculator reads them."""
+        if "proximal" not in self._loss.needs:
+            return [None] * len(updates)
+        return [[self._policy.logprobs(batch)[0] for batch in update.micro_batches] for update in updates]
+
+    def warm_start(self, rows: Sequence[Mapping[str, Any]], config: WarmStartConfig) -> list[float]:
+        """Fine-tune on demonstrations before the first step; returns the loss of each of its steps.
+
+        `rows` are `{"messages": […], "tools": […]}`. The optimizer of the steps starts anew after it.
+        """
+        cpu = time.thread_time()
+        losses = warm_start(
+            self._policy,
+            rows,
+            config,
+            model_dir=self._model_dir,
+            max_tokens=self._config.max_tokens_per_microbatch,
+            max_grad_norm=self._config.max_grad_norm,
+            seed=self._seed,
+        )
+        self._optimizer = self._new_optimizer()
+        self._cpu_seconds += time.thread_time() - cpu
+        return losses
+
+    def weights(self) -> ModuleWeights:
+        """The live weights; a step changes them in place."""
+        return ModuleWeights(self._policy.model)
+
+    def save(self, directory: Path, step: int, version: int) -> None:
+        """Write a checkpoint to `directory` (`…/step-N`), and prune its neighbours to `trainer.keep_last`."""
+        save_checkpoint(
+            directory,
+            model=self._policy.model,
+            optimizer=self._optimizer,
+            companions=self._companions,
+            state={"step": step, "version": version, "seed": self._seed},
+        )
+        prune(directory.parent, keep=self._config.keep_last)
+
+    def restore(self, directory: Path) -> tuple[int, int]:
+        """Go back to a checkpoint, bit by bit; returns its step and version."""
+        state = restore_checkpoint(directory, model=self._policy.model, optimizer=self._optimizer)
+        return int(state["step"]), int(state["version"])
+
+    def _new_optimizer(self) -> torch.optim.AdamW:
+        return adamw(
+            self._policy.model,
+            lr=self._config.lr,
+            betas=self._config.betas,
+            weight_decay=self._config.weight_decay,
+        )
+
+
+class LogprobGap:
+    """Compares the engine's log-probs with the learner's before the first update, on tokens of lag 0.
+
+    Both come from the same weights there, so a difference beyond rounding means that the two do not see the same
+    tokens, template, temperature or weights, and training would go wrong without a sign.
+    """
+
+    def __init__(self, samples: Samples, version: int, *, limit: float | None) -> None:
+        self._samples, self._version, self._limit = samples, version, limit
+        self._seen = False
+        self.largest = 0.0
+        """Largest |learner - engine| so far, in nats."""
+
+    def inspect(self, batch: MicroBatch, logprobs: Tensor) -> None:
+        """Look at the first micro-batch; raise `TrainingError` beyond the limit."""
+        if self._seen:
+            return
+        self._seen = True
+        gaps = (logprobs - batch.behaviour_logprobs).abs() * (batch.version == self._version)
+        if not len(gaps):
+            return
+        worst = int(gaps.nan_to_num(nan=torch.inf).argmax())
+        self.largest = gaps[worst].item()
+        if self._limit is not None and not self.largest <= self._limit:
+            interaction = int(batch.interaction[worst])
+            token = int((batch.interaction[: worst + 1] == interaction).sum()) - 1
+            raise TrainingError(
+                f"record {self._samples.records[int(batch.record[worst])]}, interaction "
+                f"{self._samples.interactions[interaction]}, output token {token} (id {int(batch.targets[worst])}): "
+                f"the engine sampled it with logprob {batch.behaviour_logprobs[worst].item():.6f}, the learner with "
+                f"the same weights gives {logprobs[worst].item():.6f}; more than trainer.max_logprob_gap = "
+                f"{self._limit} apart. Engine and learner differ in weights, temperature, ids or precision"
+            )
