@@ -121,14 +121,18 @@ def test_order_and_random_keys_follow_from_the_seed(make_scheduler, answers, sto
 
 def test_a_resumed_run_counts_from_its_step(make_scheduler, answers, store):
     async def scenario():
-        scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=2, start_index=20, total_steps=11)
+        scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=2, start_index=20, total_steps=12)
         scheduler.publish(14, 10)  # versions run ahead of steps: some were voided
         running = asyncio.create_task(scheduler.run())
+        await settled(scheduler)
+        scheduler.publish(15, 11)
+        await settled(scheduler)
+        scheduler.publish(16, 12)  # the last step is done: nothing would consume more
         await settled(scheduler)
         await stopped(scheduler, running)
 
     asyncio.run(scenario())
-    assert [(group.index, group.version) for group in store.groups] == [(20, 14), (21, 14)]
+    assert [(group.index, group.version) for group in store.groups] == [(20, 14), (21, 14), (22, 15), (23, 15)]
 
 
 def test_failed_slots_are_tried_again_and_only_those(make_scheduler, answers, store, gateway):
