@@ -77,7 +77,8 @@ def test_renders_like_transformers():
         "    {%- else %}\n"
         "        {{- '<' + m.role + '>' }}"
         "{% generation %}{{ m.content | trim }}{% endgeneration %}\n    {%- endif %}\n"
-        "    {%- for c in m.tool_calls or [] %}\n        {{ c.function.arguments | tojson(indent=2) }}\n    {% endfor %}\n"
+        "    {%- for c in m.tool_calls or [] %}\n        {{ c.function.arguments | tojson(indent=2) }}\n"
+        "    {% endfor %}\n"
         "{% endfor %}\n{{ tools | tojson }}{{ documents is none }}"
     )
     messages = [

@@ -1,0 +1,111 @@
+"""What the policy fixes and what the agent may choose."""
+
+import subprocess
+import sys
+
+import pytest
+
+from agentrl_core.config.schema import SamplingConfig
+from agentrl_core.gateway.sampling import call_seed
+
+BODY = {"messages": [{"role": "user", "content": "hello"}]}
+ASKED = {"temperature": 0, "top_p": 0.5, "top_k": 3}
+
+
+def only(store):
+    (interaction,) = store.interactions
+    return interaction
+
+
+def test_training_forces_the_policys_distribution_and_counts_it(gateway, session, send, store, engine):
+    send(session, {**BODY, **ASKED})
+    sampling = only(store).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert only(store).requested == ASKED
+    assert engine.log[0].request.sampling == sampling
+    assert gateway.forced_temperatures == 1
+
+
+def test_asking_for_the_policys_temperature_is_nothing_special(gateway, session, send, store):
+    send(session, {**BODY, "temperature": 1, "top_p": 1})
+    assert only(store).requested == {}
+    assert gateway.forced_temperatures == 0
+
+
+def test_refuse_names_both_temperatures(make_gateway, open_session, send_to, store):
+    gateway = make_gateway(temperature="refuse")
+    reply = send_to(gateway, open_session(gateway), {**BODY, "temperature": 0.7})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "temperature"
+    assert "0.7" in reply.json()["error"]["message"]
+    assert store.interactions == []
+
+
+def test_allow_lets_the_agent_choose_but_not_zero(make_gateway, open_session, send_to, store):
+    gateway = make_gateway(temperature="allow")
+    session = open_session(gateway)
+    assert send_to(gateway, session, {**BODY, "temperature": 0}).status_code == 400
+    assert send_to(gateway, session, {**BODY, "temperature": 0.5, "top_p": 0.5}).status_code == 200
+    assert (only(store).sampling.temperature, only(store).sampling.top_p) == (0.5, 1.0)
+    assert gateway.forced_temperatures == 0
+
+
+def test_evaluation_samples_as_the_agent_likes(make_gateway, open_session, send_to, store):
+    gateway = make_gateway(temperature="refuse")
+    send_to(gateway, open_session(gateway, is_eval=True), {**BODY, **ASKED})
+    sampling = only(store).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 3)
+    assert only(store).requested == {}
+
+
+def test_a_sessions_own_defaults_win(gateway, send_to, store, make_record):
+    sampling = SamplingConfig(temperature=0.5, max_tokens=9)
+    session = gateway.open_session(make_record(is_eval=True), seed_key=(0,), sampling=sampling)
+    send_to(gateway, session, BODY)
+    assert (only(store).sampling.temperature, only(store).sampling.max_tokens) == (0.5, 9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "configured", "expected"),
+    [
+        ({}, 20, 20),
+        ({"max_tokens": 5}, 20, 5),
+        ({"max_tokens": 50}, 20, 50),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 20, 6),
+        ({}, None, "room"),
+        ({"max_tokens": 5000}, 20, "room"),
+        ({}, 5000, "room"),
+    ],
+)
+def test_the_limit_is_the_agents_else_the_configs_and_fits_the_context(
+    make_gateway, open_session, send_to, store, engine, asked, configured, expected
+):
+    engine.context_length = 1000
+    gateway = make_gateway(sampling=SamplingConfig(max_tokens=configured))
+    send_to(gateway, open_session(gateway), {**BODY, **asked})
+    room = 1000 - len(only(store).prompt_ids)
+    assert only(store).sampling.max_tokens == (room if expected == "room" else expected)
+
+
+def test_the_end_of_turn_stops_every_call(session, send, store, chat):
+    send(session, BODY)
+    assert only(store).sampling.stop_token_ids == chat.stop_token_ids
+
+
+def test_every_call_has_its_own_seed_that_only_depends_on_its_place(make_gateway, make_record, send_to, store):
+    for _ in range(2):
+        gateway = make_gateway()
+        session = gateway.open_session(make_record(), seed_key=(3, 0))
+        for _ in range(2):
+            send_to(gateway, session, BODY)
+    send_to(gateway, gateway.open_session(make_record(), seed_key=(3, 1)), BODY)
+    seeds = [interaction.sampling.seed for interaction in store.interactions]
+    assert seeds[:2] == seeds[2:4] == [call_seed(7, 3, 0, 0), call_seed(7, 3, 0, 1)]
+    assert len(set(seeds)) == 3
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seeds_are_the_same_in_another_process():
+    program = "from agentrl_core.gateway.sampling import call_seed; print(call_seed(1, 2, 3))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == call_seed(1, 2, 3)
