@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import pytest
 
 from agentrl_core.errors import StoreError
 from agentrl_core.stores import sqlite, sqlite_file
-from agentrl_core.stores.base import RunRow
+from agentrl_core.stores.base import RunRow, StepRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.stores import StoreSuite
 from agentrl_core.types import Interaction, Outcome, Record, Task
@@ -119,6 +120,61 @@ def test_a_run_is_readable_while_it_writes(path, store):
     asyncio.run(reader.close())
 
 
+def test_a_taker_sleeps_until_something_changes(path, store, monkeypatch):
+    """Neither polling while it waits nor spinning after a change that was not enough."""
+    monkeypatch.setattr(sqlite, "RECHECK_S", 3600.0)
+    looks = []
+    take = store._take
+    monkeypatch.setattr(store, "_take", lambda *arguments: looks.append(arguments) or take(*arguments))
+
+    async def pass_the_loop_on():
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def scenario():
+        await store.add_group("run", "second", "task", index=1, size=1, version=0)
+        taking = asyncio.create_task(store.take_groups("run", 2))
+        await pass_the_loop_on()
+        assert len(looks) == 1
+        await store.finish_group("run", "group", usable=True)
+        await pass_the_loop_on()
+        assert len(looks) == 2
+        await store.finish_group("run", "second", usable=True)
+        return await asyncio.wait_for(taking, 10)
+
+    assert [group.id for group in asyncio.run(scenario())] == ["group", "second"]
+
+
+def test_closing_the_store_ends_a_taker(store, monkeypatch):
+    monkeypatch.setattr(sqlite, "RECHECK_S", 3600.0)
+
+    async def scenario():
+        taking = asyncio.create_task(store.take_groups("run", 1))
+        await asyncio.sleep(0)
+        await store.close()
+        await asyncio.wait_for(taking, 10)
+
+    with pytest.raises(StoreError, match="closed"):
+        asyncio.run(scenario())
+
+
+def test_resuming_leaves_consumed_groups_and_puts_the_others_aside(store):
+    async def scenario():
+        for index, name in enumerate(("later", "lost", "open", "dropped"), start=1):
+            await store.add_group("run", name, "task", index=index, size=1, version=0)
+        for name in ("group", "later", "lost"):
+            await store.finish_group("run", name, usable=True)
+        await store.finish_group("run", "dropped", usable=False)
+        await store.take_groups("run", 3)
+        for step, name in ((1, "group"), (2, "later")):
+            await store.add_step(StepRow(run_id="run", step=step, version=step, groups=(name,), records=(), metrics={}))
+        await store.void_after("run", 1)
+
+    asyncio.run(scenario())
+    states = dict(store._connection.execute("SELECT id, state FROM groups").fetchall())
+    assert states == {"group": "taken", "later": "aside", "lost": "aside", "open": "aside", "dropped": "dropped"}
+
+
 def test_groups_of_another_process_are_seen_without_being_woken(path, store):
     """Another store object stands for another process: the two share nothing but the file."""
     other = SQLiteStore(path=path)
@@ -185,6 +241,20 @@ def test_odd_bytes_in_an_error_message_do_not_lose_the_record(store):
 
 
 # --- faults of the file ---
+
+
+def test_processes_that_open_a_new_file_together_all_succeed(path):
+    script = "import sys; from pathlib import Path; from agentrl_core.stores.sqlite import SQLiteStore\n"
+    script += "sys.stdin.readline(); SQLiteStore(path=Path(sys.argv[1]))"
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", script, path], stdin=subprocess.PIPE))
+            for _ in range(4)
+        ]
+        for process in processes:
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+        assert [process.wait(60) for process in processes] == [0, 0, 0, 0]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import StoreError
@@ -141,8 +142,13 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     except OSError as error:
         raise StoreError(f"{path}: cannot create its folder ({error.strerror}); name another store path") from error
     with _opening(path, "rwc") as connection:
-        if _is_new(connection, path):
-            _create(connection)
+        with _transaction(connection, "BEGIN"):
+            new = _is_new(connection, path)
+        if new:
+            with _transaction(connection, "BEGIN IMMEDIATE"):
+                if _is_new(connection, path):  # no other process came first
+                    _create(connection)
+        _use_write_ahead_log(connection)
         connection.execute("PRAGMA foreign_keys = ON")
         # A commit is then in the operating system's hands before it returns, which a killed process cannot undo;
         # only a power cut may cost the last moments, never the file's integrity.
@@ -153,16 +159,15 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open an existing database without the right to change it, also while another process writes."""
     with _opening(path, "ro") as connection:
-        if _is_new(connection, path):
-            raise StoreError(f"{path}: an empty database; its run has stored nothing yet")
+        with _transaction(connection, "BEGIN"):
+            if _is_new(connection, path):
+                raise StoreError(f"{path}: an empty database; its run has stored nothing yet")
         return connection
 
 
 def store_error(path: Path, what: str, error: sqlite3.Error) -> StoreError:
     """Say that SQLite refused to `what`: where, why, what to do."""
-    # The low byte is the primary result code; the rest says where in SQLite it happened.
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    advice = _ADVICE.get(code)
+    advice = _ADVICE.get(_primary_code(error))
     return StoreError(f"{path}: cannot {what}: {error}" + (f"; {advice}" if advice else ""))
 
 
@@ -189,31 +194,51 @@ def _opening(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
         raise
 
 
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    """See and change the file as of one moment; whoever fails in it closes the connection, and nothing is changed."""
+    connection.execute(begin)
+    yield
+    connection.execute("COMMIT")
+
+
 def _is_new(connection: sqlite3.Connection, path: Path) -> bool:
     """Whether the file has no tables yet; `StoreError` if what it has is not ours or newer than this code."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if application == APPLICATION_ID:
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{path}: written by a newer agentrl-core (its schema is {version}, this one knows up to "
-                f"{SCHEMA_VERSION}); upgrade agentrl-core, or name another store path"
-            )
-        return False
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    if application or version or tables:
+    if application == APPLICATION_ID and version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path}: written by a newer agentrl-core (its schema is {version}, this one knows up to "
+            f"{SCHEMA_VERSION}); upgrade agentrl-core, or name another store path"
+        )
+    if application != APPLICATION_ID and (application or version or tables):
         raise StoreError(f"{path}: a SQLite database of another program; name another store path")
-    return True
+    return not tables
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    """Make the tables, all or none of them, once even if two processes come at the same time."""
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("BEGIN IMMEDIATE")
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    if application != APPLICATION_ID:
-        for statement in filter(str.strip, _SCHEMA.split(";")):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    connection.execute("COMMIT")
+    """Make the tables and sign the file."""
+    for statement in filter(str.strip, _SCHEMA.split(";")):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Switch the file to WAL, once in its life; the switch needs the file for itself and does not wait by itself."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    """Return the kind of an error; its higher bytes, dropped here, say where in SQLite it happened."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

@@ -111,7 +111,7 @@ _finals = st.builds(
 
 # Examples share the suite's store: each uses a run and ids of its own.
 _shared_store = settings(
-    max_examples=50,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
@@ -476,7 +476,7 @@ class StoreSuite(ConformanceSuite):
             await store.add_version(run, 0, step=0)
             await store.add_version(run, 7, step=1)
             for version in (7, 6):
-                with pytest.raises(StoreError, match="8"):
+                with pytest.raises(StoreError):
                     await store.add_version(run, version, step=2)
             assert await store.last_version(run) == 7
 
