@@ -16,7 +16,8 @@ class Agent:
     def __init__(self, *, turns=1): ...
     async def run(self, data): return 1.0
 
-class Engine: ...
+class Engine:
+    def __init__(self, **options): ...
 """
 
 
@@ -146,6 +147,24 @@ def test_check_notes_tasks_that_only_the_workflow_can_score(folder, agentrl):
         "note: tasks.jsonl: 2 tasks have no `answer`, task 'a' first: "
         "data.default_scorer 'numeric' cannot score them\nok\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("model={use: tiny, sise: 1M}", "model.sise: unknown option of tiny (did you mean size?)"),
+        ("model.use=tinny", "model: no model named 'tinny' (did you mean tiny?)"),
+        ("data.train=jsonll", "data.train: no dataset named 'jsonll' (did you mean jsonl?)"),
+        ("data.eval=jsonll", "data.eval: no dataset named 'jsonll' (did you mean jsonl?)"),
+        ("loss.aggregation=mean", "loss"),
+        ("engine.anything=1", ""),
+    ],
+)
+def test_check_looks_up_what_an_override_names(folder, agentrl, override, problem):
+    code, _, errors = agentrl("check", "config.yaml", override)
+    assert code == (2 if problem else 0)
+    assert len(errors) == bool(problem)
+    assert all(problem in error for error in errors)
 
 
 def test_check_asks_for_a_policy(folder, agentrl):

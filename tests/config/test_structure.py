@@ -1,5 +1,7 @@
 """A RunConfig survives being written as plain data and read back."""
 
+import json
+
 import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from agentrl_core.config.schema import (
     TrainerConfig,
     WarmStartConfig,
 )
+from agentrl_core.errors import ConfigError
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda text: "<YOUR_" not in text)
@@ -65,6 +68,25 @@ configs = st.builds(
 @settings(max_examples=50, deadline=None)
 @given(configs)
 def test_a_dumped_config_parses_to_an_equal_one(config):
+    assert parse(dump(config)) == config
+
+
+sections = st.sampled_from(
+    [*attrs.fields_dict(RunConfig), "num_generations", "token_level_loss", "gconfig", "scheduler"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(sections | texts, plain, max_size=5),
+    st.lists(st.tuples(st.lists(sections | names | st.just("0"), min_size=1, max_size=3), plain), max_size=3),
+)
+def test_whatever_is_given_is_a_config_or_a_config_error(given_data, overrides):
+    lines = [f"{'.'.join(path)}={json.dumps(value)}" for path, value in overrides]
+    try:
+        config = parse({"data": "a.jsonl", "workflow": "x", **given_data}, lines)
+    except ConfigError:
+        return
     assert parse(dump(config)) == config
 
 

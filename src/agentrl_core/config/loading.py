@@ -12,7 +12,7 @@ import attrs
 
 from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
 from agentrl_core.config.merge import Tree
-from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refuse
+from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refusal
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.structure import Finding, InvalidError, default_of, hint_elsewhere, structure
 from agentrl_core.config.yaml_text import read_file, read_override
@@ -89,17 +89,21 @@ def _assemble(root: Node, place: Place, late: Sequence[Assignment], problems: li
         problems.extend(tree.assign(_from_working_directory(item)))
     _keep_one_policy(tree)
     problems.extend(_missing_launcher(tree))
-    run = None
     try:
         run = structure(tree.root.plain())
-        problems.extend(_unusable_groups(run, tree))
     except InvalidError as error:
         problems.extend(problem for finding in error.findings for problem in _located(finding, tree))
-    # What else is wrong with an unfilled value does not help anyone.
-    known = {id(problem.place) for problem in unfilled}
-    refuse([*unfilled, *(problem for problem in problems if id(problem.place) not in known)])
-    assert run is not None  # noqa: S101  (structure() found nothing to refuse)
+        raise refusal(_first_things_first(unfilled, problems)) from error
+    problems.extend(_unusable_groups(run, tree))
+    if unfilled or problems:
+        raise refusal(_first_things_first(unfilled, problems))
     return run, tree
+
+
+def _first_things_first(unfilled: Sequence[Problem], others: Sequence[Problem]) -> list[Problem]:
+    """Leave out what else is wrong with a value that was not filled in: it helps nobody."""
+    known = {id(problem.place) for problem in unfilled}
+    return [*unfilled, *(problem for problem in others if id(problem.place) not in known)]
 
 
 def _placeholders(node: Node, key: str) -> Iterator[Problem]:

@@ -62,11 +62,10 @@ class Problem:
         return f"{self.place.text}: {self.text}"
 
 
-def refuse(problems: Sequence[Problem]) -> None:
-    """Raise one ConfigError with a line for each problem; nothing happens where there are none."""
-    if problems:
-        ordered = sorted(problems, key=lambda problem: problem.place.order)
-        raise ConfigError("\n".join(dict.fromkeys(map(str, ordered))))
+def refusal(problems: Sequence[Problem]) -> ConfigError:
+    """Return one error with a line for each problem: those of the file by line, then those of the overrides."""
+    ordered = sorted(problems, key=lambda problem: problem.place.order)
+    return ConfigError("\n".join(dict.fromkeys(map(str, ordered))))
 
 
 def describe(value: Any) -> str:
