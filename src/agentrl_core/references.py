@@ -88,7 +88,7 @@ def _import_longest(dotted: str, folders: Sequence[Path]) -> tuple[ModuleType, l
         raise PluginError(f"'{dotted}' is not the dotted name of a module")
     for folder in reversed(folders):
         _put_on_path(folder)
-        _refuse_other_copy(parts[0], folder)
+    _refuse_other_copy(parts[0], folders)
     module: ModuleType | None = None
     rest = parts
     while rest and (found := _import_module(".".join(parts[: len(parts) - len(rest) + 1]), module)) is not None:
@@ -114,9 +114,10 @@ def _refuse_missing(dotted: str, module: ModuleType | None, rest: list[str], fol
     raise PluginError(f"there is no module '{dotted}': {module.__name__} ({_file_of(module)}) has no '{rest[0]}'")
 
 
-def _refuse_other_copy(top: str, folder: Path) -> None:
+def _refuse_other_copy(top: str, folders: Sequence[Path]) -> None:
     """One process holds one module of a name: never hand out another folder's in silence."""
-    wanted = next((path for path in (folder / f"{top}.py", folder / top / "__init__.py") if path.is_file()), None)
+    places = (folder / name for folder in folders for name in (Path(top, "__init__.py"), f"{top}.py"))
+    wanted = next((path for path in places if path.is_file()), None)
     loaded = sys.modules.get(top)
     if wanted and loaded and _file_of(loaded) and Path(_file_of(loaded)).resolve() != wanted.resolve():
         raise PluginError(
