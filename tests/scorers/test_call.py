@@ -56,7 +56,9 @@ def with_options(request, /, unused=None, *, scale=1.0):
 FORMS = [
     one, one_async, two, two_async, Judge(), Judge().judge, AsyncJudge(), with_options,
     functools.partial(with_options, scale=1), functools.partial(one_async), lambda *values: two(values[0].answer, "4"),
-    lambda request: asyncio.sleep(0, one(request)), lambda request=None: two(request.answer, request.reference), lambda a, b, c=None: two(a, b),
+    lambda request: asyncio.sleep(0, one(request)),
+    lambda request=None: two(request.answer, request.reference),
+    lambda a, b, c=None: two(a, b),
 ]  # fmt: skip
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, TYPE_CHECKING
 
-from agentrl_core.scoring import ScoreRequest
+
+if TYPE_CHECKING:
+    from agentrl_core.scoring import ScoreRequest
 
 _Scorer = TypeVar("_Scorer", bound=Callable[..., float])
 
