@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import TypeVar, TYPE_CHECKING
-
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from agentrl_core.scoring import ScoreRequest
