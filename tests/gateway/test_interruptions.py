@@ -8,6 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentrl_core.errors import RunError
+from agentrl_core.types import FinishReason
 
 USER = [{"role": "user", "content": "hello"}]
 RAW = b'{"messages": [{"role": "user", "content": "hello"}]'
@@ -211,3 +212,14 @@ def test_cpu_time_is_counted_but_waiting_is_not(gateway, session, engine, stream
 
     asyncio.run(scenario())
     assert 0 < gateway.cpu_seconds < 0.15
+
+
+def test_an_engine_that_aborts_by_itself_is_an_error_not_a_reply(gateway, session, engine, store):
+    engine.replies = [("half a", FinishReason.ABORT)]
+
+    async def scenario():
+        with pytest.raises(openai.InternalServerError, match="aborted"):
+            await ask(sdk(gateway, session))
+
+    asyncio.run(scenario())
+    assert store.interactions == []

@@ -99,10 +99,7 @@ class Api:
         call = service.begin(session, parsed, dialect.id_prefix)
         if parsed.stream:
             return HttpResponse(headers=_EVENTS, body=self._stream(dialect, parsed, call))
-        async with aclosing(service.sample(call)) as chunks:
-            async for _ in chunks:
-                pass
-        return _json_response(dialect.response(await service.finish(call), service.chat.decode))
+        return _json_response(dialect.response(await service.complete(call), service.chat.decode))
 
     async def _stream(self, dialect: Dialect, request: ChatRequest, call: Call) -> AsyncGenerator[bytes, None]:
         service, chat = self._service, self._service.chat

@@ -10,7 +10,7 @@ import concurrent.futures
 import threading
 import time
 import uuid
-from contextlib import aclosing
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import attrs
@@ -43,20 +43,48 @@ class Call:
     sampling: Sampling
     requested: Mapping[str, Any]
     started_at: float
-    ids: list[int] = attrs.field(factory=list, init=False)
-    logprobs: list[float] = attrs.field(factory=list, init=False)
-    versions: list[int] = attrs.field(factory=list, init=False)
-    finish_reason: FinishReason | None = attrs.field(default=None, init=False)
-    cached_tokens: int = attrs.field(default=0, init=False)
+    chunks: list[Chunk] = attrs.field(factory=list, init=False)
+    """What was sampled so far; once the call is complete, the last one has the finish reason."""
 
     def add(self, chunk: Chunk) -> None:
-        """Append sampled tokens."""
-        self.ids.extend(chunk.ids)
-        self.logprobs.extend(chunk.logprobs)
-        self.versions.extend([chunk.version] * len(chunk.ids))
-        if chunk.finish_reason is not None:
-            self.finish_reason = chunk.finish_reason
-            self.cached_tokens = chunk.cached_tokens
+        """Append sampled tokens; refused once the episode has ended."""
+        self.session.check_open()
+        self.chunks.append(chunk)
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """All sampled tokens. [T]."""
+        return tuple(chain.from_iterable(chunk.ids for chunk in self.chunks))
+
+
+class _Generation:
+    """A call's time in the engine: known to its session while it runs, closed whatever happens, checked at its end."""
+
+    def __init__(self, engine: Engine, call: Call) -> None:
+        self._call = call
+        request = GenerateRequest(
+            request_id=call.id,
+            prompt_ids=call.prompt.ids,
+            sampling=call.sampling,
+            session=call.session.record_id,
+            group=call.session.group_id,
+        )
+        # An engine's iterator is closed to abort its request, so it is a generator.
+        self._chunks = cast("AsyncGenerator[Chunk, None]", engine.generate(request))
+
+    async def __aenter__(self) -> AsyncGenerator[Chunk, None]:
+        self._call.session.running.add(self._call.id)
+        return self._chunks
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._call.session.running.discard(self._call.id)
+        await self._chunks.aclose()
+        if kind is not None:
+            return
+        self._call.session.check_open()
+        last = self._call.chunks[-1].finish_reason if self._call.chunks else None
+        if last is None or last is FinishReason.ABORT:
+            raise RequestError(503, "generation_aborted", "the engine aborted this generation")
 
 
 class PolicyService:
@@ -119,32 +147,23 @@ class PolicyService:
 
     async def sample(self, call: Call) -> AsyncGenerator[Chunk, None]:
         """Run the call in the engine; closing or cancelling it aborts the generation, and nothing is stored."""
-        session = call.session
-        request = GenerateRequest(
-            request_id=call.id,
-            prompt_ids=call.prompt.ids,
-            sampling=call.sampling,
-            session=session.record_id,
-            group=session.group_id,
-        )
-        session.running.add(call.id)
-        try:
-            chunks = cast("AsyncGenerator[Chunk, None]", self._engine.generate(request))
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    session.check_open()
-                    call.add(chunk)
-                    yield chunk
-        finally:
-            session.running.discard(call.id)
-        session.check_open()
-        if call.finish_reason is None or call.finish_reason is FinishReason.ABORT:
-            raise RequestError(503, "generation_aborted", "the engine aborted this generation")
+        async with _Generation(self._engine, call) as chunks:
+            async for chunk in chunks:
+                call.add(chunk)
+                yield chunk
+
+    async def complete(self, call: Call) -> Reply:
+        """Do all of a call that is not streamed."""
+        async with _Generation(self._engine, call) as chunks:
+            async for chunk in chunks:
+                call.add(chunk)
+        return await self.finish(call)
 
     async def finish(self, call: Call) -> Reply:
         """Parse and store a call that was sampled to its end; the reply may be sent when this returns."""
         session, finished_at = call.session, self._clock()
-        parsed = self._parse(call)
+        ids = call.output_ids
+        parsed = self._parse(call, ids)
         output: Message = {"role": "assistant", "content": parsed.content}
         if parsed.tool_calls:
             output = {"role": "assistant", "content": parsed.content or None, "tool_calls": list(parsed.tool_calls)}
@@ -154,10 +173,10 @@ class PolicyService:
             seq = session.num_finished
             session.num_finished += 1
             session.writes.add(stored)
-        interaction = _interaction(call, seq, output, tool_errors=len(parsed.errors), finished_at=finished_at)
+        interaction = _interaction(call, seq, ids, output, tool_errors=len(parsed.errors), finished_at=finished_at)
         # The generation is complete: a client that leaves now does not undo it.
         await asyncio.shield(asyncio.ensure_future(metered(self._store_call(call, interaction, stored), self._add_cpu)))
-        reason = "length" if call.finish_reason is FinishReason.LENGTH else "stop"
+        reason = "length" if interaction.finish_reason is FinishReason.LENGTH else "stop"
         return Reply(
             request=call.request,
             interaction=interaction,
@@ -174,8 +193,8 @@ class PolicyService:
         for write in writes:
             await asyncio.wrap_future(write)
 
-    def _parse(self, call: Call) -> ParsedReply:
-        text = self.chat.reply_text(call.ids)
+    def _parse(self, call: Call, ids: tuple[int, ...]) -> ParsedReply:
+        text = self.chat.reply_text(ids)
         found = [at for stop in call.sampling.stop if (at := text.find(stop)) >= 0]
         text = text[: min(found, default=len(text))]
         return self.chat.parse(text) if call.request.parse_tools else ParsedReply(content=text)
@@ -194,25 +213,27 @@ class PolicyService:
             stored.set_result(None)
 
 
-def _interaction(call: Call, seq: int, output: Message, *, tool_errors: int, finished_at: float) -> Interaction:
-    parent = call.prompt.parent
+def _interaction(
+    call: Call, seq: int, ids: tuple[int, ...], output: Message, *, tool_errors: int, finished_at: float
+) -> Interaction:
+    parent, last = call.prompt.parent, call.chunks[-1]
     return Interaction(
         id=call.id,
         record_id=call.session.record_id,
         seq=seq,
         parent=None if parent is None else parent.interaction.id,
         prompt_ids=call.prompt.new_ids,
-        output_ids=tuple(call.ids),
-        logprobs=tuple(call.logprobs),
-        versions=run_lengths(call.versions),
+        output_ids=ids,
+        logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in call.chunks)),
+        versions=run_lengths([chunk.version for chunk in call.chunks for _ in chunk.ids]),
         messages=call.prompt.new_messages,
         output=output,
         tools=call.request.tools,
         sampling=call.sampling,
         requested=call.requested,
-        finish_reason=call.finish_reason or FinishReason.STOP,
+        finish_reason=last.finish_reason or FinishReason.STOP,
         model=call.request.model,
-        cached_tokens=call.cached_tokens,
+        cached_tokens=last.cached_tokens,
         tool_errors=tool_errors,
         started_at=call.started_at,
         finished_at=finished_at,
