@@ -30,9 +30,10 @@ class Demonstrations:
         from transformers import AutoTokenizer
 
         self._rows = rows
-        self._stop, self._context_length = stop_token_ids, context_length
+        self._context_length = context_length
         self._template: Any = AutoTokenizer.from_pretrained(model_dir)
         self._tokenizer: Any = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        self._stops: list[str] = [self._tokenizer.id_to_token(token) for token in sorted(stop_token_ids)]
         self._samples: dict[int, list[Sample]] = {}
 
     def __len__(self) -> int:
@@ -64,17 +65,18 @@ class Demonstrations:
                 drafts.append(([], []))
                 text = ""
             ids, positions = drafts[-1]
-            ids.extend(self._tokenizer.encode(prompt[len(text) :], add_special_tokens=False).ids)
+            ids.extend(self._encode(prompt[len(text) :]))
             whole = following if following.startswith(prompt) else self._render(messages[: place + 1], tools)
             if not whole.startswith(prompt):
                 raise DataError(
                     f"demonstration {index + 1}, message {place + 1}: the chat template does not show a finished "
                     "reply after its own generation prompt, so the reply's tokens cannot be told"
                 )
-            reply, length = self._reply(whole[len(prompt) :], index, place)
-            positions.extend(range(len(ids), len(ids) + len(reply)))
-            ids.extend(reply)
-            text = whole[: len(prompt) + length]
+            reply = self._reply(whole[len(prompt) :], index, place)
+            reply_ids = self._encode(reply)
+            positions.extend(range(len(ids), len(ids) + len(reply_ids)))
+            ids.extend(reply_ids)
+            text = prompt + reply
         return [self._sample(ids, positions, index) for ids, positions in drafts]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, prompt: bool = False) -> str:
@@ -83,16 +85,19 @@ class Demonstrations:
         )
         return text
 
-    def _reply(self, text: str, index: int, place: int) -> tuple[list[int], int]:
-        """The reply that `text` starts with: its ids up to the first stop token, and its length in characters."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        for number, token in enumerate(encoding.ids):
-            if token in self._stop:
-                return encoding.ids[: number + 1], encoding.offsets[number][1]
-        raise DataError(
-            f"demonstration {index + 1}, message {place + 1}: the chat template ends the reply with none of the "
-            f"model's stop tokens {sorted(self._stop)}, so the policy would never learn to stop"
-        )
+    def _reply(self, text: str, index: int, place: int) -> str:
+        """The reply that `text` starts with, up to and including its first stop token."""
+        ends = [found + len(stop) for stop in self._stops if (found := text.find(stop)) >= 0]
+        if not ends:
+            raise DataError(
+                f"demonstration {index + 1}, message {place + 1}: the chat template ends the reply with none of the "
+                f"model's stop tokens {self._stops}, so the policy would never learn to stop"
+            )
+        return text[: min(ends)]
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _sample(self, ids: list[int], positions: list[int], index: int) -> Sample:
         if len(ids) > self._context_length:

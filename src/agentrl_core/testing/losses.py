@@ -1,0 +1,269 @@
+"""Proof that a loss calculator keeps its contract: `LossSuite` for pytest, `check_loss` for scripts.
+
+Everything in float64, on made-up batches. N loss tokens, S sequences.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+import torch
+
+from agentrl_core.losses.aggregate import AggregationConfig, Denominators, aggregate
+from agentrl_core.losses.base import LossBatch
+from agentrl_core.testing.base import ConformanceSuite
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl_core.losses.base import LossCalculator, LossOutput
+
+_LENGTHS = (5, 1, 7, 3, 4, 6)
+"""Tokens of the sequences in a made-up batch."""
+
+
+def loss_batch(*, seed: int = 0, on_policy: bool = False) -> LossBatch:
+    """Make a batch of six sequences in three groups, a fifth of its tokens masked, lags up to 3.
+
+    Advantages are one number per sequence, of both signs. Off-policy, log-ratios have a standard deviation of 0.4.
+    """
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(count: int, spread: float = 1.0) -> Tensor:
+        return torch.randn(count, generator=random, dtype=torch.float64) * spread
+
+    sequence = torch.repeat_interleave(torch.arange(len(_LENGTHS)), torch.tensor(_LENGTHS))
+    count = len(sequence)
+    logprobs = -normal(count).abs() - 0.01
+    drift = normal(count, 0.0 if on_policy else 0.4)
+    advantages = normal(len(_LENGTHS)).abs() * torch.tensor([1.0, -1.0] * (len(_LENGTHS) // 2))
+    return LossBatch(
+        logprobs=logprobs.clone().requires_grad_(),
+        behaviour_logprobs=logprobs - drift,
+        proximal_logprobs=logprobs - drift / 2,
+        reference_logprobs=logprobs.clone() if on_policy else logprobs - normal(count, 0.2),
+        entropy=normal(count).abs(),
+        advantages=advantages[sequence],
+        mask=(torch.arange(count) % 5 != 4).to(torch.float64),
+        sequence=sequence,
+        num_sequences=len(_LENGTHS),
+        record=sequence,
+        group=sequence // 2,
+        lag=torch.zeros_like(sequence) if on_policy else torch.arange(count) % 4,
+    )
+
+
+class LossSuite(ConformanceSuite):
+    """What every loss calculator must do. Give the fixture `loss`.
+
+    A loss that means to break a rule (cross-entropy ignores advantages, a stopped gradient is not the slope of
+    the value) overrides that test with `xfail(reason=…)`.
+    """
+
+    @pytest.fixture
+    def loss(self) -> LossCalculator:
+        """Return the calculator under test."""
+        raise pytest.UsageError(f"{type(self).__name__} needs a fixture `loss`")
+
+    def test_it_returns_one_finite_term_per_token(self, loss: LossCalculator) -> None:
+        """Shapes, finiteness, `keep` within the mask, metrics as pairs of sum and count."""
+        _check_output(loss)
+
+    def test_masked_tokens_get_no_gradient(self, loss: LossCalculator) -> None:
+        """Exactly 0, whatever stands in their place."""
+        _check_masked(loss)
+
+    def test_zero_advantage_gets_no_gradient(self, loss: LossCalculator) -> None:
+        """A token that was neither good nor bad is not moved."""
+        _check_zero_advantage(loss)
+
+    def test_the_gradient_is_the_slope_of_the_value(self, loss: LossCalculator) -> None:
+        """Central differences in float64."""
+        _check_finite_differences(loss)
+
+    def test_on_policy_it_is_reinforce(self, loss: LossCalculator) -> None:
+        """With every ratio at 1 the gradient is that of -A log pi / N, for each aggregation's N."""
+        _check_reinforce(loss)
+
+    def test_the_order_of_tokens_does_not_matter(self, loss: LossCalculator) -> None:
+        """A permuted batch gives permuted terms and gradients."""
+        _check_order(loss)
+
+    def test_padding_does_not_matter(self, loss: LossCalculator) -> None:
+        """Masked tokens appended to a sequence change nothing for the others."""
+        _check_padding(loss)
+
+    def test_the_split_into_micro_batches_does_not_matter(self, loss: LossCalculator) -> None:
+        """Every aggregation gives the gradient of the whole, however its sequences are spread."""
+        _check_split(loss)
+
+    def test_equal_batches_get_equal_losses(self, loss: LossCalculator) -> None:
+        """Nothing is remembered, and the batch is left as it is."""
+        _check_stateless(loss)
+
+
+def check_loss(loss: LossCalculator, *, stops_gradient: bool = False) -> None:
+    """Raise AssertionError where `loss` breaks its contract; prints nothing.
+
+    `stops_gradient`: parts of the loss are constants on purpose, so its gradient is not the slope of its value.
+
+        check_loss(MyLoss(clip=0.2))
+    """
+    for check in (
+        _check_output,
+        _check_masked,
+        _check_zero_advantage,
+        _check_reinforce,
+        _check_order,
+        _check_padding,
+        _check_split,
+        _check_stateless,
+    ):
+        check(loss)
+    if not stops_gradient:
+        _check_finite_differences(loss)
+
+
+def _check_output(loss: LossCalculator) -> None:
+    batch = loss_batch()
+    output = loss.loss(batch)
+    for name, values in (("per_token", output.per_token), ("keep", output.keep)):
+        assert values.shape == batch.mask.shape, f"{name} has shape {tuple(values.shape)}, not [N]"
+        assert torch.isfinite(values).all(), f"{name} is not finite"
+    assert set(output.keep.tolist()) <= {0.0, 1.0}, "keep holds something else than 0 and 1"
+    assert bool((output.keep <= batch.mask).all()), "keep lets a masked token in"
+    assert not output.keep.requires_grad, "keep carries a gradient"
+    for name, (total, count) in output.metrics.items():
+        assert total.ndim == count.ndim == 0, f"metric {name} is not a pair of scalars (sum, count)"
+        assert not total.requires_grad, f"metric {name} carries a gradient"
+
+
+def _check_masked(loss: LossCalculator) -> None:
+    batch = loss_batch()
+    garbage = torch.where(batch.mask > 0, batch.behaviour_logprobs, -1e4)
+    for changed in (batch, attrs.evolve(batch, behaviour_logprobs=garbage, proximal_logprobs=garbage)):
+        gradient = _gradient(loss, changed)
+        assert bool((gradient[batch.mask == 0] == 0).all()), "a masked token gets a gradient"
+        assert bool((gradient[batch.mask > 0] != 0).any()), "no token gets a gradient"
+
+
+def _check_zero_advantage(loss: LossCalculator) -> None:
+    batch = loss_batch()
+    none = batch.sequence == 0
+    gradient = _gradient(loss, attrs.evolve(batch, advantages=torch.where(none, 0.0, batch.advantages)))
+    assert bool((gradient[none] == 0).all()), "a token without advantage gets a gradient"
+
+
+def _check_finite_differences(loss: LossCalculator) -> None:
+    batch, step = loss_batch(seed=1), 1e-6
+    slopes = []
+    for token in range(len(batch.mask)):
+        ends = []
+        for sign in (1.0, -1.0):
+            moved = batch.logprobs.detach().clone()
+            moved[token] += sign * step
+            ends.append(_total(loss.loss(attrs.evolve(batch, logprobs=moved))).item())
+        slopes.append((ends[0] - ends[1]) / (2 * step))
+    torch.testing.assert_close(_gradient(loss, batch), torch.tensor(slopes, dtype=torch.float64), rtol=1e-6, atol=1e-7)
+
+
+def _check_reinforce(loss: LossCalculator) -> None:
+    batch = loss_batch(on_policy=True)
+    whole = -batch.advantages * batch.mask
+    tokens = batch.expand(batch.seq_sum(torch.ones_like(batch.mask)))
+    expected = {
+        "token_mean": whole / batch.mask.sum(),
+        "seq_mean_token_mean": whole / tokens / batch.num_sequences,
+        "seq_mean_token_sum": whole / batch.num_sequences,
+        "constant": whole / batch.num_sequences / 100,
+        "agentcpm_rows": whole / tokens / batch.num_sequences,
+    }
+    for config in _aggregations():
+        gradient = _aggregated_gradient(loss, batch, [batch.mask > -1], config)
+        torch.testing.assert_close(
+            gradient, expected[config.aggregation], rtol=1e-9, atol=1e-12, msg=config.aggregation
+        )
+
+
+def _check_order(loss: LossCalculator) -> None:
+    batch = loss_batch()
+    order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(1))
+    permuted = _select(batch, order)
+    torch.testing.assert_close(loss.loss(permuted).per_token, loss.loss(batch).per_token[order])
+    torch.testing.assert_close(_gradient(loss, permuted), _gradient(loss, batch)[order])
+
+
+def _check_padding(loss: LossCalculator) -> None:
+    batch = loss_batch()
+    count = len(batch.mask)
+    padded = _select(batch, torch.cat([torch.arange(count), torch.zeros(9, dtype=torch.long)]))
+    padded = attrs.evolve(padded, mask=torch.cat([batch.mask, batch.mask.new_zeros(9)]))
+    torch.testing.assert_close(_gradient(loss, padded)[:count], _gradient(loss, batch))
+
+
+def _check_split(loss: LossCalculator) -> None:
+    batch = loss_batch()
+    whole = [batch.mask > -1]
+    parts = [batch.sequence % 3 == part for part in range(3)]
+    for config in _aggregations():
+        torch.testing.assert_close(
+            _aggregated_gradient(loss, batch, parts, config),
+            _aggregated_gradient(loss, batch, whole, config),
+            msg=config.aggregation,
+        )
+
+
+def _check_stateless(loss: LossCalculator) -> None:
+    batch, copy = loss_batch(), loss_batch()
+    first, other, again = loss.loss(batch), loss.loss(loss_batch(seed=2)), loss.loss(batch)
+    assert torch.equal(first.per_token, again.per_token), "the same batch got two losses"
+    assert not torch.equal(first.per_token, other.per_token), "two batches got the same loss"
+    for name in ("logprobs", "behaviour_logprobs", "advantages", "mask"):
+        assert torch.equal(getattr(batch, name), getattr(copy, name)), f"the loss changed {name} of its batch"
+
+
+def _aggregations() -> list[AggregationConfig]:
+    return [
+        AggregationConfig(aggregation="token_mean"),
+        AggregationConfig(aggregation="seq_mean_token_mean"),
+        AggregationConfig(aggregation="seq_mean_token_sum"),
+        AggregationConfig(aggregation="constant", horizon=100),
+        AggregationConfig(aggregation="agentcpm_rows"),
+    ]
+
+
+def _total(output: LossOutput) -> Tensor:
+    return (output.per_token * output.keep).sum()
+
+
+def _gradient(loss: LossCalculator, batch: LossBatch) -> Tensor:
+    """Gradient of the summed kept terms with respect to the log-probs. [N]."""
+    leaf = batch.logprobs.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(_total(loss.loss(attrs.evolve(batch, logprobs=leaf))), leaf)
+    return gradient
+
+
+def _aggregated_gradient(
+    loss: LossCalculator, batch: LossBatch, parts: list[Tensor], config: AggregationConfig
+) -> Tensor:
+    """Gradient of the aggregated loss, added up over micro-batches (masks over the tokens). [N]."""
+    leaf = batch.logprobs.detach().clone().requires_grad_()
+    denominators = Denominators.count(batch.mask, batch.sequence, batch.num_sequences)
+    for part in parts:
+        view = _select(attrs.evolve(batch, logprobs=leaf), part.nonzero().squeeze(1))
+        torch.autograd.backward(aggregate(config, view, loss.loss(view), denominators))
+    if leaf.grad is None:
+        raise AssertionError("the loss has no gradient at all")
+    return leaf.grad
+
+
+def _select(batch: LossBatch, order: Tensor) -> LossBatch:
+    """The batch with its tokens in another order, or some of them."""
+    tensors: dict[str, Any] = {
+        item.name: value[order]
+        for item in attrs.fields(LossBatch)
+        if torch.is_tensor(value := getattr(batch, item.name))
+    }
+    return attrs.evolve(batch, **tensors)

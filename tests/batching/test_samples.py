@@ -1,0 +1,123 @@
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentrl_core.batching.samples import training_samples
+from agentrl_core.errors import TrainingError
+from agentrl_core.types import FinishReason
+
+
+def lay_out(members, group, advantages=None):
+    groups = [group(members)]
+    if advantages is None:
+        advantages = {item.id: 1.0 for member in members for item in member.interactions}
+    return training_samples(groups, advantages)
+
+
+def test_a_linear_dialogue_is_one_sample_with_a_span_per_turn(episode, interaction, group):
+    turns = [
+        interaction("t1", prompt=(10, 11), output=(20, 21), versions=[3, 4]),
+        interaction("t2", parent="t1", prompt=(12,), output=(22,), versions=[4]),
+        interaction("t3", parent="t2", prompt=(13, 14), output=(23, 24), versions=[4, 4]),
+    ]
+    found = lay_out([episode(turns)], group, {"t1": 0.5, "t2": -1.0, "t3": 2.0})
+    (sample,) = found.samples
+    assert list(sample.ids) == [10, 11, 20, 21, 12, 22, 13, 14, 23, 24]
+    assert list(sample.positions) == [2, 3, 5, 8, 9]
+    assert list(sample.logprobs) == [*turns[0].logprobs, *turns[1].logprobs, *turns[2].logprobs]
+    assert list(sample.advantages) == [0.5, 0.5, -1.0, 2.0, 2.0]
+    assert list(sample.versions) == [3, 4, 4, 4, 4]
+    assert [found.interactions[i] for i in sample.interactions] == ["t1", "t1", "t2", "t3", "t3"]
+    assert found.records == ("record",)
+
+
+def test_a_fork_trains_its_trunk_once(episode, interaction, group):
+    calls = [
+        interaction("trunk", prompt=(1,), output=(2,)),
+        interaction("left", parent="trunk", prompt=(3,), output=(4,)),
+        interaction("right", parent="trunk", prompt=(5,), output=(6,)),
+    ]
+    left, right = lay_out([episode(calls)], group).samples
+    assert (list(left.ids), list(left.positions)) == ([1, 2, 3, 4], [1, 3])
+    assert (list(right.ids), list(right.positions)) == ([1, 2, 5, 6], [3])
+
+
+def test_outputs_that_are_not_the_policys_are_context_only(episode, interaction, group):
+    calls = [
+        interaction("t1", prompt=(1,), output=(2,), trainable=False),
+        interaction("t2", parent="t1", prompt=(3,), output=(4,)),
+        interaction("t3", parent="t2", prompt=(5,), output=(6, 7), finish_reason=FinishReason.ABORT),
+    ]
+    (sample,) = lay_out([episode(calls)], group).samples
+    assert (list(sample.ids), list(sample.positions)) == ([1, 2, 3, 4], [3])
+
+
+def test_records_and_groups_are_numbered_through_the_step(episode, group):
+    groups = [
+        group([episode({"a": None}, name="r0"), episode({"b": None}, name="r1")], name="g0"),
+        group([episode({"c": None}, name="r2")], name="g1"),
+    ]
+    found = training_samples(groups, dict.fromkeys("abc", 1.0))
+    assert [(sample.record, sample.group) for sample in found.samples] == [(0, 0), (1, 0), (2, 1)]
+    assert (found.records, found.groups) == (("r0", "r1", "r2"), ("g0", "g1"))
+
+
+def test_an_interaction_whose_numbers_do_not_match_is_refused(episode, interaction, group):
+    with pytest.raises(TrainingError, match=r"interaction bad: 2 output tokens, 2 logprobs and 1 versions"):
+        lay_out([episode([interaction("bad", versions=[0])])], group)
+    with pytest.raises(TrainingError, match="no prompt before it"):
+        lay_out([episode([interaction("bad", prompt=())])], group)
+
+
+@st.composite
+def trees(draw):
+    """Shape of a random episode: (parent number or None, prompt length, output length, trainable, aborted)."""
+    count = draw(st.integers(1, 9))
+    return [
+        (
+            draw(st.sampled_from([None, *range(number)])),
+            draw(st.integers(1, 4)),
+            draw(st.integers(0, 4)),
+            draw(st.booleans()),
+            draw(st.integers(0, 5)) == 0,
+        )
+        for number in range(count)
+    ]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shapes=st.lists(trees(), min_size=1, max_size=3))
+def test_every_trained_token_is_in_the_loss_once_with_the_ids_that_the_engine_saw(shapes, episode, interaction, group):
+    fresh = iter(range(10**6))  # every token of the group is another number, so a wrong one shows
+    members, trained = [], {}
+    for number, shape in enumerate(shapes):
+        calls = []
+        for place, (parent, prompt, output, trainable, aborted) in enumerate(shape):
+            calls.append(
+                interaction(
+                    f"{number}.{place}",
+                    parent=None if parent is None else f"{number}.{parent}",
+                    prompt=[next(fresh) for _ in range(prompt)],
+                    output=[next(fresh) for _ in range(output)],
+                    trainable=trainable,
+                    finish_reason=FinishReason.ABORT if aborted else FinishReason.STOP,
+                )
+            )
+        member = episode(calls, name=f"r{number}")
+        members.append(member)
+        for call in member.interactions:
+            if call.trainable and call.finish_reason is not FinishReason.ABORT:
+                for offset, token in enumerate(call.output_ids):
+                    context = member.full_ids(call)
+                    before = context[: len(context) - len(call.output_ids) + offset]
+                    trained[token] = (before, call.logprobs[offset], call.id)
+    found = lay_out(members, group)
+    seen = {}
+    for sample in found.samples:
+        assert len(sample.positions) > 0
+        assert sample.positions[-1] == len(sample.ids) - 1
+        for position, logprob, owner in zip(sample.positions, sample.logprobs, sample.interactions, strict=True):
+            token = sample.ids[position]
+            assert token not in seen
+            seen[token] = (tuple(sample.ids[:position]), logprob, found.interactions[owner])
+    assert seen == trained

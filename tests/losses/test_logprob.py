@@ -1,0 +1,93 @@
+import pytest
+import torch
+
+from agentrl_core.losses.logprob import logits_logprobs, token_logprobs
+
+N, H, V = 7, 5, 11
+
+
+def problem(dtype=torch.float64, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(N, H, generator=random, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(V, H, generator=random, dtype=torch.float64).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(V, (N,), generator=random)
+
+
+def by_definition(hidden, weight, targets, temperature):
+    """One token at a time, by the formulas."""
+    logprobs, entropies = [], []
+    for vector, target in zip(hidden, targets, strict=True):
+        scores = torch.exp((weight @ vector) / temperature)
+        probs = scores / scores.sum()
+        logprobs.append(torch.log(probs[target]))
+        entropies.append(-(probs * torch.log(probs)).sum())
+    return torch.stack(logprobs), torch.stack(entropies)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, N, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_are_those_of_the_definition(rows_at_once, temperature):
+    hidden, weight, targets = problem()
+    scale = torch.linspace(-1, 2, N, dtype=torch.float64)
+    logprobs, entropies = token_logprobs(
+        hidden, weight, targets, temperature=temperature, entropy=True, chunk_elements=rows_at_once * V
+    )
+    found = torch.autograd.grad((logprobs * scale + entropies * scale.flip(0)).sum(), (hidden, weight))
+    expected_logprobs, expected_entropies = by_definition(hidden, weight, targets, temperature)
+    expected = torch.autograd.grad(
+        (expected_logprobs * scale + expected_entropies * scale.flip(0)).sum(), (hidden, weight)
+    )
+    torch.testing.assert_close((logprobs, entropies), (expected_logprobs, expected_entropies), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_pass_autograds_own_check():
+    hidden, weight, targets = problem(seed=3)
+    assert torch.autograd.gradcheck(
+        lambda h, w: token_logprobs(h, w, targets, temperature=0.9, entropy=True, chunk_elements=2 * V),
+        (hidden, weight),
+    )
+
+
+def test_without_entropy_there_is_none_and_the_gradient_is_the_same():
+    hidden, weight, targets = problem()
+    alone, nothing = token_logprobs(hidden, weight, targets)
+    both, _ = token_logprobs(hidden, weight, targets, entropy=True)
+    assert nothing is None
+    assert torch.equal(torch.autograd.grad(alone.sum(), hidden)[0], torch.autograd.grad(both.sum(), hidden)[0])
+
+
+def test_narrow_weights_are_summed_in_fp32():
+    hidden, weight, targets = problem(torch.bfloat16)
+    logprobs, entropies = token_logprobs(hidden, weight, targets, entropy=True)
+    logprobs.sum().backward()
+    assert logprobs.dtype == entropies.dtype == torch.float32
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+    expected, _ = by_definition(hidden.double(), weight.double(), targets, 1.0)
+    torch.testing.assert_close(logprobs.double(), expected, rtol=0, atol=0.05)
+
+
+def test_logits_give_the_same_as_hidden_states():
+    hidden, weight, targets = problem()
+    torch.testing.assert_close(
+        logits_logprobs(hidden @ weight.T, targets, temperature=0.5, entropy=True),
+        token_logprobs(hidden, weight, targets, temperature=0.5, entropy=True),
+    )
+
+
+def test_logits_are_held_for_one_chunk_only():
+    hidden, weight, targets = problem()
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            if torch.is_tensor(result) and result.shape[-1:] == (V,):
+                largest = max(largest, result.shape[0])
+            return result
+
+    with Watch():
+        logprobs, _ = token_logprobs(hidden, weight, targets, chunk_elements=2 * V)
+        logprobs.sum().backward()
+    assert largest == 2
