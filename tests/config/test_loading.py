@@ -148,13 +148,9 @@ def test_each_problem_says_what_was_found_and_expected(write, text, problem):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "seed: 1\n"])
-def test_missing_sections_are_named_with_an_example(write, text):
+def test_missing_tasks_are_named_with_an_example(write, text):
     assert problems_of(load, write(text, complete=True)) == [
         "config.yaml: data: the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`",
-        (
-            "config.yaml: workflow: the agent is missing; name it: "
-            "`workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`"
-        ),
     ]
 
 

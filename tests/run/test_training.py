@@ -38,7 +38,9 @@ def test_learning_rate_zero_leaves_the_weights_and_another_changes_them(project,
 
 
 def test_a_run_reports_steps_outcomes_and_cpu_seconds(project):
-    summary = Trainer(project(name="whole", eval={"every": 1, "tasks": 3}, data={"eval": "tasks.jsonl"})).train()
+    summary = Trainer(
+        project(name="whole", eval={"every": 1, "tasks": 3, "tasks_during": 3}, data={"eval": "tasks.jsonl"})
+    ).train()
     assert (summary.status, summary.steps, summary.version) == ("finished", 2, 2)
     assert summary.outcomes["scored"] == 2 * 2 * 4 + 3 * 3  # two steps, and evaluations before, between and after
     assert summary.llm_calls == summary.outcomes["scored"]
@@ -129,13 +131,14 @@ def test_a_hanging_agent_is_timed_out_and_its_siblings_go_on(project):
     ("section", "error"),
     [
         ({"model": {"path": "nowhere"}}, "model.path: .*nowhere is not a model directory"),
-        ({"loss": {"use": "grop"}}, "did you mean 'grpo'"),
-        ({"engine": {"use": "embeded"}}, "did you mean 'embedded'"),
+        ({"loss": {"use": "grop"}}, "did you mean grpo"),
+        ({"engine": {"use": "embeded"}}, "did you mean embedded"),
         ({"loss": {"use": "grpo", "clipp": 0.1}}, "did you mean clip"),
         ({"rollout": {"agent": {"mode": "subproc"}}}, "rollout.agent.mode"),
         ({"sampling": {"temperature": 0}}, "sampling.temperature"),
         ({"data": {"train": "missing.jsonl"}}, "missing.jsonl"),
-        ({"workflow": "agent.py:Agnt"}, "did you mean 'Agent'"),
+        ({"workflow": "agent.py:Agnt"}, "did you mean Agent"),
+        ({"workflow": None}, "the agent is missing"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(project, section, error):
@@ -146,7 +149,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(project, section, er
 
 def test_a_task_without_an_answer_is_refused_when_its_scorer_needs_one(project):
     Path("tasks.jsonl").write_text('{"id": "t1", "query": "?", "scorer": "exact_match"}\n', encoding="utf-8")
-    with pytest.raises(UsageError, match=r"task 't1': its scorer 'exact_match' needs an `answer`"):
+    with pytest.raises(UsageError, match=r"no `answer`, task 't1' first; their scorer 'exact_match' needs one"):
         Trainer(project(name="refused")).train()
 
 

@@ -41,7 +41,7 @@ def check(config: _Config, overrides: _Overrides = None) -> None:
 
     Imports what the config names, the agent's module among it, and starts nothing.
     """
-    from agentrl_core.cli.config_checks import check_config
+    from agentrl_core.run.checks import check_config
     from agentrl_core.config import load
 
     problems, notes = check_config(load(config, overrides or ()))

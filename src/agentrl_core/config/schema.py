@@ -212,7 +212,8 @@ class RunConfig:
     model: ModelConfig = field(factory=ModelConfig)
     warm_start: WarmStartConfig | None = None
     data: DataConfig
-    workflow: Component
+    workflow: Component | None = None
+    """The agent; may be left out where Python passes it to `Trainer.train`."""
     sampling: SamplingConfig = field(factory=SamplingConfig)
     engine: Component = Component("embedded")
     gateway: GatewayConfig = field(factory=GatewayConfig)

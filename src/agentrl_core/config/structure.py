@@ -51,10 +51,6 @@ def default_of(name: str) -> Any:
 
 _MISSING: Mapping[tuple[type, str], str] = {
     (RunConfig, "data"): "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`",
-    (
-        RunConfig,
-        "workflow",
-    ): "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`",
 }
 
 

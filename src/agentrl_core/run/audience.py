@@ -59,8 +59,7 @@ class Audience:
         self._call_hook("weights_published", run=self._run, version=version)
 
     def run_finished(self, summary: RunSummary) -> None:
-        """At the end, failed runs included; closes the trackers."""
+        """At the end, failed runs included."""
         for tracker in self._trackers:
             tracker.run_finished(summary)
-            tracker.close()
         self._call_hook("run_finished", run=self._run, summary=summary)

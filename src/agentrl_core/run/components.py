@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.config.schema import Component, RunConfig
-from agentrl_core.data.jsonl import load_tasks
 from agentrl_core.errors import ConfigError, DataError, PluginError, RunError
 from agentrl_core.plugins import load_registry
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
+from agentrl_core.run.checks import NO_WORKFLOW, SCORER_PACKAGES, Checks, Given
 from agentrl_core.scorers.call import normalize_scorer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agentrl_core.config.schema import Component, RunConfig
     from agentrl_core.registry import Registry
     from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.types import Task
-
-_SCORER_PACKAGES = {"agentcpm": "agentrl-judge", "judge": "agentrl-judge", "math": "agentrl-math"}
 
 
 @attrs.define(kw_only=True)
 class Components:
     """What the config names, as objects; those that need the run's folder are built later by `build`."""
 
-    config: RunConfig
-    base_dir: Path
+    given: Given
     registry: Registry
-    where: Callable[[str], str]
-    """Dotted config key -> `config.yaml:9: key`, for messages."""
     workflow: ResolvedWorkflow
     tasks: Sequence[Task]
     eval_sets: Mapping[str, Sequence[Task]]
@@ -39,10 +35,25 @@ class Components:
     used: dict[str, str]
     """`kind:name` -> `dist==version module:attr`."""
 
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.given.run
+
+    @property
+    def base_dir(self) -> Path:
+        """Relative paths in the config start from here."""
+        return self.given.base_dir
+
+    def where(self, key: str) -> str:
+        """Start of a message about a dotted key, `config.yaml:9: key`."""
+        return self.given.where(key)
+
     def build(self, kind: str, key: str, component: Component, **injected: Any) -> Any:
         """Construct a component and remember where it came from."""
-        built = self.registry.build(kind, component, where=self.where(key), base_dir=self.base_dir, **injected)
-        self.used[f"{kind}:{component.use}"] = self.registry.describe(kind, component.use, base_dir=self.base_dir)
+        places, base_dir = self.given.places(key), self.base_dir
+        built = self.registry.build(kind, component, where=places, base_dir=base_dir, **injected)
+        self.used[f"{kind}:{component.use}"] = self.registry.describe(kind, component.use, base_dir=base_dir)
         return built
 
     def scorer_for(self, task: Task) -> NormalizedScorer:
@@ -50,99 +61,50 @@ class Components:
         name = task.scorer or self.config.data.default_scorer
         if name not in self.scorers:
             try:
-                self.scorers[name] = _load_scorer(self.registry, name, self.base_dir)
+                scorer = normalize_scorer(self.registry.load("scorers", name, base_dir=self.base_dir), name)
             except PluginError as error:
-                package = _SCORER_PACKAGES.get(name)
+                package = SCORER_PACKAGES.get(name)
                 advice = f"pip install {package}, or " if package else ""
                 raise RunError(
                     f"task '{task.id}' names no scorer and the workflow returned no reward, so it needs "
                     f"data.default_scorer '{name}': {error}. {advice}return a reward from the workflow, "
                     "name a `scorer` in the task, or set data.default_scorer"
                 ) from error
+            self.scorers[name] = scorer
         return self.scorers[name]
 
 
-def resolve(
-    config: RunConfig, base_dir: Path, *, workflow: object | None = None, where: Callable[[str], str] = str
-) -> Components:
-    """Load the registry, the tasks and the workflow; raise the first `UsageError` that would stop the run later."""
+def resolve(given: Given, *, workflow: object | None = None) -> Components:
+    """Load the registry, the tasks and the workflow; raise `UsageError` for all that would stop the run later.
+
+    `workflow` takes the place of the config's.
+    """
+    config = given.run
     registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
     registry.hooks.notify("configure", config=config)
-    _check_modes(config, where)
-    tasks = _read_tasks(registry, config.data.train, base_dir)
+    checks = Checks(given, registry, load_datasets=True)
+    if problems := list(dict.fromkeys(checks.all())):
+        raise ConfigError("\n".join(problems))
     eval_sets = {
-        name: _read_tasks(registry, source, base_dir) for name, source in _eval_sources(config.data.eval).items()
+        key.removeprefix("data.").removeprefix("eval."): tasks
+        for key, tasks in checks.task_sets.items()
+        if key != "data.train"
     }
-    for name, tasks_of_set in eval_sets.items():
-        if not tasks_of_set:
-            raise DataError(f"{where('data.eval')}: the task set '{name}' is empty")
-    scorers = _check_scorers(registry, [*tasks, *(task for item in eval_sets.values() for task in item)], base_dir)
-    resolved = resolve_workflow(
-        config.workflow if workflow is None else workflow,
+    for name, tasks in eval_sets.items():
+        if not tasks:
+            raise DataError(f"{given.where('data.eval')}: the task set '{name}' is empty")
+    chosen = config.workflow if workflow is None else workflow
+    if chosen is None:
+        raise ConfigError(f"{given.where('workflow')}: {NO_WORKFLOW}")
+    resolved = resolve_workflow(chosen, registry=registry, base_dir=given.base_dir, where=given.places("workflow"))
+    used = {"workflow": resolved.name}
+    used |= {f"scorers:{name}": registry.describe("scorers", name, base_dir=given.base_dir) for name in checks.scorers}
+    return Components(
+        given=given,
         registry=registry,
-        base_dir=base_dir,
-        where=where("workflow"),
-    )
-    components = Components(
-        config=config,
-        base_dir=base_dir,
-        registry=registry,
-        where=where,
         workflow=resolved,
-        tasks=tasks,
+        tasks=checks.task_sets["data.train"],
         eval_sets=eval_sets,
-        scorers=scorers,
-        used={"workflow": resolved.name},
+        scorers=checks.scorers,
+        used=used,
     )
-    for name in scorers:
-        components.used[f"scorers:{name}"] = registry.describe("scorers", name, base_dir=base_dir)
-    return components
-
-
-def _eval_sources(value: Mapping[str, str] | str | None) -> Mapping[str, str]:
-    if value is None:
-        return {}
-    return {"eval": value} if isinstance(value, str) else value
-
-
-def _read_tasks(registry: Registry, source: str, base_dir: Path) -> Sequence[Task]:
-    """Tasks of a JSONL file, or of a registered data set."""
-    path = (base_dir / source).resolve()
-    if path.is_file() or source.endswith((".jsonl", ".json")):
-        return load_tasks(path)
-    loader: Callable[[], Sequence[Task]] = registry.load("datasets", source, base_dir=base_dir)
-    return loader()
-
-
-def _check_modes(config: RunConfig, where: Callable[[str], str]) -> None:
-    if config.launcher.use != "local":
-        raise ConfigError(f"{where('launcher')}: no launcher '{config.launcher.use}' is installed, only 'local'")
-    if config.sampling.temperature == 0:
-        raise ConfigError(f"{where('sampling.temperature')}: 0 never explores; expected more than 0, 1.0 for one")
-    if config.rollout.agent.mode != "inline":
-        raise ConfigError(
-            f"{where('rollout.agent.mode')}: mode '{config.rollout.agent.mode}' is not available in this version; "
-            "use 'inline'"
-        )
-
-
-def _check_scorers(registry: Registry, tasks: Sequence[Task], base_dir: Path) -> dict[str, NormalizedScorer]:
-    """Load every scorer that a task names, and refuse tasks without the answer that it needs."""
-    scorers: dict[str, NormalizedScorer] = {}
-    for task in tasks:
-        if task.scorer is None:
-            continue
-        if task.scorer not in scorers:
-            try:
-                scorers[task.scorer] = _load_scorer(registry, task.scorer, base_dir)
-            except PluginError as error:
-                package = _SCORER_PACKAGES.get(task.scorer)
-                advice = f"; pip install {package}" if package else ""
-                raise PluginError(f"task '{task.id}': {error}{advice}") from error
-        if task.answer is None and scorers[task.scorer].needs_reference:
-            raise DataError(f"task '{task.id}': its scorer '{task.scorer}' needs an `answer`, and the task has none")
-    return scorers
-
-
-def _load_scorer(registry: Registry, name: str, base_dir: Path) -> NormalizedScorer:
-    return normalize_scorer(registry.load("scorers", name, base_dir=base_dir), name)

@@ -192,7 +192,5 @@ class TrainingLoop:
             wall_s=time.time() - self._started_at,
             error=message,
         )
-        asyncio.run(self._store.update_run(self._directory.name, status=status, error=message))
         self._audience.run_finished(summary)
-        asyncio.run(self._store.close())
         return summary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import attrs
@@ -36,46 +37,42 @@ class SamplingSide:
     ) -> None:
         config = components.config
         self._config, self._run_id, self._store = config, run_id, start.store
-        self._agents = LoopThread("agents")
-        parser = components.build("tool_parsers", "gateway.tool_parser", Component(config.gateway.tool_parser))
-        self.engine: Engine = components.build(
-            "engines", "engine", config.engine, model_dir=start.model_dir, seed=config.seed
-        )
-        self.engine.start()
-        if start.version:
-            self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
-        self.gateway = Gateway(
-            engine=self.engine,
-            chat=Chat.from_directory(start.model_dir, parser=parser),
-            store=start.store,
-            run_id=run_id,
-            sampling=config.sampling,
-            config=config.gateway,
-            seed=config.seed,
-        )
-        self.gateway.start()
-        runner = Runner(
-            run=components.workflow,
-            gateway=self.gateway,
-            store=start.store,
-            scorer_for=components.scorer_for,
-            config=config.rollout,
-            run_id=run_id,
-        )
-        self.scheduler = Scheduler(
-            tasks=components.tasks,
-            runner=runner,
-            store=start.store,
-            config=config.rollout,
-            run_id=run_id,
-            seed=config.seed,
-            start_index=start.next_index,
-            shuffle=config.data.shuffle,
-            total_steps=config.trainer.steps,
-            on_scored=on_scored,
-        )
-        self.scheduler.publish(start.version, start.step)
         self._scheduling: asyncio.Task[None] | None = None
+        with ExitStack() as undo:  # a part that cannot start takes those before it along
+            self._agents = LoopThread("agents")
+            undo.callback(self._agents.close)
+            self.engine: Engine = components.build(
+                "engines", "engine", config.engine, model_dir=start.model_dir, seed=config.seed
+            )
+            undo.callback(self.engine.close)
+            self.engine.start()
+            if start.version:
+                self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
+            self.gateway = _gateway(components, start, self.engine, run_id)
+            undo.callback(self.gateway.close)
+            self.gateway.start()
+            undo.callback(lambda: self._agents.run(self.gateway.http_client.close_for_good()))
+            self.scheduler = Scheduler(
+                tasks=components.tasks,
+                runner=Runner(
+                    run=components.workflow,
+                    gateway=self.gateway,
+                    store=start.store,
+                    scorer_for=components.scorer_for,
+                    config=config.rollout,
+                    run_id=run_id,
+                ),
+                store=start.store,
+                config=config.rollout,
+                run_id=run_id,
+                seed=config.seed,
+                start_index=start.next_index,
+                shuffle=config.data.shuffle,
+                total_steps=config.trainer.steps,
+                on_scored=on_scored,
+            )
+            self.scheduler.publish(start.version, start.step)
+            self._undo = undo.pop_all()
 
     def begin(self) -> None:
         """Let training episodes start."""
@@ -92,11 +89,11 @@ class SamplingSide:
         taking = asyncio.ensure_future(self._store.take_groups(self._run_id, count))
         try:
             await asyncio.wait({taking, scheduling}, return_when=asyncio.FIRST_COMPLETED)
-            if taking.done():
-                return taking.result()
+            if taking.done() and len(groups := taking.result()) == count:
+                return groups
         finally:
             taking.cancel()
-        await scheduling
+        await scheduling  # raises what ended it
         raise RunError("sampling ended before the step had its groups")
 
     def load_weights(self, version: int, source: WeightSource) -> None:
@@ -127,13 +124,26 @@ class SamplingSide:
         """Cancel running episodes and free everything; safe at any moment."""
         self.scheduler.stop()
         if self._scheduling is not None:
-            scheduling = self._scheduling
+            self._agents.run(_ended(self._scheduling))
+        self._undo.close()
 
-            async def settle() -> None:
-                await asyncio.wait({scheduling})
 
-            self._agents.run(settle())
-        self._agents.run(self.gateway.http_client.close_for_good())
-        self.gateway.close()
-        self.engine.close()
-        self._agents.close()
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Wait for the end of `task`, whatever it is; an error that nobody has seen yet goes to the log."""
+    await asyncio.wait({task})
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.info("sampling ended with %s", error)
+
+
+def _gateway(components: Components, start: Start, engine: Engine, run_id: str) -> Gateway:
+    config = components.config
+    parser = components.build("tool_parsers", "gateway.tool_parser", Component(config.gateway.tool_parser))
+    return Gateway(
+        engine=engine,
+        chat=Chat.from_directory(start.model_dir, parser=parser),
+        store=start.store,
+        run_id=run_id,
+        sampling=config.sampling,
+        config=config.gateway,
+        seed=config.seed,
+    )

@@ -16,13 +16,12 @@ from agentrl_core import config as configs
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, DataError, RunError
 from agentrl_core.stores.base import RunRow
-from agentrl_core.training.checkpoint import prune
 from agentrl_core.training.learner import Learner
 
 if TYPE_CHECKING:
     from agentrl_core.run.components import Components
     from agentrl_core.run.directory import RunDirectory
-    from agentrl_core.stores.base import Store
+    from agentrl_core.stores.base import ResumePoint, Store
 
 logger = logging.getLogger(__name__)
 
@@ -43,61 +42,72 @@ class Start:
     """Submission index of the next group."""
 
 
-def fresh_start(components: Components, directory: RunDirectory, notice: Callable[[str], None]) -> Start:
-    """Build or find the policy, warm-start it if the config says so, and open the store."""
-    config = components.config
-    store: Store = components.build("stores", "store", config.store, path=directory.database)
-    model_dir = _model_directory(components, directory)
-    learner = _learner(components, model_dir)
-    asyncio.run(
-        store.create_run(
-            RunRow(
-                id=directory.name,
-                created_at=time.time(),
-                status="running",
-                config=configs.dump(config),
-                components=components.used,
-            )
-        )
-    )
-    if config.warm_start is not None:
-        demonstrations = _demonstrations(components)
-        learner.warm_start(demonstrations, config.warm_start)
-        model_dir = directory.checkpoints / "step-0"
-        learner.save(model_dir, step=0, version=0)
+def fresh_start(components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]) -> Start:
+    """Build or find the policy, and warm-start it if the config says so."""
+    model_dir, learner = _initial_policy(components, directory, notice)
+    asyncio.run(_announce(store, components, directory.name))
     asyncio.run(store.add_version(directory.name, 0, step=0))
     return Start(model_dir=model_dir, learner=learner, store=store)
 
 
-def resumed_start(components: Components, directory: RunDirectory, notice: Callable[[str], None]) -> Start:
-    """Restore the newest checkpoint and void what was consumed after it."""
-    store: Store = components.build("stores", "store", components.config.store, path=directory.database)
+def resumed_start(
+    components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]
+) -> Start:
+    """Restore the newest checkpoint and void what was consumed after it; with none, begin anew."""
     checkpoint = directory.latest_checkpoint()
     if checkpoint is None:
-        model_dir, step = _model_directory(components, directory, existing=True), 0
-        learner = _learner(components, model_dir)
-        if components.config.warm_start is not None:
-            learner.warm_start(_demonstrations(components), components.config.warm_start)
-            model_dir = directory.checkpoints / "step-0"
-            learner.save(model_dir, step=0, version=0)
+        step = 0
+        model_dir, learner = _initial_policy(components, directory, notice)
     else:
         step, model_dir = checkpoint
         learner = _learner(components, model_dir)
         learner.restore(model_dir)
-    point = asyncio.run(_resume_store(store, directory.name, step))
-    prune(directory.checkpoints, keep=components.config.trainer.keep_last)
-    logger.info("resumed after step %d, next group %d, last version %d", step, point[0], point[1])
+    point = asyncio.run(_rewind(store, components, directory.name, step))
+    notice(f"resumed after step {step}, at group {point.next_index}")
+    version = point.last_version + 1
     return Start(
-        model_dir=model_dir, learner=learner, store=store, step=step, version=point[1] + 1, next_index=point[0]
+        model_dir=model_dir, learner=learner, store=store, step=step, version=version, next_index=point.next_index
     )
 
 
-async def _resume_store(store: Store, run_id: str, step: int) -> tuple[int, int]:
+async def _announce(store: Store, components: Components, run_id: str) -> None:
+    row = RunRow(
+        id=run_id,
+        created_at=time.time(),
+        status="running",
+        config=configs.dump(components.config),
+        components=components.used,
+    )
+    await store.create_run(row)
+
+
+async def _rewind(store: Store, components: Components, run_id: str, step: int) -> ResumePoint:
+    """Void what came after `step`, and publish its weights as a version that the run never had."""
+    if run_id not in {run.id for run in await store.runs()}:  # killed before the store knew of it
+        await _announce(store, components, run_id)
     await store.void_after(run_id, step)
     point = await store.resume_point(run_id, step)
     await store.update_run(run_id, status="running")
     await store.add_version(run_id, point.last_version + 1, step=step)
-    return point.next_index, point.last_version
+    return point
+
+
+def _initial_policy(
+    components: Components, directory: RunDirectory, notice: Callable[[str], None]
+) -> tuple[Path, Learner]:
+    """The policy before the first step and the folder that holds it."""
+    model_dir = _model_directory(components, directory)
+    learner = _learner(components, model_dir)
+    warm_start = components.config.warm_start
+    if warm_start is None:
+        return model_dir, learner
+    rows = _demonstrations(components)
+    notice(f"warm start: {warm_start.steps} steps on {len(rows)} demonstrations")
+    losses = learner.warm_start(rows, warm_start)
+    notice(f"warm start done: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    model_dir = directory.checkpoints / "step-0"
+    learner.save(model_dir, step=0, version=0)
+    return model_dir, learner
 
 
 def _learner(components: Components, model_dir: Path) -> Learner:
@@ -119,7 +129,7 @@ def _learner(components: Components, model_dir: Path) -> Learner:
     )
 
 
-def _model_directory(components: Components, directory: RunDirectory, *, existing: bool = False) -> Path:
+def _model_directory(components: Components, directory: RunDirectory) -> Path:
     """The policy before training: the config's own folder, or one that its builder fills."""
     config, where = components.config, components.where
     if config.model.path is not None:
@@ -132,7 +142,7 @@ def _model_directory(components: Components, directory: RunDirectory, *, existin
         return path
     if config.model.use is None:
         raise ConfigError(f"{where('model')}: name the policy: `path: FOLDER` or `use: tiny`")
-    if not (existing and (directory.model / "config.json").is_file()):
+    if not (directory.model / "config.json").is_file():  # a resumed run has it
         builder = Component(config.model.use, config.model.options)
         components.build(
             "models",

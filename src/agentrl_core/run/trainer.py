@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrl_core import config as configs
 from agentrl_core.config.schema import RunConfig
-from agentrl_core.errors import AgentRLError, RunError
+from agentrl_core.errors import AgentRLError, RunError, StoreError
 from agentrl_core.run.audience import Audience
+from agentrl_core.run.checks import Given
 from agentrl_core.run.components import Components, resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.start import Start, fresh_start, resumed_start
 from agentrl_core.trackers.base import RunSummary
+
+if TYPE_CHECKING:
+    from agentrl_core.stores.base import Store
+    from agentrl_core.trackers.base import Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +43,17 @@ class Trainer:
     def __init__(
         self, config: RunConfig | Mapping[str, Any] | str | Path, *, overrides: Sequence[str] = (), name: str = ""
     ) -> None:
-        self._where: Callable[[str], str] = str
-        self._base_dir = Path.cwd()
         if isinstance(config, str | Path):
-            loaded = configs.load(Path(config), overrides)
-            self._where, self._base_dir = loaded.where, loaded.base_dir
-            run = loaded.run
-        elif isinstance(config, RunConfig):
-            run = config
+            self._given = Given.from_file(configs.load(Path(config), overrides, name=name or None))
         else:
-            run = configs.parse(config)
-        self.config: RunConfig = attrs.evolve(run, name=name) if name else run
+            run = config if isinstance(config, RunConfig) else configs.parse(config, overrides)
+            named = configs.parse(configs.dump(run) | {"name": name}) if name else run
+            self._given = Given.from_python(named, Path.cwd())
+
+    @property
+    def config(self) -> RunConfig:
+        """What will run."""
+        return self._given.run
 
     def train(self, workflow: object | None = None) -> RunSummary:
         """Run from the start to the end; `workflow` takes the place of the config's.
@@ -54,9 +61,9 @@ class Trainer:
         Raises `UsageError` for what cannot work, before anything starts, and `RunError` where a started run
         cannot go on; what was stored stays.
         """
-        components = resolve(self.config, self._base_dir, workflow=workflow, where=self._where)
+        components = resolve(self._given, workflow=workflow)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
-        directory.write_snapshot(configs.dump(attrs.evolve(self.config, name=directory.name)), self._base_dir)
+        directory.write_snapshot(configs.dump(attrs.evolve(self.config, name=directory.name)), self._given.base_dir)
         return _run(components, directory, fresh_start)
 
 
@@ -68,28 +75,25 @@ def resume(run_dir: Path, overrides: Sequence[str] = (), *, workflow: object | N
     directory = RunDirectory.open(run_dir)
     kept, base_dir = directory.read_snapshot()
     config = configs.parse(kept, overrides)
-    components = resolve(config, base_dir, workflow=workflow)
+    components = resolve(Given.from_python(config, base_dir), workflow=workflow)
     return _run(components, directory, resumed_start)
 
 
 def _run(
     components: Components,
     directory: RunDirectory,
-    begin: Callable[[Components, RunDirectory, Callable[[str], None]], Start],
+    begin: Callable[[Components, RunDirectory, Store, Callable[[str], None]], Start],
 ) -> RunSummary:
     """Start, train and end, whatever happens in between."""
     started = time.time()
-    with directory.logging_to("run"):
+    with directory.logging_to("run"), ExitStack() as closing:
         try:
-            audience = Audience(
-                [
-                    components.build("trackers", "trackers", item, run_dir=directory.path)
-                    for item in components.config.trackers
-                ],
-                components.registry.hooks.notify,
-            )
-            start = begin(components, directory, audience.notice)
-            return TrainingLoop(components, directory, start, audience, started_at=started).run()
+            audience = Audience(_trackers(components, directory, closing), components.registry.hooks.notify)
+            store: Store = components.build("stores", "store", components.config.store, path=directory.database)
+            closing.callback(lambda: asyncio.run(store.close()))
+            with _status(store, directory.name):
+                start = begin(components, directory, store, audience.notice)
+                return TrainingLoop(components, directory, start, audience, started_at=started).run()
         except KeyboardInterrupt:
             raise RunError(
                 f"interrupted; everything so far is stored. Go on with: agentrl runs resume {directory.name}"
@@ -97,3 +101,25 @@ def _run(
         except AgentRLError:
             logger.exception("the run stopped")
             raise
+
+
+def _trackers(components: Components, directory: RunDirectory, closing: ExitStack) -> list[Tracker]:
+    trackers: list[Tracker] = []
+    for index, item in enumerate(components.config.trackers):
+        tracker = components.build("trackers", f"trackers.{index}", item, run_dir=directory.path)
+        closing.callback(tracker.close)
+        trackers.append(tracker)
+    return trackers
+
+
+@contextmanager
+def _status(store: Store, run_id: str) -> Iterator[None]:
+    """Write into the store how the run ended."""
+    try:
+        yield
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        with suppress(StoreError):  # the store may be what failed, or not know the run yet
+            asyncio.run(store.update_run(run_id, status="interrupted" if interrupted else "failed", error=str(error)))
+        raise
+    asyncio.run(store.update_run(run_id, status="finished"))

@@ -19,9 +19,38 @@ from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
-    from agentrl_core.config.schema import Component
+    from agentrl_core.config.schema import Component, RunConfig
     from agentrl_core.registry import Registry
     from agentrl_core.types import Task
+
+
+NO_WORKFLOW = "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`"
+SCORER_PACKAGES = {"agentcpm": "agentrl-judge", "judge": "agentrl-judge", "math": "agentrl-math"}
+
+
+@attrs.frozen(kw_only=True)
+class Given:
+    """A config and where it was written."""
+
+    run: RunConfig
+    base_dir: Path
+    """Relative paths in the config start from here."""
+    places: Callable[[str], Callable[[str], str]]
+    """Dotted key of a section -> its option's name ("" for the section) -> `config.yaml:9: section.option`."""
+
+    @classmethod
+    def from_file(cls, loaded: LoadedConfig) -> Given:
+        """A config that was read from a file."""
+        return cls(run=loaded.run, base_dir=loaded.base_dir, places=loaded.places)
+
+    @classmethod
+    def from_python(cls, run: RunConfig, base_dir: Path) -> Given:
+        """A config without a file; messages name the key alone."""
+        return cls(run=run, base_dir=base_dir, places=lambda key: lambda option: f"{key}.{option}" if option else key)
+
+    def where(self, key: str) -> str:
+        """Start of a message about a dotted key."""
+        return self.places(key)("")
 
 
 def check_config(loaded: LoadedConfig) -> tuple[Sequence[str], Sequence[str]]:
@@ -31,30 +60,56 @@ def check_config(loaded: LoadedConfig) -> tuple[Sequence[str], Sequence[str]]:
     names of the options are checked.
     """
     run = loaded.run
-    checks = _Checks(loaded, load_registry(run.plugins.block, on_error=run.plugins.on_error))
-    problems = [*checks.model(), *checks.components(), *checks.workflow(), *checks.tasks()]
-    return list(dict.fromkeys(problems)), checks.notes
+    checks = Checks(Given.from_file(loaded), load_registry(run.plugins.block, on_error=run.plugins.on_error))
+    return list(dict.fromkeys([*checks.all(), *checks.workflow()])), checks.notes
 
 
-class _Checks:
+class Checks:
     """The checks of one config, each yielding a line for everything that it finds wrong."""
 
-    def __init__(self, loaded: LoadedConfig, registry: Registry) -> None:
-        self._loaded, self._run, self._registry = loaded, loaded.run, registry
+    def __init__(self, given: Given, registry: Registry, *, load_datasets: bool = False) -> None:
+        self._given, self._run, self._registry = given, given.run, registry
+        self._load_datasets = load_datasets
         self.notes: list[str] = []
+        self.task_sets: dict[str, Sequence[Task]] = {}
+        """`data.train`, `data.eval`, `data.eval.NAME` -> what `tasks` read there."""
+        self.scorers: dict[str, NormalizedScorer] = {}
+        """Those that tasks name, and the default one where it is installed."""
+
+    def all(self) -> Iterator[str]:
+        """Everything but the workflow."""
+        yield from self.modes()
+        yield from self.model()
+        yield from self.components()
+        yield from self.tasks()
+
+    def modes(self) -> Iterator[str]:
+        """What the options allow and this version does not."""
+        where, run = self._given.where, self._run
+        if run.launcher.use != "local":
+            yield f"{where('launcher')}: no launcher '{run.launcher.use}' is installed, only 'local'"
+        if run.sampling.temperature == 0:
+            yield f"{where('sampling.temperature')}: 0 never explores; expected more than 0, 1.0 for one"
+        if run.rollout.agent.mode != "inline":
+            yield (
+                f"{where('rollout.agent.mode')}: mode '{run.rollout.agent.mode}' is not available in this version; "
+                "use 'inline'"
+            )
 
     def model(self) -> Iterator[str]:
-        model, where = self._run.model, self._loaded.where
+        """The policy's folder or builder."""
+        model, where = self._run.model, self._given.where
         if model.use is not None:
             yield from self._with_options("models", "model", model.use, model.options)
         elif model.path is None:
             yield f"{where('model')}: name the policy: `path: FOLDER` of a model, or `use: tiny`"
         else:
-            folder = self._loaded.base_dir / Path(model.path).expanduser()
+            folder = self._given.base_dir / Path(model.path).expanduser()
             if not (folder / "config.json").is_file():
                 yield f"{where('model.path')}: {folder} is not a model directory: it has no config.json"
 
     def components(self) -> Iterator[str]:
+        """Everything that is named by a registry name."""
         run = self._run
         yield from self._with_options("engines", "engine", run.engine.use, run.engine.options)
         yield from self._with_options("stores", "store", run.store.use, run.store.options)
@@ -68,12 +123,17 @@ class _Checks:
             yield from self._built("filters", f"filters.{index}", item)
 
     def workflow(self) -> Iterator[str]:
+        """Build the agent."""
+        if self._run.workflow is None:
+            yield f"{self._given.where('workflow')}: {NO_WORKFLOW}"
+            return
+        component = self._run.workflow
         yield from _problems(
             lambda: resolve_workflow(
-                self._run.workflow,
+                component,
                 registry=self._registry,
-                base_dir=self._loaded.base_dir,
-                where=self._loaded.places("workflow"),
+                base_dir=self._given.base_dir,
+                where=self._given.places("workflow"),
             )
         )
 
@@ -91,17 +151,18 @@ class _Checks:
             except UsageError as error:
                 yield str(error)
             else:
+                self.task_sets[key] = tasks
                 yield from self._scorers(source, tasks)
 
     def _read(self, key: str, source: str) -> Sequence[Task]:
-        """Read a task file; of a registered data set, see only that it is there."""
-        path = self._loaded.base_dir / Path(source).expanduser()
+        """Read a task file, or a registered data set: of that, a mere check sees only that it is there."""
+        path = self._given.base_dir / Path(source).expanduser()
         if path.is_file():
             return load_tasks(path)
         if source.endswith((".jsonl", ".json")):
-            raise DataError(f"{self._loaded.where(key)}: no such task file: {path}")
-        self._find("datasets", source, self._loaded.where(key))
-        return ()
+            raise DataError(f"{self._given.where(key)}: no such task file: {path}")
+        loader: Callable[[], Sequence[Task]] = self._find("datasets", source, self._given.where(key))
+        return loader() if self._load_datasets else ()
 
     def _scorers(self, source: str, tasks: Sequence[Task]) -> Iterator[str]:
         by_scorer: dict[str | None, list[Task]] = {}
@@ -114,7 +175,10 @@ class _Checks:
                 if name is None:
                     self._note_default(source, len(its_tasks))
                 else:
-                    yield f"{source}: task '{its_tasks[0].id}': {error}"
+                    package = SCORER_PACKAGES.get(name)
+                    yield f"{source}: task '{its_tasks[0].id}': {error}" + (
+                        f"; pip install {package}" if package else ""
+                    )
                 continue
             unanswered = [task.id for task in its_tasks if task.answer is None] if scorer.needs_reference else []
             if unanswered:
@@ -132,7 +196,10 @@ class _Checks:
         )
 
     def _scorer(self, name: str) -> NormalizedScorer:
-        return normalize_scorer(self._registry.load("scorers", name, base_dir=self._loaded.base_dir), name)
+        if name not in self.scorers:
+            loaded = self._registry.load("scorers", name, base_dir=self._given.base_dir)
+            self.scorers[name] = normalize_scorer(loaded, name)
+        return self.scorers[name]
 
     def _build_loss(self) -> None:
         loss = self._run.loss
@@ -143,15 +210,15 @@ class _Checks:
         yield from _problems(lambda: self._build(kind, key, component, **injected))
 
     def _build(self, kind: str, key: str, component: Component, **injected: Any) -> Any:
-        places, base_dir = self._loaded.places(key), self._loaded.base_dir
+        places, base_dir = self._given.places(key), self._given.base_dir
         return self._registry.build(kind, component, where=places, base_dir=base_dir, **injected)
 
     def _find(self, kind: str, name: str, where: str) -> Any:
-        return self._registry.load(kind, name, base_dir=self._loaded.base_dir, where=where)
+        return self._registry.load(kind, name, base_dir=self._given.base_dir, where=where)
 
     def _with_options(self, kind: str, key: str, name: str, options: Mapping[str, Any]) -> Iterator[str]:
         """Import a component, and look its options up in its signature."""
-        places = self._loaded.places(key)
+        places = self._given.places(key)
         found: list[Any] = []
         yield from _problems(lambda: found.append(self._find(kind, name, places(""))))
         for target in found:
