@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agentrl_core import hookimpl
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @hookimpl
-def register_adapters(register: Register) -> None:
+def register_adapters(register: Register[Any]) -> None:
     """Name the adapter, for `agentrl plugins list`."""
     register(
         "langchain", "agentrl_langchain.workflow:LangChainWorkflow", summary="LangChain runnables, LangGraph graphs"
@@ -22,10 +22,16 @@ def register_adapters(register: Register) -> None:
 
 @hookimpl
 def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
-    """Wrap any LangChain `Runnable`, a compiled LangGraph graph among them."""
+    """Wrap any LangChain `Runnable`, a compiled LangGraph graph among them; a `StateGraph` is compiled first."""
     modules = {base.__module__.partition(".")[0] for base in type(agent).__mro__}
-    if "langchain_core" not in modules or not hasattr(agent, "ainvoke"):
+    if not modules & {"langchain_core", "langgraph"}:
         return None
+    if hasattr(agent, "compile") and not hasattr(agent, "ainvoke"):
+        agent = agent.compile()
+    if not hasattr(agent, "ainvoke"):
+        return None
+    from agentrl_core.options import construct
     from agentrl_langchain.workflow import LangChainWorkflow
 
-    return LangChainWorkflow(agent, **options)  # type: ignore[arg-type]  # its classes say that it is a Runnable
+    made = construct(LangChainWorkflow, options, name="langchain", where="workflow", injected={"agent": agent})
+    return cast("Workflow", made)

@@ -4,105 +4,100 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import LanguageModelInput
-from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-    convert_to_openai_messages,
+import httpx2
+from langchain_core.exceptions import (
+    ContextOverflowError,
+    ModelAPIError,
+    ModelAuthenticationError,
+    ModelError,
+    ModelInvalidRequestError,
+    ModelPermissionDeniedError,
 )
-from langchain_core.messages.tool import tool_call_chunk
-from langchain_core.output_parsers.openai_tools import make_invalid_tool_call, parse_tool_call
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
-from agentrl_core import workflow_context
+from agentrl_core.gateway.transport import ssl_context
+from agentrl_langchain.messages import Json, ReplyStream, to_openai, to_reply
 
-_PASSED_ON = frozenset({"tool_choice", "response_format", "parallel_tool_calls", "temperature", "max_tokens", "seed"})
+if TYPE_CHECKING:
+    from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+    from langchain_core.language_models.base import LangSmithParams
+    from langchain_core.messages import AIMessageChunk, BaseMessage
 
+    from agentrl_core.rollout.context import WorkflowContext
 
-class PolicyError(RuntimeError):
-    """The gateway refused a request; the message is its own."""
+_KEPT = ("name", "callbacks", "tags", "metadata", "verbose", "disable_streaming", "output_version")
+"""Fields of the model in whose place the policy answers that say how LangChain treats a reply."""
+
+_PASSED_ON = (
+    "logprobs",
+    "max_completion_tokens",
+    "n",
+    "parallel_tool_calls",
+    "seed",
+    "tool_choice",
+    "top_k",
+    "top_p",
+)
+"""Arguments of a call that mean to the gateway what they mean to a provider."""
+
+_OK = 200
+_FIRST_SERVER_ERROR = 500
+_REFUSALS: Mapping[int, type[ModelError]] = {401: ModelAuthenticationError, 403: ModelPermissionDeniedError}
 
 
 class PolicyChatModel(BaseChatModel):
-    """Answers with the policy of the episode in which it was made. Never retries."""
+    """Answers with an episode's policy in the place of another chat model, asked as that one would ask.
 
-    model: str = "default"
-    temperature: float | None = None
-    max_tokens: int | None = None
-    _episode: Any = PrivateAttr(default=None)
-    _loop: Any = PrivateAttr(default=None)
+    A refusal of the gateway is raised as LangChain's own `ModelError`, and nothing is tried twice.
+    """
+
+    cache: Literal[False] = False
+    """A cached reply is no sample: the records of a group would all get the first one's."""
+    streaming: bool = False
+    _episode: WorkflowContext = PrivateAttr()
+    _replaced: BaseChatModel = PrivateAttr()
 
     @classmethod
-    def of_current_episode(cls) -> PolicyChatModel:
-        """Bind to the running episode and its event loop."""
-        policy = cls()
-        policy._episode = workflow_context.get()
-        policy._loop = asyncio.get_running_loop()
-        return policy
-
-    def with_settings_of(self, other: BaseChatModel) -> PolicyChatModel:
-        """The same session, asked as `other` would ask: its model name, temperature and token limit."""
-        name = getattr(other, "model_name", None) or getattr(other, "model", None)
-        limit = getattr(other, "max_tokens", None)
-        policy = PolicyChatModel(
-            model=name if isinstance(name, str) else "default",
-            temperature=getattr(other, "temperature", None),
-            max_tokens=limit if isinstance(limit, int) else None,
-            callbacks=other.callbacks,
-            tags=other.tags,
-            metadata=other.metadata,
-            disable_streaming=other.disable_streaming,
-        )
-        policy._episode, policy._loop = self._episode, self._loop
+    def in_place_of(cls, model: BaseChatModel, episode: WorkflowContext) -> PolicyChatModel:
+        """Stand in for `model` for one call."""
+        fields = (*_KEPT, "streaming") if "streaming" in model.model_fields_set else _KEPT
+        policy = cls(**{name: getattr(model, name) for name in fields})
+        policy._episode, policy._replaced = episode, model
         return policy
 
     @property
     def _llm_type(self) -> str:
         return "agentrl-policy"
 
-    def bind_tools(
-        self,
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | Any],
-        *,
-        tool_choice: Any = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Offer tools on every call."""
-        if tool_choice is not None:
-            kwargs["tool_choice"] = tool_choice
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        """Tell what the replaced model would be asked with: in LangChain, the same words for all providers."""
+        return self._replaced._get_ls_params(stop=stop, **kwargs)  # noqa: SLF001  # meant for subclasses, as this is
 
     async def _agenerate(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002  # LangChain calls by keyword
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002  # LangChain's signature
         **kwargs: Any,
     ) -> ChatResult:
-        reply = await self._post(self._body(messages, stop, kwargs))
-        message = _message(reply)
-        return ChatResult(
-            generations=[ChatGeneration(message=message)], llm_output={"id": reply["id"], "model_name": reply["model"]}
-        )
+        request = self._request(messages, stop, kwargs)
+        return _result(await self._episode.http_client.post(**request))
 
     def _generate(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002  # LangChain's signature
         **kwargs: Any,
     ) -> ChatResult:
-        # synchronous nodes run in worker threads; the episode's client lives on the episode's loop
-        return asyncio.run_coroutine_threadsafe(self._agenerate(messages, stop, **kwargs), self._loop).result()
+        with _blocking_client() as client:
+            return _result(client.post(**self._request(messages, stop, kwargs)))
 
     async def _astream(
         self,
@@ -111,117 +106,110 @@ class PolicyChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        body = self._body(messages, stop, kwargs) | {"stream": True, "stream_options": {"include_usage": True}}
-        async with self._episode.http_client.stream("POST", self._url, json=body, headers=self._headers) as response:
-            if response.status_code != 200:  # noqa: PLR2004  # HTTP's own
+        request = self._request(messages, stop, kwargs, stream=True)
+        async with self._episode.http_client.stream("POST", **request) as response:
+            if response.status_code != _OK:
                 await response.aread()
-                raise PolicyError(_error_text(response))
-            async for line in response.aiter_lines():
-                chunk = _stream_chunk(line)
-                if chunk is None:
-                    continue
-                if run_manager is not None and chunk.text:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+                raise _refusal(response)
+            reply = ReplyStream()
+            async for data in response.aiter_bytes():
+                for message in reply.feed(data):
+                    chunk = ChatGenerationChunk(message=message)
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(_text(message), chunk=chunk)
+                    yield chunk
+            reply.close()
 
     def _stream(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        stream = self._astream(messages, stop, **kwargs)
+        request = self._request(messages, stop, kwargs, stream=True)
+        with _blocking_client() as client, client.stream("POST", **request) as response:
+            if response.status_code != _OK:
+                response.read()
+                raise _refusal(response)
+            reply = ReplyStream()
+            for data in response.iter_bytes():
+                for message in reply.feed(data):
+                    chunk = ChatGenerationChunk(message=message)
+                    if run_manager is not None:
+                        run_manager.on_llm_new_token(_text(message), chunk=chunk)
+                    yield chunk
+            reply.close()
 
-        async def following() -> ChatGenerationChunk | None:
-            return await anext(stream, None)
+    def _request(
+        self, messages: list[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any], *, stream: bool = False
+    ) -> dict[str, Any]:
+        """Return what an HTTP client's `post` and `stream` take."""
+        body = self._body(messages, stop, kwargs)
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return {
+            "url": f"{self._episode.base_url}/v1/chat/completions",
+            # half of a surrogate pair, which a model may write as an escape in its arguments, has no UTF-8
+            "content": json.dumps(body, ensure_ascii=False).encode(errors="replace"),
+            "headers": {"authorization": f"Bearer {self._episode.api_key}", "content-type": "application/json"},
+            "timeout": self._episode.http_client.timeout,
+        }
 
-        while (chunk := asyncio.run_coroutine_threadsafe(following(), self._loop).result()) is not None:
-            yield chunk
-
-    @property
-    def _url(self) -> str:
-        return f"{self._episode.base_url}/v1/chat/completions"
-
-    @property
-    def _headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self._episode.api_key}"}
-
-    def _body(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self.model, "messages": convert_to_openai_messages(messages)}
-        settings = {"temperature": self.temperature, "max_tokens": self.max_tokens, "stop": stop}
-        body |= {key: value for key, value in settings.items() if value is not None}
-        body |= {key: value for key, value in kwargs.items() if key in _PASSED_ON and value is not None}
+    def _body(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any]) -> Json:
+        asked = self._get_ls_params(stop=stop, **kwargs)
+        body: Json = {
+            "model": asked.get("ls_model_name") or "default",
+            "messages": [to_openai(message) for message in messages],
+            "temperature": asked.get("ls_temperature"),
+            "max_tokens": asked.get("ls_max_tokens"),
+            "stop": asked.get("ls_stop"),
+            "top_p": getattr(self._replaced, "top_p", None),
+            "top_k": getattr(self._replaced, "top_k", None),
+        }
+        body |= {name: kwargs[name] for name in _PASSED_ON if name in kwargs}
         if kwargs.get("tools"):
             body["tools"] = [convert_to_openai_tool(tool) for tool in kwargs["tools"]]
-        return body
-
-    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
-        response = await self._episode.http_client.post(self._url, json=body, headers=self._headers)
-        if response.status_code != 200:  # noqa: PLR2004  # HTTP's own
-            raise PolicyError(_error_text(response))
-        reply: dict[str, Any] = response.json()
-        return reply
+        if kwargs.get("response_format"):  # a class for some providers; the gateway refuses all but text
+            wanted = kwargs["response_format"]
+            body["response_format"] = wanted if isinstance(wanted, dict) else {"type": "json_schema"}
+        return {name: value for name, value in body.items() if value is not None}
 
 
-def _error_text(response: Any) -> str:
-    """The gateway's own words."""
+def _blocking_client() -> httpx2.Client:
+    """Return a client for one synchronous call; `RuntimeError` on a thread that runs an event loop.
+
+    It goes by a socket: a thread that waited for the episodes' event loop could wait for ever, as that loop may
+    be waiting for the thread.
+    """
     try:
-        return f"{response.status_code}: {response.json()['error']['message']}"
-    except (ValueError, KeyError, TypeError):
-        return f"{response.status_code}: {response.text[:200]}"
-
-
-def _message(reply: dict[str, Any]) -> AIMessage:
-    """OpenAI's reply as LangChain's message; a tool call that is not JSON is kept as an invalid one."""
-    choice = reply["choices"][0]
-    calls, invalid = [], []
-    for raw in choice["message"].get("tool_calls") or ():
-        try:
-            calls.append(parse_tool_call(raw, return_id=True))
-        except Exception as error:  # noqa: BLE001  # whatever is wrong with it, the agent must see the call
-            invalid.append(make_invalid_tool_call(raw, str(error)))
-    return AIMessage(
-        content=choice["message"].get("content") or "",
-        tool_calls=calls,
-        invalid_tool_calls=invalid,
-        id=reply["id"],
-        response_metadata={"id": reply["id"], "model_name": reply["model"], "finish_reason": choice["finish_reason"]},
-        usage_metadata=_usage(reply.get("usage")),
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return httpx2.Client(verify=ssl_context(), trust_env=False)  # no proxy leads to this machine
+    raise RuntimeError(
+        "a synchronous LLM call (`invoke`, `stream`, `batch`) on the thread of an event loop would stop all "
+        "episodes: await `ainvoke` or `astream` there, or make the node a plain function, which LangGraph runs on "
+        "a thread of its own"
     )
 
 
-def _usage(usage: dict[str, Any] | None) -> Any:
-    if not usage:
-        return None
-    return {
-        "input_tokens": usage["prompt_tokens"],
-        "output_tokens": usage["completion_tokens"],
-        "total_tokens": usage["total_tokens"],
-    }
+def _result(response: httpx2.Response) -> ChatResult:
+    if response.status_code != _OK:
+        raise _refusal(response)
+    message = to_reply(response.json())
+    return ChatResult(generations=[ChatGeneration(message=message)], llm_output=dict(message.response_metadata))
 
 
-def _stream_chunk(line: str) -> ChatGenerationChunk | None:
-    """One server-sent event as LangChain's chunk; None for lines that carry none."""
-    if not line.startswith("data:") or line.endswith("[DONE]"):
-        return None
-    event = json.loads(line.removeprefix("data:"))
-    choices = event.get("choices") or [{}]
-    delta = choices[0].get("delta") or {}
-    finish = choices[0].get("finish_reason")
-    message = AIMessageChunk(
-        content=delta.get("content") or "",
-        id=event["id"],
-        tool_call_chunks=[
-            tool_call_chunk(
-                name=(call.get("function") or {}).get("name"),
-                args=(call.get("function") or {}).get("arguments"),
-                id=call.get("id"),
-                index=call.get("index"),
-            )
-            for call in delta.get("tool_calls") or ()
-        ],
-        usage_metadata=_usage(event.get("usage")),
-        response_metadata={"id": event["id"], "finish_reason": finish} if finish else {},
-    )
-    return ChatGenerationChunk(message=message)
+def _refusal(response: httpx2.Response) -> ModelError:
+    """LangChain's error for what the gateway refused, in its own words."""
+    status = response.status_code
+    error = response.json()["error"]
+    text = f"the policy refused the call ({status} {error['code']}): {error['message']}"
+    if error["code"] == "context_length_exceeded":
+        return ContextOverflowError(text)
+    fallback = ModelAPIError if status >= _FIRST_SERVER_ERROR else ModelInvalidRequestError
+    return _REFUSALS.get(status, fallback)(text)
+
+
+def _text(chunk: AIMessageChunk) -> str:
+    return str(chunk.text)

@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from langsmith import tracing_context
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence, RunnableWithFallbacks
+from langchain_core.runnables.base import RunnableBindingBase
 
-from agentrl_langchain.routing import route_to_policy
-
-if TYPE_CHECKING:
-    from langchain_core.runnables import Runnable, RunnableConfig
+from agentrl_core import workflow_context
+from agentrl_core.errors import DataError
+from agentrl_langchain.routing import install, route_to_policy
 
 
 class LangChainWorkflow:
     """Runs one built agent for every record; its chat models answer with the record's own policy session.
 
-    The task's row is the agent's input: `messages` (or `query` as one user message) and every other key, so that
-    a graph with a state schema of its own finds its fields. The reward comes from the task's scorer.
+    The task's row is the agent's input: `messages`, and every other key, so that prompts and graphs with a state
+    of their own find their fields. A chain that begins with a chat model gets the `messages` alone. The reward
+    comes from the task's scorer. A graph with a checkpointer has a thread per record, deleted at its end.
 
-    recursion_limit: LangGraph's bound on super-steps of one episode.
+    `recursion_limit`: LangGraph's bound on the super-steps of one episode; None leaves the agent's own.
+    `input_key`: the key of the row that is the agent's whole input, for chains that take a text.
     """
 
-    def __init__(self, agent: Runnable[Any, Any], *, recursion_limit: int = 100) -> None:
+    def __init__(
+        self, agent: Runnable[Any, Any], *, recursion_limit: int | None = None, input_key: str | None = None
+    ) -> None:
         self._agent = agent
-        self._config: RunnableConfig = {"recursion_limit": recursion_limit}
+        self._settings: RunnableConfig = {} if recursion_limit is None else {"recursion_limit": recursion_limit}
+        self._input_key = input_key or ("messages" if _begins_with_model(agent) else None)
+        self._checkpointer: Any = getattr(agent, "checkpointer", None)
+        install()
 
     async def run(self, data: dict[str, Any]) -> None:
         """Invoke the agent on one task."""
-        with route_to_policy(), tracing_context(enabled=False):
-            await self._agent.ainvoke(data, config=self._config)
+        thread_id = workflow_context.get().record_id
+        config: RunnableConfig = {**self._settings, "configurable": {"thread_id": thread_id}}
+        try:
+            with route_to_policy():
+                await self._agent.ainvoke(self._input(data), config=config)
+        finally:
+            if hasattr(self._checkpointer, "adelete_thread"):
+                await self._checkpointer.adelete_thread(thread_id)
+
+    def _input(self, data: dict[str, Any]) -> Any:
+        if self._input_key is None:
+            return data
+        if self._input_key not in data:
+            raise DataError(
+                f"task '{data.get('id')}' has no '{self._input_key}', which the workflow's input_key names; "
+                f"it has {', '.join(data)}"
+            )
+        return data[self._input_key]
+
+
+def _begins_with_model(runnable: Runnable[Any, Any]) -> bool:
+    """Whether the first thing to see the input is a chat model, whatever is bound to it."""
+    while True:
+        if isinstance(runnable, RunnableSequence):
+            runnable = runnable.first
+        elif isinstance(runnable, RunnableBindingBase):
+            runnable = runnable.bound
+        elif isinstance(runnable, RunnableWithFallbacks):
+            runnable = runnable.runnable
+        else:
+            return isinstance(runnable, BaseChatModel)
