@@ -1,12 +1,11 @@
 """A gateway over an engine that says what the test tells it to, and keeps its own log of ids."""
 
 import asyncio
-import contextlib
 import functools
 import json
 import threading
+from contextlib import ExitStack, aclosing, contextmanager
 
-import attrs
 import httpx2
 import pytest
 from openai import AsyncOpenAI
@@ -17,7 +16,8 @@ from agentrl_core.config.schema import GatewayConfig, SamplingConfig
 from agentrl_core.errors import StoreError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.transport import ssl_context
-from agentrl_core.types import Chunk, FinishReason, Record
+from agentrl_core.testing.scripted import ScriptedEngine
+from agentrl_core.types import Record
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>")
@@ -48,7 +48,7 @@ def call_text():
 
 
 @pytest.fixture(scope="session")
-def chat(tmp_path_factory):
+def model_dir(tmp_path_factory):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -61,83 +61,48 @@ def chat(tmp_path_factory):
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    return Chat.from_directory(directory)
+    return directory
 
 
-@attrs.define
-class Logged:
-    """What the engine itself saw and sampled."""
-
-    request: object
-    ids: tuple = ()
-    logprobs: tuple = ()
-    versions: tuple = ()
-    aborted: bool = False
-    begun: threading.Event = attrs.field(factory=threading.Event)
-    """The first token is out."""
-    ended: threading.Event = attrs.field(factory=threading.Event)
+@pytest.fixture(scope="session")
+def chat(model_dir):
+    return Chat.from_directory(model_dir)
 
 
-class TalkingEngine:
-    """Says the texts given, in ids that no tokenizer would choose: what is trained must be these, not a re-encoding.
+class TalkingEngine(ScriptedEngine):
+    """Says texts in ids that no tokenizer would choose: what is trained must be these, not a re-encoding.
 
-    A reply is text (its end-of-turn token is added), (text, finish reason) or an error to raise. While `hang` is
-    set, a generation stops after its first token until it is aborted.
+    A reply is a text (its end-of-turn token is added) or an error to raise; "ok" once they are used up. The log,
+    inherited, is the witness of what was asked and sampled.
     """
 
-    def __init__(self, chat, context_length=100_000):
+    def __init__(self, chat, model_dir):
+        super().__init__(replies=self._next_reply, model_dir=model_dir, context_length=100_000)
         self.chat = chat
-        self.context_length = context_length
         self.replies = []
-        self.log = []
-        self.hang = False
-        self._running = {}
-        self._count = 0
-
-    @property
-    def version(self):
-        return self._count // 7
-
-    async def abort(self, request_id):
-        if request_id in self._running:
-            loop, aborted = self._running[request_id]
-            loop.call_soon_threadsafe(aborted.set)
+        self.begun = [threading.Event() for _ in range(8)]
+        """Set when a call is in the engine."""
+        self.ended = [threading.Event() for _ in range(8)]
+        """Set when a call is in the log."""
+        self.start()
 
     async def generate(self, request):
-        entry = Logged(request)
-        self.log.append(entry)
-        aborted = asyncio.Event()
-        self._running[request.request_id] = asyncio.get_running_loop(), aborted
+        try:
+            async with aclosing(super().generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            if len(self.log) <= len(self.ended):
+                self.ended[len(self.log) - 1].set()
+
+    def _next_reply(self, _prompt_ids, number):
+        if number < len(self.begun):
+            self.begun[number].set()
         reply = self.replies.pop(0) if self.replies else "ok"
         if isinstance(reply, Exception):
             raise reply
-        text, finish = reply if isinstance(reply, tuple) else (reply, FinishReason.STOP)
-        ids = [token for character in text for token in self.chat.encode(character)]
-        if finish is FinishReason.STOP and not request.sampling.stop:
-            ids += self.chat.encode("<|im_end|>")
-        if len(ids) > request.sampling.max_tokens:
-            finish = FinishReason.LENGTH
-        try:
-            for token in ids[: request.sampling.max_tokens]:
-                self._count += 1
-                logprob, version = -self._count / 1000, self.version
-                entry.ids += (token,)
-                entry.logprobs += (logprob,)
-                entry.versions += (version,)
-                yield Chunk(ids=(token,), logprobs=(logprob,), version=version)
-                entry.begun.set()
-                if self.hang:
-                    await aborted.wait()
-                if aborted.is_set():
-                    finish = FinishReason.ABORT
-                    break
-            cached = len(request.prompt_ids) // 2
-            yield Chunk(ids=(), logprobs=(), version=self.version, finish_reason=finish, cached_tokens=cached)
-        except (asyncio.CancelledError, GeneratorExit):
-            entry.aborted = True
-            raise
-        finally:
-            entry.ended.set()
+        ids = [token for character in reply for token in self.chat.encode(character)]
+        return [*ids, *self.chat.encode("<|im_end|>")]
 
 
 class MemoryStore:
@@ -159,8 +124,8 @@ class MemoryStore:
 
 
 @pytest.fixture
-def engine(chat):
-    return TalkingEngine(chat)
+def engine(chat, model_dir):
+    return TalkingEngine(chat, model_dir)
 
 
 @pytest.fixture
@@ -168,7 +133,7 @@ def store():
     return MemoryStore()
 
 
-@contextlib.contextmanager
+@contextmanager
 def running_gateway(chat, engine, store, *, sampling=None, **config):
     gateway = Gateway(
         engine=engine,
@@ -188,7 +153,7 @@ def running_gateway(chat, engine, store, *, sampling=None, **config):
 
 @pytest.fixture
 def make_gateway(chat, engine, store):
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         yield lambda **config: stack.enter_context(running_gateway(chat, engine, store, **config))
 
 

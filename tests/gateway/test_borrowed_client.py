@@ -9,6 +9,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from agentrl_core.types import FinishReason
+
 USER = [{"role": "user", "content": "hello"}]
 
 
@@ -43,7 +45,7 @@ def test_it_works_on_several_event_loops(gateway, session):
 
 
 def test_the_clients_timeout_aborts_the_generation(gateway, session, engine, store):
-    engine.hang = True
+    asyncio.run(engine.pause())
 
     async def read(**options):
         reply = await ask(sdk(gateway, session, timeout=0.05), **options)
@@ -55,8 +57,8 @@ def test_the_clients_timeout_aborts_the_generation(gateway, session, engine, sto
 
     for options in ({}, {"stream": True}):
         asyncio.run(scenario(**options))
-        assert engine.log[-1].ended.wait(5)
-        assert engine.log[-1].aborted
+        assert engine.ended[len(engine.log) - 1].wait(5)
+        assert engine.log[-1].finish_reason is FinishReason.ABORT
     assert store.interactions == []
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-from agentrl_core.types import Episode, FinishReason, Outcome, Record
+from agentrl_core.types import Episode, Outcome, Record
 
 USER = {"role": "user", "content": "hello"}
 
@@ -50,7 +50,7 @@ def test_a_turn_cut_by_its_length_is_closed_in_the_prompt_not_in_the_output(sess
 
 
 def test_a_turn_ended_by_a_stop_string_keeps_its_tokens(session, send, store, engine, chat):
-    engine.replies = [("one END", FinishReason.STOP), "ok"]
+    engine.replies = ["one END", "ok"]
     message = send(session, {"messages": [USER], "stop": "END"}).json()["choices"][0]["message"]
     send(session, {"messages": [USER, *turn(message)]})
     assert store.interactions[1].parent == store.interactions[0].id
@@ -176,6 +176,7 @@ async def converse(client, engine, dialogue, tools):
     for content, wanted, style, cut in dialogue:
         text = spoken(content, wanted, style)
         engine.replies = [text or "."]
+        engine.version += style % 2  # as if weights had been published in between
         limit = {"max_tokens": max(len(text) // 2, 1)} if cut else {}
         reply = await client.chat.completions.create(model="default", messages=messages, tools=tools, **limit)
         message = reply.choices[0].message

@@ -25,15 +25,13 @@ def ask(client, **options):
 
 
 async def begun(engine, number=0):
-    """Wait until the engine has sampled the first token of a call."""
-    while len(engine.log) <= number:
-        await asyncio.sleep(0)
-    assert await asyncio.to_thread(engine.log[number].begun.wait, 5)
+    """Wait until a call is in the engine."""
+    assert await asyncio.to_thread(engine.begun[number].wait, 5)
 
 
 @pytest.mark.parametrize("stream", [b"", b', "stream": true'])
 def test_a_client_that_disconnects_aborts_its_generation(gateway, session, engine, store, stream):
-    engine.hang = True
+    asyncio.run(engine.pause())
     host, port = gateway.url.removeprefix("http://").split(":")
     body = RAW + stream + b"}"
     path = session.base_url.removeprefix(gateway.url) + "/v1/chat/completions"
@@ -41,15 +39,15 @@ def test_a_client_that_disconnects_aborts_its_generation(gateway, session, engin
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head + body)
         asyncio.run(begun(engine))
-    assert engine.log[0].ended.wait(5)
-    assert engine.log[0].aborted
+    assert engine.ended[0].wait(5)
+    assert engine.log[0].finish_reason is FinishReason.ABORT
     assert store.interactions == []
     assert gateway.calls == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_cancelled_agent_aborts_its_generation(gateway, session, engine, store, stream):
-    engine.hang = True
+    asyncio.run(engine.pause())
 
     async def agent():
         reply = await ask(sdk(gateway, session), stream=stream)
@@ -62,7 +60,7 @@ def test_a_cancelled_agent_aborts_its_generation(gateway, session, engine, store
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert engine.log[0].aborted
+        assert engine.log[0].finish_reason is FinishReason.ABORT
 
     asyncio.run(scenario())
     assert store.interactions == []
@@ -78,7 +76,7 @@ def test_a_stream_that_is_left_early_aborts_its_generation(gateway, session, eng
                     break
 
     asyncio.run(scenario())
-    assert engine.log[0].aborted
+    assert engine.log[0].finish_reason is FinishReason.ABORT
     assert len(engine.log[0].ids) < len("a long story")
     assert store.interactions == []
 
@@ -88,7 +86,7 @@ def test_closing_a_session_aborts_what_runs_and_returns_what_is_stored(gateway, 
     async def scenario():
         client = sdk(gateway, session)
         await ask(client)
-        engine.hang = True
+        await engine.pause()
 
         async def last():
             reply = await ask(client, stream=stream)
@@ -104,7 +102,7 @@ def test_closing_a_session_aborts_what_runs_and_returns_what_is_stored(gateway, 
     interactions = asyncio.run(scenario())
     assert list(interactions) == store.interactions
     assert len(interactions) == 1
-    assert engine.log[1].ended.is_set()
+    assert engine.log[1].finish_reason is FinishReason.ABORT
 
 
 def test_closing_waits_for_writes_and_keeps_the_order_of_completion(gateway, session, store):
@@ -195,7 +193,7 @@ def test_a_gateway_that_was_not_started_says_so(chat, engine, store):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_cpu_time_is_counted_but_waiting_is_not(gateway, session, engine, stream):
-    engine.hang = True
+    asyncio.run(engine.pause())
 
     async def read():
         reply = await ask(sdk(gateway, session), stream=stream)
@@ -207,7 +205,7 @@ def test_cpu_time_is_counted_but_waiting_is_not(gateway, session, engine, stream
         await asyncio.sleep(0.2)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        engine.hang = False
+        await engine.resume()
         assert await read()
 
     asyncio.run(scenario())
@@ -215,11 +213,14 @@ def test_cpu_time_is_counted_but_waiting_is_not(gateway, session, engine, stream
 
 
 def test_an_engine_that_aborts_by_itself_is_an_error_not_a_reply(gateway, session, engine, store):
-    engine.replies = [("half a", FinishReason.ABORT)]
-
     async def scenario():
+        await engine.pause()
+        call = asyncio.create_task(ask(sdk(gateway, session)))
+        await begun(engine)
+        (request_id,) = session.running
+        await engine.abort(request_id)
         with pytest.raises(openai.InternalServerError, match="aborted"):
-            await ask(sdk(gateway, session))
+            await call
 
     asyncio.run(scenario())
     assert store.interactions == []

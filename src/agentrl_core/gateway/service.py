@@ -68,6 +68,7 @@ class _Generation:
             sampling=call.sampling,
             session=call.session.record_id,
             group=call.session.group_id,
+            stream=call.request.stream,
         )
         # An engine's iterator is closed to abort its request, so it is a generator.
         self._chunks = cast("AsyncGenerator[Chunk, None]", engine.generate(request))
