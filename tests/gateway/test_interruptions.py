@@ -166,6 +166,17 @@ def test_a_write_that_fails_leaves_no_trace_in_the_session(gateway, session, sto
     assert gateway.calls == 0
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_body_calls_nothing(gateway, session, send, engine):
+    host, port = gateway.url.removeprefix("http://").split(":")
+    path = session.base_url.removeprefix(gateway.url) + "/v1/chat/completions"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\n".encode()
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head + RAW)
+    send(session, {"messages": USER})
+    gateway.close()  # waits for what the server still does
+    assert len(engine.log) == 1
+
+
 def test_a_port_in_use_is_an_error_that_says_what_to_do(gateway, make_gateway):
     port = int(gateway.url.rsplit(":", 1)[1])
     with pytest.raises(RunError, match=rf"port {port} on 127.0.0.1 is in use; choose another gateway.port"):
@@ -189,6 +200,13 @@ def test_a_gateway_that_was_not_started_says_so(chat, engine, store):
     with pytest.raises(RunError, match="not started"):
         _ = gateway.url
     gateway.close()
+
+
+@pytest.mark.parametrize(("history", "warned"), [("exact", True), ("template", False)])
+def test_a_template_that_rewrites_history_is_told_at_start(make_gateway, chat, monkeypatch, caplog, history, warned):
+    monkeypatch.setitem(vars(chat), "rewrites_history", True)
+    make_gateway(history=history)
+    assert ("rewrites earlier turns" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -193,6 +193,13 @@ def test_models_lists_the_policy(talk, session):
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
         ({"messages": [1]}, "messages[0]"),
+        ({"messages": {"role": "user"}}, "messages"),
+        ({"tools": {}}, "tools"),
+        ({"messages": [{"role": "user", "content": {}}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
@@ -279,6 +286,12 @@ def test_content_parts_and_developer_messages(session, send, engine, chat):
     send(session, {"messages": [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]})
     expected = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
     assert chat.decode(engine.log[0].request.prompt_ids) == chat.render(expected)
+
+
+def test_arguments_may_come_as_an_object(session, send, engine, chat):
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    send(session, {"messages": [*USER, {"role": "assistant", "tool_calls": [call]}]})
+    assert '{"name": "add", "arguments": {"a":1}}' in chat.decode(engine.log[0].request.prompt_ids)
 
 
 def test_unknown_fields_are_ignored_and_recorded(session, send, store):
