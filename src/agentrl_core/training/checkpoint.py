@@ -114,5 +114,5 @@ def prune(directory: Path, *, keep: int) -> None:
         for path in directory.glob("step-*")
         if path.is_dir() and (match := re.fullmatch(r"step-(\d+)", path.name))
     )
-    for _, path in steps[: len(steps) - keep if keep else None]:
+    for _, path in steps[: max(len(steps) - keep, 0)]:
         shutil.rmtree(path)

@@ -33,7 +33,9 @@ class Demonstrations:
         self._context_length = context_length
         self._template: Any = AutoTokenizer.from_pretrained(model_dir)
         self._tokenizer: Any = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-        self._stops: list[str] = [self._tokenizer.id_to_token(token) for token in sorted(stop_token_ids)]
+        self._stops: list[str] = [
+            self._tokenizer.decode([token], skip_special_tokens=False) for token in sorted(stop_token_ids)
+        ]
         self._samples: dict[int, list[Sample]] = {}
 
     def __len__(self) -> int:
@@ -51,29 +53,32 @@ class Demonstrations:
 
     def _convert(self, index: int) -> list[Sample]:
         row = self._rows[index]
-        messages = [_with_parsed_arguments(message) for message in row["messages"]]
-        replies = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        messages = [
+            _with_parsed_arguments(message, f"demonstration {index + 1}, message {place + 1}")
+            for place, message in enumerate(row["messages"])
+        ]
+        replies = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
         if not replies:
             raise DataError(f"demonstration {index + 1}: no assistant message, so there is nothing to learn from it")
         tools = row.get("tools")
-        prompts = [self._render(messages[:place], tools, prompt=True) for place in replies]
-        followings = [*prompts[1:], self._render(messages, tools)]
         drafts: list[tuple[list[int], list[int]]] = []  # (ids, positions of the loss tokens)
         text = ""  # what the ids of the last draft stand for
-        for place, prompt, following in zip(replies, prompts, followings, strict=True):
-            if not (drafts and prompt.startswith(text)):
-                drafts.append(([], []))
-                text = ""
-            ids, positions = drafts[-1]
-            ids.extend(self._encode(prompt[len(text) :]))
-            whole = following if following.startswith(prompt) else self._render(messages[: place + 1], tools)
+        for place in replies:
+            prompt = self._render(messages[:place], tools, prompt=True)
+            # Not taken from the longer prompt of the next reply: there a template may show it changed.
+            whole = self._render(messages[: place + 1], tools)
             if not whole.startswith(prompt):
                 raise DataError(
                     f"demonstration {index + 1}, message {place + 1}: the chat template does not show a finished "
                     "reply after its own generation prompt, so the reply's tokens cannot be told"
                 )
+            if not (drafts and prompt.startswith(text)):
+                drafts.append(([], []))
+                text = ""
+            ids, positions = drafts[-1]
             reply = self._reply(whole[len(prompt) :], index, place)
             reply_ids = self._encode(reply)
+            ids.extend(self._encode(prompt[len(text) :]))
             positions.extend(range(len(ids), len(ids) + len(reply_ids)))
             ids.extend(reply_ids)
             text = prompt + reply
@@ -117,11 +122,15 @@ class Demonstrations:
         )
 
 
-def _with_parsed_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_parsed_arguments(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The message with tool-call arguments as objects, as templates expect them, not as OpenAI's JSON text."""
-    if not message.get("tool_calls"):
-        return dict(message)
-    return {**message, "tool_calls": [_parsed(call) for call in message["tool_calls"]]}
+    try:
+        calls = [_parsed(call) for call in message.get("tool_calls") or ()]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{where}: a tool call is not {{'function': {{'name': …, 'arguments': JSON or an object}}}}: {error!r}"
+        ) from error
+    return {**message, "tool_calls": calls} if calls else dict(message)
 
 
 def _parsed(call: Mapping[str, Any]) -> dict[str, Any]:

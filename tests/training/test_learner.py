@@ -1,0 +1,313 @@
+import attrs
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentrl_core.errors import ConfigError, TrainingError
+from agentrl_core.losses import AggregationConfig
+from agentrl_core.losses.base import LossOutput
+from agentrl_core.losses.cross_entropy import CrossEntropy
+from agentrl_core.losses.grpo import GRPO
+from agentrl_core.losses.minirl import MiniRL
+from agentrl_core.testing.policy import toy_policy
+
+METRICS = {
+    "reward/mean",
+    "reward/std",
+    "rollout/groups",
+    "rollout/groups_with_signal",
+    "rollout/tool_calls_per_episode",
+    "rollout/llm_calls_per_episode",
+    "rollout/tokens",
+    "rollout/lag_mean",
+    "rollout/lag_max",
+    "loss/value",
+    "loss/entropy",
+    "loss/clip_fraction",
+    "loss/ratio_mean",
+    "loss/grad_norm",
+    "loss/logprob_gap_max",
+    "loss/tokens",
+    "loss/lr",
+    "time/train_s",
+    "batch/rows",
+    "batch/padding_fraction",
+}
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_step_without_learning_rate_leaves_the_weights_bit_by_bit(learner, sampler, weights):
+    frozen = learner(trainer={"lr": 0.0})
+    before = weights(frozen)
+    metrics = frozen.step(sampler.groups(), step=1, version=0)
+    assert same(before, weights(frozen))
+    assert metrics["loss/grad_norm"] > 0
+
+
+def test_a_step_with_learning_rate_raises_what_was_rewarded(learner, sampler, weights):
+    trained = learner()
+    before = weights(trained)
+    groups = sampler.groups(seed=3)
+    trained.step(groups, step=1, version=0)
+    assert not same(before, weights(trained))
+    # A second look at the same tokens: advantage-weighted ratios have risen above those of on-policy tokens.
+    again = trained.step(groups, step=2, version=1)
+    assert again["loss/value"] < -1e-4
+
+
+def test_every_number_of_a_step_is_reported(learner, sampler):
+    groups = sampler.groups(count=2, size=4)
+    metrics = learner().step(groups, step=1, version=0)
+    assert set(metrics) == METRICS
+    episodes = [episode for group in groups for episode in group.episodes]
+    tokens = sum(len(item.output_ids) for episode in episodes for item in episode.interactions)
+    assert metrics["rollout/tokens"] == metrics["loss/tokens"] == tokens
+    assert metrics["batch/rows"] == len(episodes)
+    assert metrics["rollout/tool_calls_per_episode"] == 1.0
+    assert metrics["rollout/llm_calls_per_episode"] == 2.0
+    assert metrics["reward/mean"] == pytest.approx(sum(e.record.reward for e in episodes) / len(episodes))
+    assert metrics["rollout/groups"] == metrics["rollout/groups_with_signal"] == 2.0
+    assert metrics["rollout/lag_max"] == 0.0
+    assert metrics["loss/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["loss/value"] == pytest.approx(0.0, abs=0.7)  # on-policy: minus the mean advantage per token
+
+
+def test_the_first_micro_batch_agrees_with_the_sampler(learner, sampler):
+    assert 0.0 < learner().step(sampler.groups(), step=1, version=0)["loss/logprob_gap_max"] < 1e-5
+
+
+def test_the_learner_divides_by_the_sampling_temperature(learner, model_dir, sampler):
+    cooler = attrs.evolve(sampler, temperature=0.7)
+    assert learner(temperature=0.7).step(cooler.groups(), step=1, version=0)["loss/logprob_gap_max"] < 1e-5
+    with pytest.raises(TrainingError, match="temperature"):
+        learner(temperature=1.0).step(cooler.groups(), step=1, version=0)
+
+
+def falsified(groups, *, record="g0r2", turn=1, token=1, by=0.01):
+    """The groups with one behaviour log-prob changed."""
+
+    def change(item):
+        if item.id != f"{record}t{turn}":
+            return item
+        logprobs = list(item.logprobs)
+        logprobs[token] += by
+        return attrs.evolve(item, logprobs=tuple(logprobs))
+
+    return [
+        attrs.evolve(
+            group,
+            episodes=tuple(
+                attrs.evolve(episode, interactions=tuple(map(change, episode.interactions)))
+                for episode in group.episodes
+            ),
+        )
+        for group in groups
+    ]
+
+
+def test_a_wrong_behaviour_logprob_stops_the_run_and_is_named(learner, sampler, weights):
+    strict = learner()
+    before = weights(strict)
+    with pytest.raises(TrainingError, match=r"record g0r2, interaction g0r2t1, output token 1 "):
+        strict.step(falsified(sampler.groups()), step=1, version=0)
+    assert same(before, weights(strict))
+
+
+def test_a_stale_token_may_differ(learner, sampler):
+    metrics = learner().step(falsified(sampler.groups()), step=1, version=2)
+    assert metrics["loss/logprob_gap_max"] == 0.0
+    assert metrics["rollout/lag_mean"] == metrics["rollout/lag_max"] == 2.0
+
+
+def test_without_signal_nothing_is_updated(learner, sampler, weights):
+    idle = learner()
+    before = weights(idle)
+    groups = sampler.groups(count=1)
+    flat = [
+        attrs.evolve(
+            groups[0],
+            episodes=tuple(
+                attrs.evolve(item, record=attrs.evolve(item.record, reward=1.0)) for item in groups[0].episodes
+            ),
+        )
+    ]
+    metrics = idle.step(flat, step=1, version=0)
+    assert same(before, weights(idle))
+    assert metrics["rollout/groups_with_signal"] == 0.0
+    assert metrics["rollout/groups_dropped/zero_variance"] == 1.0
+    assert "loss/value" not in metrics
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"aggregation": "token_mean"},
+        {"aggregation": "seq_mean_token_mean"},
+        {"aggregation": "seq_mean_token_sum", "unit": "interaction"},
+        {"aggregation": "constant", "horizon": 16},
+        {"aggregation": "agentcpm_rows"},
+    ],
+    ids=lambda options: options["aggregation"],
+)
+def test_the_gradient_does_not_depend_on_micro_batches(learner, sampler, options):
+    groups = sampler.groups(count=2, size=3)
+    gradients = []
+    for max_tokens in (1, 60, 10_000):  # one row at a time; two or three with padding; all at once
+        one = learner(
+            trainer={"lr": 0.0, "max_tokens_per_microbatch": max_tokens, "max_grad_norm": 1e9},
+            aggregation=AggregationConfig(**options),
+        )
+        metrics = one.step(groups, step=1, version=0)
+        assert (metrics["batch/padding_fraction"] == 0.0) == (max_tokens == 1)
+        gradients.append(torch.cat([weight.grad.flatten() for weight in one.weights().module.parameters()]))
+    scale = gradients[0].abs().max()
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-5 * scale.item())
+
+
+def test_the_gradient_is_reinforce_by_hand(learner, sampler, model_dir):
+    groups = sampler.groups(count=1, size=3)
+    one = learner(trainer={"lr": 0.0, "max_grad_norm": 1e9}, filters=[])
+    one.step(groups, step=1, version=0)
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    rewards = torch.tensor([episode.record.reward for episode in groups[0].episodes])
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    total, tokens = torch.zeros(()), 0
+    for episode, advantage in zip(groups[0].episodes, advantages, strict=True):
+        for item in episode.interactions:
+            ids = torch.tensor([episode.full_ids(item)])
+            count = len(item.output_ids)
+            logprobs = torch.log_softmax(model(ids).logits[0, -count - 1 : -1], -1)
+            total = total - advantage * logprobs.gather(1, ids[0, -count:, None]).sum()
+            tokens += count
+    (total / tokens).backward()
+    for (name, found), (_, expected) in zip(
+        one.weights().module.named_parameters(), model.named_parameters(), strict=True
+    ):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_equal_steps_give_equal_weights(learner, sampler, weights):
+    ends = []
+    for _ in range(2):
+        one = learner(trainer={"updates": 2})
+        for step in (1, 2):
+            one.step(sampler.groups(seed=step), step=step, version=2)
+        ends.append(weights(one))
+    assert same(*ends)
+
+
+def test_updates_split_the_step(learner, sampler):
+    once, twice = learner(trainer={"updates": 1}), learner(trainer={"updates": 2})
+    groups = sampler.groups(count=4, size=3)
+    once.step(groups, step=1, version=0)
+    metrics = twice.step(groups, step=1, version=0)
+    # The second update sees weights that the first has moved.
+    assert metrics["loss/ratio_mean"] != pytest.approx(1.0, abs=1e-6)
+    assert twice._optimizer.state_dict()["state"][0]["step"] == 2
+    assert once._optimizer.state_dict()["state"][0]["step"] == 1
+
+
+def test_the_learning_rate_warms_up_by_steps(learner, sampler):
+    one = learner(trainer={"lr": 4e-4, "warmup_steps": 4})
+    rates = [one.step(sampler.groups(), step=step, version=9)["loss/lr"] for step in (1, 2, 4, 5)]
+    assert rates == pytest.approx([1e-4, 2e-4, 4e-4, 4e-4])
+
+
+@attrs.frozen
+class Exploding(GRPO):
+    """A loss that is not finite for one record."""
+
+    record = 2
+
+    def loss(self, batch):
+        output = GRPO.loss(self, batch)
+        bad = torch.where(batch.record == self.record, torch.inf, 0.0)
+        return attrs.evolve(output, per_token=output.per_token + bad)
+
+
+def test_a_loss_that_is_not_finite_is_refused_with_its_record(learner, sampler, weights):
+    one = learner(loss=Exploding())
+    before = weights(one)
+    with pytest.raises(TrainingError, match=r"the loss is inf.*records: g0r2\. "):
+        one.step(sampler.groups(), step=1, version=0)
+    assert same(before, weights(one))
+
+
+@attrs.frozen
+class Steep(GRPO):
+    """A loss of finite value with an infinite slope."""
+
+    def loss(self, batch):
+        output = GRPO.loss(self, batch)
+        return attrs.evolve(output, per_token=output.per_token + torch.sqrt(batch.logprobs - batch.logprobs.detach()))
+
+
+def test_a_gradient_that_is_not_finite_is_refused(learner, sampler, weights):
+    one = learner(loss=Steep())
+    before = weights(one)
+    with pytest.raises(TrainingError, match=r"the gradient norm is (inf|nan).*records: g0r0, g0r1"):
+        one.step(sampler.groups(), step=1, version=0)
+    assert same(before, weights(one))
+
+
+@attrs.frozen
+class Decoupled(GRPO):
+    """Records how far the policy has moved since the step began."""
+
+    needs = frozenset({"proximal"})
+
+    def loss(self, batch):
+        output = GRPO.loss(self, batch)
+        moved = (batch.logprobs.detach() - batch.proximal_logprobs).abs()
+        return attrs.evolve(output, metrics={"moved": (moved.sum(), batch.mask.sum())})
+
+
+def test_proximal_logprobs_are_those_before_the_step(learner, sampler):
+    groups = sampler.groups(count=4)
+    once = learner(loss=Decoupled(), trainer={"updates": 1}).step(groups, step=1, version=0)
+    twice = learner(loss=Decoupled(), trainer={"updates": 2}).step(groups, step=1, version=0)
+    assert once["loss/moved"] == 0.0
+    assert twice["loss/moved"] > 1e-4
+
+
+def test_a_loss_that_needs_a_reference_is_refused_at_once(learner):
+    @attrs.frozen
+    class Anchored(GRPO):
+        needs = frozenset({"reference"})
+
+        def loss(self, batch):
+            return LossOutput(per_token=batch.logprobs, keep=batch.mask)
+
+    with pytest.raises(ConfigError, match="Anchored needs reference"):
+        learner(loss=Anchored())
+
+
+def test_a_folder_without_a_model_is_refused(learner, tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        learner(directory=tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("loss", [GRPO(), CrossEntropy()], ids=lambda loss: type(loss).__name__)
+def test_any_architecture_learns(architecture, loss, learner, sampler, tmp_path):
+    directory = toy_policy(tmp_path / architecture, architecture=architecture, tied=architecture != "llama")
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    groups = attrs.evolve(sampler, model=model).groups()
+    one = learner(directory=directory, loss=loss, trainer={"lr": 2e-3})
+    values = [one.step(groups, step=step, version=step - 1)["loss/value"] for step in range(1, 6)]
+    assert values[-1] < values[0] - 0.01
+    assert one.cpu_seconds > 0
+
+
+def test_on_policy_minirl_takes_the_step_of_grpo(learner, sampler, weights):
+    ends = []
+    for loss in (GRPO(), MiniRL()):
+        one = learner(loss=loss)
+        one.step(sampler.groups(), step=1, version=0)
+        ends.append(weights(one))
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-6, msg=name)
