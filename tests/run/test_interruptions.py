@@ -1,0 +1,160 @@
+"""Killed, interrupted, out of disk: what is stored stays, and a resumed run goes on exactly."""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from agentrl_core.stores.sqlite import SQLiteStore
+
+pytestmark = pytest.mark.slow
+STEPS = 9
+
+
+@pytest.fixture
+def config_file(project):
+    """Episodes run one at a time, so that equal weights give equal episodes to the last bit."""
+    config = project(
+        rollout={"max_concurrent_rollouts": 1},
+        trainer={"steps": STEPS, "save_steps": 3, "keep_last": 9},
+        trackers=["console", "jsonl"],
+    )
+    path = Path("config.yaml").resolve()
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def agentrl(*arguments, preexec_fn=None):
+    command = [sys.executable, "-u", "-m", "agentrl_core", *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, preexec_fn=preexec_fn
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def read_until_step(process, step):
+    """Follow the rows on the terminal until the row of `step`."""
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if line.split()[:2] == [str(step), str(step)]:
+            return
+    pytest.fail("the run ended first:\n" + "".join(seen))
+
+
+def finished(*arguments, **options):
+    with agentrl(*arguments, **options) as process:
+        output = process.communicate(timeout=300)[0]
+        return process.returncode, output
+
+
+def stored(name):
+    store = SQLiteStore(path=Path("runs") / name / "agentrl.db")
+
+    async def read():
+        steps, records = await store.steps(name), await store.records(name)
+        interactions = {item.id for record in records for item in (await store.episode(record.id)).interactions}
+        await store.close()
+        return steps, records, interactions
+
+    return asyncio.run(read())
+
+
+def final_weights(name):
+    return load_file(Path("runs") / name / "checkpoints" / f"step-{STEPS}" / "model.safetensors")
+
+
+def test_a_killed_run_resumes_to_the_same_weights_and_loses_nothing(config_file):
+    code, output = finished("run", config_file, "--name", "undisturbed")
+    assert code == 0, output
+    with agentrl("run", config_file, "--name", "killed") as process:
+        read_until_step(process, 5)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    steps_before, records_before, interactions_before = stored("killed")
+    assert [row.step for row in steps_before][:5] == [1, 2, 3, 4, 5]
+
+    code, output = finished("runs", "resume", "killed")
+    assert code == 0, output
+    steps, records, interactions = stored("killed")
+    assert interactions >= interactions_before
+    assert {record.id for record in records} >= {record.id for record in records_before}
+    restored = 3  # the newest checkpoint before step 5
+    assert [row.step for row in steps if row.voided] == [row.step for row in steps_before if row.step > restored]
+    assert [row.step for row in steps if not row.voided] == list(range(1, STEPS + 1))
+    versions = [row.version for row in steps]
+    assert versions == sorted(set(versions))
+
+    by_id = {record.id: record for record in records}
+    undisturbed_steps, undisturbed_records, _ = stored("undisturbed")
+    expected = {record.id: record for record in undisturbed_records}
+
+    def consumed(rows, table):
+        return [[(table[key].task_id, table[key].reward) for key in row.records] for row in rows if not row.voided]
+
+    assert consumed(steps, by_id) == consumed(undisturbed_steps, expected)
+    for name, tensor in final_weights("undisturbed").items():
+        assert (tensor == final_weights("killed")[name]).all(), name
+
+
+def test_ctrl_c_ends_a_run_with_one_clear_line_and_it_can_be_resumed(config_file):
+    with agentrl("run", config_file, "--name", "stopped") as process:
+        read_until_step(process, 4)
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert "agentrl runs resume stopped" in output
+    assert "Traceback" not in output
+    code, output = finished("runs", "resume", "stopped", f"trainer.steps={STEPS}")
+    assert code == 0, output
+    assert [row.step for row in stored("stopped")[0] if not row.voided] == list(range(1, STEPS + 1))
+
+
+def test_a_full_disk_stops_the_run_with_a_clear_line_and_loses_nothing(config_file):
+    limit = 600_000  # bytes a file may have: the store outgrows it, a checkpoint does not
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    arguments = (
+        "run",
+        config_file,
+        "--name",
+        "full",
+        "trainer.steps=400",
+        "trainer.save_steps=400",
+        "trackers=[jsonl]",
+    )
+    code, output = finished(*arguments, preexec_fn=small_files)
+    assert code == 1
+    assert "Traceback" not in output
+    assert "error: " in output and "space" in output, output
+    steps, _, interactions = stored("full")
+    assert len(steps) > 0
+    assert len(interactions) >= 8 * len(steps)
+
+
+def test_an_existing_name_is_refused_with_the_way_to_go_on(config_file):
+    code, output = finished("run", config_file, "--name", "twice", "trainer.steps=1")
+    assert code == 0, output
+    before = json.dumps(sorted(str(path) for path in Path("runs/twice").rglob("*")))
+    code, output = finished("run", config_file, "--name", "twice")
+    assert code == 2
+    assert "agentrl runs resume twice" in output
+    assert json.dumps(sorted(str(path) for path in Path("runs/twice").rglob("*"))) == before
