@@ -50,8 +50,9 @@ class Decoder(nn.Module):
 
     `layers` holds six tensors per layer: attention input [hidden, (H + 2K) E], its bias or nothing, query and key
     norm [H + K, E] or nothing, attention output, MLP input (gate, up), MLP output. All are used from the right
-    (`x @ w`); the weights of the layer's two norms are multiplied into what follows them. The E numbers of a query
-    or key are ordered so that the two of each rotary pair are neighbours, and queries carry the factor 1 / sqrt(E).
+    (`x @ w`). Norms divide by the root of the sum of squares, not of the mean: the factor is in their weights, and the
+    weights of the layer's two norms are in those of what follows them. The E numbers of a query or key are ordered
+    so that the two of each rotary pair are neighbours, and queries carry the factor 1 / sqrt(E).
     """
 
     layers: list[Tensor]
@@ -103,21 +104,23 @@ class Decoder(nn.Module):
             h = h.view(-1, heads + 2 * keys, self.head_dim)
             qk = h[:, : heads + keys]
             if norm.numel() > 0:
-                qk = self.norm(qk).mul_(norm)
-            # A rotation of pairs of numbers is a multiplication of complex numbers.
-            pairs = torch.view_as_complex(qk.view(-1, heads + keys, self.head_dim // 2, 2))
-            qk = torch.view_as_real(pairs * rope).flatten(2)
-            kv = torch.cat((qk[:, heads:], h[:, heads + keys :]), 1)
+                qk.mul_(self.scale(qk)).mul_(norm)
+            # A rotation of pairs of numbers is a multiplication of complex numbers; in place, inside `h`.
+            torch.view_as_complex(qk.view(-1, heads + keys, self.head_dim // 2, 2)).mul_(rope)
             past = cache[layer]
-            past.view(-1, self.head_dim).index_copy_(0, cells, kv.view(-1, self.head_dim))
-            x = torch.addmm(x, self.attend(qk[:, :heads], past, plan, masks), w_out)
+            past.view(-1, self.head_dim).index_copy_(0, cells, h[:, heads:].reshape(-1, self.head_dim))
+            x = torch.addmm(x, self.attend(h[:, :heads], past, plan, masks), w_out)
             gate, up = torch.mm(self.norm(x), w_up).chunk(2, 1)
             x = torch.addmm(x, functional.silu(gate).mul_(up), w_down)
         return x
 
     def norm(self, x: Tensor) -> Tensor:
-        """Return `x` over the root of its mean square (RMSNorm without its weight)."""
-        return x * (x * x).mean(-1, keepdim=True).add_(self.epsilon).rsqrt_()
+        """Return `x` over the root of the sum of its squares: RMSNorm, the rest of which is in the weights."""
+        return x * self.scale(x)
+
+    def scale(self, x: Tensor) -> Tensor:
+        """Return the factor that `norm` multiplies with, [..., 1]."""
+        return (x * x).sum(-1, keepdim=True).add_(self.epsilon * x.shape[-1]).rsqrt_()
 
     def masks(self, positions_D: Tensor, plan: Plan) -> list[Tensor]:
         """Return what is added to the scores, 0 or at later positions -inf: of the decoding rows, then per span."""

@@ -38,6 +38,9 @@ SWITCH_INTERVAL_S = 5e-4
 is several decode steps of a small model; far below 0.5 ms, switching costs more than it brings."""
 
 
+CLOSED = "the engine was closed"
+
+
 class EmbeddedEngine:
     """Serves one model in this process (see `Engine`).
 
@@ -162,7 +165,7 @@ class EmbeddedEngine:
             if running:
                 self._inbox.put(self._close)
             elif thread is None:
-                self._ended = EngineError("the engine was closed")
+                self._ended = EngineError(CLOSED)
         if thread is not None:
             thread.join()
 
@@ -213,7 +216,7 @@ class EmbeddedEngine:
     # Answering, on the engine's thread.
 
     def _serve(self) -> None:
-        end = EngineError("the engine was closed")
+        end = EngineError(CLOSED)
         try:
             torch.set_num_threads(self._threads)
             with torch.inference_mode():
@@ -279,15 +282,20 @@ class EmbeddedEngine:
 
     def _close(self) -> None:
         self._closing = True
+        self._fail(EngineError(CLOSED))
+
+    def _fail(self, error: EngineError) -> None:
+        """End every job with `error`; the batch drops jobs that have ended."""
+        jobs, self._jobs = self._jobs, {}
+        for job in jobs.values():
+            job.reason = FinishReason.ABORT
+        deliver([(job.mailbox, error) for job in jobs.values()])
 
     def _end(self, error: EngineError) -> None:
         """Fail every job and command, and those still to come."""
         with self._lock:
             self._ended = error
-        jobs, self._jobs = self._jobs, {}
-        for job in jobs.values():
-            job.reason = FinishReason.ABORT
-        deliver([(job.mailbox, error) for job in jobs.values()])
+        self._fail(error)
         while not self._inbox.empty():
             self._inbox.get()()
         del self._batch  # Frees model and cache; nothing reaches it any more.

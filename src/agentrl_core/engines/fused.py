@@ -5,6 +5,7 @@ Shapes: see `agentrl_core.engines.decoder`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,43 +81,49 @@ def _fused_tensors(model: nn.Module) -> Iterator[Tensor]:
     named: Any = model
     config = named.config
     yield named.model.embed_tokens.weight.detach()
-    yield named.model.norm.weight.detach()
+    yield _norm_weight(named.model.norm)
     yield named.lm_head.weight.detach()
     for layer in _layers(model):
         yield from _attention(layer, config.num_attention_heads, config.num_key_value_heads)
-        after = layer.post_attention_layernorm.weight
-        up = torch.cat((layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight))
-        yield (up * after).detach().t().contiguous()
+        up = torch.cat((layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight)).detach()
+        yield (up * _norm_weight(layer.post_attention_layernorm)).t().contiguous()
         yield layer.mlp.down_proj.weight.detach().t().contiguous()
 
 
 def _attention(layer: Any, num_heads: int, num_kv_heads: int) -> Iterator[Tensor]:
     """Yield attention input, its bias, query and key norm, attention output."""
     attention = layer.self_attn
-    scale = float(attention.head_dim) ** -0.5
+    scale = 1 / math.sqrt(attention.head_dim)
     normed = hasattr(attention, "q_norm")
     factors = (1.0 if normed else scale, 1.0)
     linears = (attention.q_proj, attention.k_proj)
     weights = [_paired(linear.weight, attention.head_dim) * by for linear, by in zip(linears, factors, strict=True)]
-    yield (torch.cat((*weights, attention.v_proj.weight)) * layer.input_layernorm.weight).detach().t().contiguous()
+    into = torch.cat((*weights, attention.v_proj.weight)).detach()
+    yield (into * _norm_weight(layer.input_layernorm)).t().contiguous()
     if attention.q_proj.bias is None:
         yield torch.empty(0)
     else:
         biases = [_paired(linear.bias, attention.head_dim) * by for linear, by in zip(linears, factors, strict=True)]
         yield torch.cat((*biases, attention.v_proj.bias)).detach()
     if normed:
-        q_norm = _paired(attention.q_norm.weight * scale, attention.head_dim).expand(num_heads, -1)
-        k_norm = _paired(attention.k_norm.weight, attention.head_dim).expand(num_kv_heads, -1)
-        yield torch.cat((q_norm, k_norm)).detach()
+        q_norm = _paired(_norm_weight(attention.q_norm) * scale, attention.head_dim).expand(num_heads, -1)
+        k_norm = _paired(_norm_weight(attention.k_norm), attention.head_dim).expand(num_kv_heads, -1)
+        yield torch.cat((q_norm, k_norm))
     else:
         yield torch.empty(0)
     yield attention.o_proj.weight.detach().t().contiguous()
 
 
+def _norm_weight(norm: Any) -> Tensor:
+    """Return a norm's weight with the factor between the mean and the sum of squares."""
+    weight: Tensor = norm.weight.detach()
+    return weight * math.sqrt(weight.numel())
+
+
 def _paired(weight: Tensor, head_dim: int) -> Tensor:
     """Reorder the rows of each head from (first half, second half) to neighbouring pairs, as `Decoder` rotates them."""
-    rest = weight.shape[1:]
-    return weight.view(-1, 2, head_dim // 2, *rest).transpose(1, 2).reshape(-1, *rest)
+    pairs = weight.view(-1, 2, head_dim // 2, *weight.shape[1:]).transpose(1, 2)
+    return pairs.reshape(weight.shape)
 
 
 def _rope(model: nn.Module, context_length: int) -> Tensor:

@@ -1,0 +1,200 @@
+"""An engine that says what a test wrote down, and keeps its own log of what it was asked and what it said.
+
+Needs no torch. The log is the independent witness of token fidelity: what a learner trains must equal it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
+
+from agentrl_core.engines.jobs import Job, Mailbox, check_request, deliver
+from agentrl_core.engines.stopping import load_decode
+from agentrl_core.errors import EngineError
+from agentrl_core.types import Chunk, FinishReason, GenerateRequest
+
+if TYPE_CHECKING:
+    from agentrl_core.engines.stopping import Decode
+    from agentrl_core.weights.base import WeightSource
+
+Replies: TypeAlias = Callable[[tuple[int, ...], int], Sequence[int]] | Sequence[Sequence[int]]
+"""`(prompt_ids, call_index) -> ids`, or the ids of each call in order."""
+
+
+@attrs.frozen(kw_only=True)
+class Generation:
+    """One entry of the log."""
+
+    request: GenerateRequest
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+class ScriptedEngine:
+    """Generates `replies` token by token, cut by stop ids, stop strings, `max_tokens` and the context limit.
+
+    A reply that nothing cuts ends with finish reason `stop`. Logprobs are a hash of the ids up to their token and of
+    the policy version. Stop strings need the tokenizer of `model_dir`. `seed` is accepted and changes nothing.
+    """
+
+    cpu_seconds = 0.0
+
+    def __init__(
+        self,
+        *,
+        replies: Replies,
+        model_dir: Path | None = None,
+        seed: int = 0,  # noqa: ARG002 (every engine is given one)
+        context_length: int = 4096,
+        vocab_size: int = 2**31,
+    ) -> None:
+        self.version = 0
+        self.context_length = context_length
+        self.log: list[Generation] = []
+        """What was generated, in order of completion."""
+        self.weights: list[WeightSource] = []
+        """What `load_weights` was given, in order."""
+        self._replies = replies
+        self._model_dir = model_dir
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        """Around every token and every change: callers come from several threads."""
+        self._jobs: dict[str, Job] = {}
+        self._num_calls = 0
+        self._paused = False
+        self._ended: str | None = "the engine has not been started"
+        self._waiting: list[Mailbox] = []
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._ended = None
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Say the next reply as `Engine.generate` describes."""
+        limit = check_request(request, context_length=self.context_length, vocab_size=self._vocab_size)
+        decode = self._load_decode() if request.sampling.stop else None
+        job = Job(request=request, mailbox=Mailbox(), limit=limit, decode=decode)
+        index = self._begin(job)
+        try:
+            for token in self._reply(request, index):
+                if not await self._say(job, token):
+                    break
+                if request.stream and job.reason is None:
+                    for chunk in job.take_chunks(self.version):
+                        yield chunk
+            job.reason = job.reason or FinishReason.STOP
+            self._finish(job)
+            for chunk in job.take_chunks(self.version):
+                yield chunk
+        finally:
+            self._finish(job)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request with finish reason `abort`; unknown ids are ignored."""
+        with self._lock:
+            job = self._jobs.get(request_id)
+            if job is not None and job.reason is None:
+                job.reason = FinishReason.ABORT
+        self._wake()
+
+    async def pause(self) -> None:
+        """Return when no token is being said and none will be."""
+        with self._lock:
+            self._paused = True
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        with self._lock:
+            self._paused = False
+        self._wake()
+
+    async def load_weights(self, version: int, source: WeightSource) -> None:
+        """Count the version up; what the weights are does not matter here."""
+        with self._lock:
+            if version <= self.version:
+                raise EngineError(f"weights of version {version} offered, the engine has {self.version}")
+            self.version = version
+            self.weights.append(source)
+
+    def close(self) -> None:
+        """Fail what runs; idempotent."""
+        with self._lock:
+            self._ended = "the engine was closed"
+        self._wake()
+
+    def _begin(self, job: Job) -> int:
+        """Register a job and return the index of its call."""
+        request_id = job.request.request_id
+        with self._lock:
+            self._check_alive()
+            if request_id in self._jobs:
+                raise EngineError(f"request {request_id} is already running")
+            self._jobs[request_id] = job
+            self._num_calls += 1
+            return self._num_calls - 1
+
+    def _reply(self, request: GenerateRequest, index: int) -> Sequence[int]:
+        if callable(self._replies):
+            return self._replies(request.prompt_ids, index)
+        if index >= len(self._replies):
+            raise EngineError(f"request {request.request_id}: call {index + 1}, but {len(self._replies)} replies given")
+        return self._replies[index]
+
+    async def _say(self, job: Job, token: int) -> bool:
+        """Let others run, then add a token; return whether the job goes on."""
+        while True:
+            await asyncio.sleep(0)
+            with self._lock:
+                self._check_alive()
+                if job.reason is not None:
+                    return False
+                if not self._paused:
+                    job.accept(token, _logprob(job.ids, token, self.version), self.version)
+                    return job.reason is None
+                mailbox = Mailbox()
+                self._waiting.append(mailbox)
+            await mailbox.take()
+
+    def _finish(self, job: Job) -> None:
+        """Write the log, before the consumer hears of the end; a job without an end was left by its consumer."""
+        request = job.request
+        with self._lock:
+            if self._jobs.get(request.request_id) is not job:
+                return
+            del self._jobs[request.request_id]
+            generation = Generation(
+                request=request,
+                ids=tuple(job.ids[len(request.prompt_ids) :]),
+                logprobs=tuple(job.logprobs),
+                versions=tuple(job.versions),
+                finish_reason=job.reason or FinishReason.ABORT,
+            )
+            self.log.append(generation)
+
+    def _wake(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        deliver((mailbox, []) for mailbox in waiting)
+
+    def _check_alive(self) -> None:
+        if self._ended is not None:
+            raise EngineError(self._ended)
+
+    def _load_decode(self) -> Decode:
+        if self._model_dir is None:
+            raise EngineError("stop strings need a tokenizer: give model_dir")
+        return load_decode(self._model_dir)
+
+
+def _logprob(ids: Sequence[int], token: int, version: int) -> float:
+    """Return a number in [-8, 0) that depends on nothing but the arguments."""
+    digest = hashlib.blake2b(repr((list(ids), token, version)).encode(), digest_size=4).digest()
+    return -8.0 * (int.from_bytes(digest) + 1) / 2**32
