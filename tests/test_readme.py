@@ -56,20 +56,24 @@ def test_the_six_line_scorer_package_installs_and_scores(tmp_path):
     (package / "gsm8k_scorer.py").write_text(block("python", "def score(request"), encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site)]
     subprocess.run([*pip, str(package)], check=True)
-    program = f"import sys; sys.path.insert(0, {str(site)!r})\n" + (
-        "import json\n"
-        "from agentrl_core.plugins import load_registry\n"
-        "from agentrl_core.testing import check_scorer\n"
-        "from agentrl_core.types import Record, Task\n"
-        "from agentrl_core import ScoreRequest\n"
-        "registry = load_registry()\n"
-        "score = registry.load('scorers', 'gsm8k')\n"
-        "task = Task(id='t1', data={'messages': []}, answer='42', scorer='gsm8k')\n"
-        "record = Record(id='r', run_id='x', task_id='t1', group_id='g', sample_index=0)\n"
-        "def ask(answer):\n"
-        "    return score(ScoreRequest(answer=answer, reference='42', task=task, messages=(), record=record))\n"
-        "print(json.dumps([registry.describe('scorers', 'gsm8k'), ask('It is $42.'), ask('41')]))\n"
-    )
+    program = f"""
+import json
+import sys
+sys.path.insert(0, {str(site)!r})
+from agentrl_core import ScoreRequest
+from agentrl_core.plugins import load_registry
+from agentrl_core.types import Record, Task
+
+registry = load_registry()
+score = registry.load("scorers", "gsm8k")
+task = Task(id="t1", data={{"messages": []}}, answer="42", scorer="gsm8k")
+record = Record(id="r", run_id="x", task_id="t1", group_id="g", sample_index=0)
+
+def ask(answer):
+    return score(ScoreRequest(answer=answer, reference="42", task=task, messages=(), record=record))
+
+print(json.dumps([registry.describe("scorers", "gsm8k"), ask("It is $42."), ask("41")]))
+"""
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert json.loads(done.stdout) == ["agentrl-gsm8k==0.1.0 gsm8k_scorer:score", 1.0, 0.0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 
@@ -35,6 +35,10 @@ class Score:
     details: Mapping[str, Any] = attrs.field(factory=dict)
 
 
+Verdict: TypeAlias = "float | Score | Mapping[str, float] | None"
+"""What a scorer may return: a number, a `Score`, `{interaction id: number}`, or None for no score."""
+
+
 class Scorer(Protocol):
     """`score(request)`, sync or async. `(model_answer, ground_truth)` functions are accepted too.
 
@@ -43,8 +47,6 @@ class Scorer(Protocol):
     `needs_reference = True`, so that a task without an answer is refused before anything starts.
     """
 
-    def __call__(
-        self, request: ScoreRequest, /
-    ) -> float | Score | Mapping[str, float] | None | Awaitable[float | Score | Mapping[str, float] | None]:
+    def __call__(self, request: ScoreRequest, /) -> Verdict | Awaitable[Verdict]:
         """Judge one finished episode."""
         ...

@@ -53,7 +53,7 @@ class Sampling:
     """Seed of the counter-based random numbers of this one call; equal requests with equal seeds sample equally."""
 
 
-class FinishReason(str, enum.Enum):
+class FinishReason(enum.StrEnum):
     """Why the engine stopped."""
 
     STOP = "stop"
@@ -137,7 +137,7 @@ class Interaction:
         return (version for version, count in self.versions for _ in range(count))
 
 
-class Outcome(str, enum.Enum):
+class Outcome(enum.StrEnum):
     """How a record ended."""
 
     RUNNING = "running"
@@ -196,7 +196,7 @@ class Episode:
         return tuple(reversed(chain))
 
     def full_ids(self, interaction: Interaction) -> tuple[int, ...]:
-        """Prompt and output ids of the whole lineage: what the engine saw and sampled. [T]"""
+        """Prompt and output ids of the whole lineage: what the engine saw and sampled. [T]."""
         return tuple(
             token for item in self.lineage(interaction) for ids in (item.prompt_ids, item.output_ids) for token in ids
         )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from agentrl_core.engines.base import Engine
+    from collections.abc import Mapping
 
 Reward: TypeAlias = "float | int | bool | Mapping[str | int, float] | None"
 """What `run` may return: a number for the whole episode, `{interaction id or turn index: number}`, or

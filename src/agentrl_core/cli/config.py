@@ -41,8 +41,8 @@ def check(config: _Config, overrides: _Overrides = None) -> None:
 
     Imports what the config names, the agent's module among it, and starts nothing.
     """
-    from agentrl_core.run.checks import check_config
     from agentrl_core.config import load
+    from agentrl_core.run.checks import check_config
 
     problems, notes = check_config(load(config, overrides or ()))
     for note in notes:

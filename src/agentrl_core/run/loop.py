@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_STEPS_AT_TARGET = 3
+"""Steps whose mean reward must reach `trainer.stop_at_reward`."""
+
 
 class TrainingLoop:
     """One run on one machine: learner on this thread, engine, gateway and agents on theirs."""
@@ -171,8 +174,10 @@ class TrainingLoop:
 
     def _reached_target(self, report: StepReport) -> bool:
         target = self._config.trainer.stop_at_reward
-        self._recent_rewards = [*self._recent_rewards[-2:], report.metrics.get("reward/mean", 0.0)]
-        return target is not None and len(self._recent_rewards) == 3 and sum(self._recent_rewards) / 3 >= target
+        self._recent_rewards = [*self._recent_rewards, report.metrics.get("reward/mean", 0.0)][-_STEPS_AT_TARGET:]
+        if target is None or len(self._recent_rewards) < _STEPS_AT_TARGET:
+            return False
+        return sum(self._recent_rewards) / _STEPS_AT_TARGET >= target
 
     def _finish(self, status: str, message: str) -> RunSummary:
         """Close everything, then report; nothing stored is lost."""

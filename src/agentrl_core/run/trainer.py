@@ -21,11 +21,10 @@ from agentrl_core.run.components import Components, resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.start import Start, fresh_start, resumed_start
-from agentrl_core.trackers.base import RunSummary
 
 if TYPE_CHECKING:
     from agentrl_core.stores.base import Store
-    from agentrl_core.trackers.base import Tracker
+    from agentrl_core.trackers.base import RunSummary, Tracker
 
 logger = logging.getLogger(__name__)
 
