@@ -8,14 +8,21 @@ import torch
 from agentrl_core.engines.sampling import sample
 
 LOGITS = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
+THOUSAND = [step / 1000 for step in range(1000)]
 
 
 def draw(uniform, *, temperature=1.0, top_p=1.0, top_k=0, logits=LOGITS):
     """Sample one token; return its id and logprob."""
-    knobs = torch.tensor([[uniform], [temperature], [top_p], [top_k]], dtype=torch.float64)
-    result = sample(torch.tensor([logits]), knobs, temperature == 0, top_p < 1 or top_k > 0)
-    (token,), (logprob,) = result.tolist()
-    return int(token), logprob
+    ids, logprobs = draw_rows([uniform], temperature=temperature, top_p=top_p, top_k=top_k, logits=logits)
+    return ids[0], logprobs[0]
+
+
+def draw_rows(uniforms, *, temperature=1.0, top_p=1.0, top_k=0, logits=LOGITS):
+    """Sample one token per random number."""
+    knobs = torch.tensor([(uniform, temperature, top_p, top_k) for uniform in uniforms], dtype=torch.float64).t()
+    truncated = top_p < 1 or top_k > 0
+    ids, logprobs = sample(torch.tensor([logits] * len(uniforms)), knobs, temperature == 0, truncated).tolist()
+    return [int(token) for token in ids], logprobs
 
 
 @pytest.mark.parametrize(
@@ -38,13 +45,12 @@ def test_temperature_zero_takes_the_likeliest_and_its_unscaled_logprob():
 
 @pytest.mark.parametrize(("top_p", "tokens"), [(0.4, {0}), (0.5, {0}), (0.6, {0, 1}), (0.81, {0, 1, 2}), (1e-9, {0})])
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, tokens):
-    drawn = {draw(step / 1000, top_p=top_p)[0] for step in range(1000)}
-    assert drawn == tokens
+    assert set(draw_rows(THOUSAND, top_p=top_p)[0]) == tokens
 
 
 @pytest.mark.parametrize(("top_k", "tokens"), [(1, {0}), (2, {0, 1}), (9, {0, 1, 2, 3})])
 def test_top_k_keeps_the_likeliest(top_k, tokens):
-    assert {draw(step / 1000, top_k=top_k)[0] for step in range(1000)} == tokens
+    assert set(draw_rows(THOUSAND, top_k=top_k)[0]) == tokens
 
 
 def test_logprobs_are_of_the_distribution_before_top_p_and_top_k():
@@ -52,13 +58,13 @@ def test_logprobs_are_of_the_distribution_before_top_p_and_top_k():
 
 
 def test_truncation_keeps_proportions():
-    draws = [draw(step / 1000, top_k=2)[0] for step in range(1000)]
+    draws, _ = draw_rows(THOUSAND, top_k=2)
     assert draws.count(0) == pytest.approx(1000 * 0.5 / 0.8, abs=1)
 
 
 def test_a_token_of_probability_zero_is_never_drawn():
     logits = [-math.inf, 0.0, -math.inf, 0.0, -math.inf]
-    assert {draw(step / 100, logits=logits)[0] for step in range(100)} == {1, 3}
+    assert set(draw_rows(THOUSAND, logits=logits)[0]) == {1, 3}
     assert draw(1 - 2**-53, logits=logits)[0] == 3
 
 

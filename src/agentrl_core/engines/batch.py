@@ -37,7 +37,7 @@ class ContinuousBatch:
         decoder = fused_decoder(model, context_length)
         blocks = prefix_tokens // BLOCK_TOKENS
         self._decoder = decoder
-        self._step = _compiled(decoder)
+        self._step = compiled(decoder)
         self._cache = KeyValueCache(
             num_layers=len(decoder.layers) // 6,
             num_kv_heads=decoder.num_kv_heads,
@@ -204,7 +204,8 @@ def _cells(blocks: list[int]) -> Tensor:
     return torch.from_numpy((starts[:, None] + np.arange(BLOCK_TOKENS)).reshape(-1))
 
 
-def _compiled(decoder: Decoder) -> Any:
+def compiled(decoder: Decoder) -> Any:
+    """Return `decoder` as one TorchScript program."""
     with warnings.catch_warnings():
         # TorchScript is no longer developed, and still the only way to run many operators as one without a compiler.
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import logging
 import queue
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,6 +18,7 @@ import torch
 from agentrl_core.engines.batch import ContinuousBatch
 from agentrl_core.engines.fused import why_not_fused
 from agentrl_core.engines.generate import GenerateBatch
+from agentrl_core.engines.interpreter import restore_switches, shorten_switches
 from agentrl_core.engines.jobs import Job, Mailbox, Post, check_request, deliver
 from agentrl_core.engines.models import check_shapes, load_model, shapes, source_module
 from agentrl_core.engines.stopping import Decode, load_decode
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from agentrl_core.weights.base import WeightSource
 
 log = logging.getLogger(__name__)
-
-SWITCH_INTERVAL_S = 5e-4
-"""How long another thread may keep the interpreter lock from a decode step that has ended. Python's default of 5 ms
-is several decode steps of a small model; far below 0.5 ms, switching costs more than it brings."""
-
 
 CLOSED = "the engine was closed"
 
@@ -117,8 +112,7 @@ class EmbeddedEngine:
             self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
             self._ended = None
         log.info("engine: %s%s", self.implementation, f" ({self.notice})" if self.notice else "")
-        self._switch_interval = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch_interval, SWITCH_INTERVAL_S))
+        shorten_switches()
         self._thread.start()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -299,7 +293,7 @@ class EmbeddedEngine:
         while not self._inbox.empty():
             self._inbox.get()()
         del self._batch  # Frees model and cache; nothing reaches it any more.
-        sys.setswitchinterval(self._switch_interval)
+        restore_switches()
 
 
 def _failure(cause: Exception) -> EngineError:

@@ -1,0 +1,33 @@
+"""How long threads keep the interpreter lock while an engine serves in their process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+SWITCH_INTERVAL_S = 5e-4
+"""How long a busy thread may keep the lock from a decode step that has ended. Python's 5 ms is several decode steps of
+a small model: beside a busy event loop the engine would mostly wait."""
+
+_lock = threading.Lock()
+_serving = 0
+_before = 0.0
+
+
+def shorten_switches() -> None:
+    """Lower the process's switch interval; call `restore_switches` once for each call."""
+    global _serving, _before  # noqa: PLW0603 (the switch interval itself is global)
+    with _lock:
+        if _serving == 0:
+            _before = sys.getswitchinterval()
+            sys.setswitchinterval(min(_before, SWITCH_INTERVAL_S))
+        _serving += 1
+
+
+def restore_switches() -> None:
+    """Put the switch interval back once the last engine of the process has ended."""
+    global _serving  # noqa: PLW0603 (see above)
+    with _lock:
+        _serving -= 1
+        if _serving == 0:
+            sys.setswitchinterval(_before)
