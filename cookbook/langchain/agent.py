@@ -1,43 +1,43 @@
 """A LangChain agent for the quickstart's task, as anyone would write it; nothing in it knows of training."""
 
-from __future__ import annotations
-
 import json
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from langchain.agents import AgentState, create_agent
-from langchain.agents.middleware import ModelCallLimitMiddleware
-from langchain_core.messages import AIMessage
-from langchain_core.tools import tool
+from langchain.agents.middleware import ModelCallLimitMiddleware, before_agent
+from langchain.tools import ToolRuntime, tool
 from langchain_openai import ChatOpenAI
-from langgraph.prebuilt import InjectedState
+from langgraph.runtime import Runtime
 
 from agentrl_core.testing.quest import MAX_CALLS, Quest
 
 
-class QuestState(AgentState[Any]):
-    """The conversation and where the thing is."""
+class QuestState(AgentState):
+    """The conversation, where the thing is, and the walk to it."""
 
     sideways: int
     up: int
+    quest: Quest
+
+
+@before_agent(state_schema=QuestState)
+def set_out(state: QuestState, _runtime: Runtime) -> dict[str, Any]:
+    """Begin a new walk."""
+    return {"quest": Quest(state["sideways"], state["up"])}
 
 
 @tool
 def move(
-    dir: Literal["right", "left", "up", "down"],  # noqa: A002  # the name is the model's
+    dir: Literal["right", "left", "up", "down"],  # noqa: A002  # the name that the model sees
     steps: int,
-    state: Annotated[dict[str, Any], InjectedState],
+    runtime: ToolRuntime[None, QuestState],
 ) -> str:
     """Walk some steps in one direction."""
-    quest = Quest(state["sideways"], state["up"])
-    calls = [call for item in state["messages"] if isinstance(item, AIMessage) for call in item.tool_calls]
-    for call in calls[:-1]:
-        quest.move(json.dumps(call["args"]))
-    return quest.move(json.dumps({"dir": dir, "steps": steps}))
+    return runtime.state["quest"].move(json.dumps({"dir": dir, "steps": steps}))
 
 
 def build_agent() -> Any:
-    """The agent: a model, one tool, a limit on its calls."""
-    model = ChatOpenAI(model="gpt-5-mini", api_key="unused while training")  # type: ignore[arg-type]
+    """The agent: a model, one tool, and a limit on its calls."""
+    model = ChatOpenAI(model="gpt-5-mini", api_key="unused while training")
     limit = ModelCallLimitMiddleware(run_limit=MAX_CALLS + 1, exit_behavior="end")
-    return create_agent(model, tools=[move], state_schema=QuestState, middleware=[limit])
+    return create_agent(model, tools=[move], middleware=[set_out, limit])

@@ -1,11 +1,9 @@
-"""A whole run without learning: the real gateway, store and runner, and an engine that says what a test tells it."""
+"""A whole run without learning: the real gateway, store and runner, and a policy that says what a test tells it."""
 
 import asyncio
 import itertools
 import json
-import threading
 
-import attrs
 import pytest
 from langchain_openai import ChatOpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -20,11 +18,12 @@ from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.stores.base import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.types import Chunk, FinishReason, Task
+from agentrl_core.testing.scripted import ScriptedEngine
+from agentrl_core.types import Task
 
 
 @pytest.fixture(scope="session")
-def chat(tmp_path_factory):
+def policy(tmp_path_factory):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -37,77 +36,23 @@ def chat(tmp_path_factory):
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": TURN_END}))
-    return Chat.from_directory(directory)
-
-
-@attrs.frozen
-class Sampled:
-    """The engine's own log of one call."""
-
-    request: object
-    prompt: str
-    ids: tuple
-
-
-class TalkingEngine:
-    """Says what `mind(prompt text)` thinks, in ids that no tokenizer would choose, and keeps a log of its own.
-
-    What is trained must be these ids, not a re-encoding. An exception that `mind` returns is raised; None is
-    thought for ever, until the generation is aborted or cancelled.
-    """
-
-    version = 0
-    context_length = 4096
-
-    def __init__(self, chat):
-        self.chat = chat
-        self.mind = None
-        self.log = []
-        self.given_up = threading.Event()
-        self._aborts = {}
-
-    async def abort(self, request_id):
-        loop, aborted = self._aborts[request_id]
-        loop.call_soon_threadsafe(aborted.set)
-
-    async def generate(self, request):
-        prompt = self.chat.decode(request.prompt_ids)
-        text = self.mind(prompt)
-        if isinstance(text, Exception):
-            raise text
-        if text is None:
-            await self._think_for_ever(request.request_id)
-            yield Chunk(ids=(), logprobs=(), version=0, finish_reason=FinishReason.ABORT)
-            return
-        ids = [token for character in text for token in self.chat.encode(character)]
-        ids = (*ids, *self.chat.encode(TURN_END))
-        finish = FinishReason.STOP if len(ids) <= request.sampling.max_tokens else FinishReason.LENGTH
-        ids = ids[: request.sampling.max_tokens]
-        self.log.append(Sampled(request, prompt, ids))
-        for token in ids:
-            yield Chunk(ids=(token,), logprobs=(-0.5,), version=0)
-        yield Chunk(ids=(), logprobs=(), version=0, finish_reason=finish, cached_tokens=3)
-
-    async def _think_for_ever(self, request_id):
-        aborted = asyncio.Event()
-        self._aborts[request_id] = asyncio.get_running_loop(), aborted
-        try:
-            await aborted.wait()
-        finally:
-            self.given_up.set()
+    return Chat.from_directory(directory), directory
 
 
 class World:
     """One run on one engine; `play` runs an episode per task, all at once, and returns them in order."""
 
-    def __init__(self, chat, directory):
-        self.engine = TalkingEngine(chat)
+    def __init__(self, chat, model_dir, directory):
+        self.chat = chat
+        self.mind = None
+        self.engine = ScriptedEngine(replies=self._reply, model_dir=model_dir)
         self.store = SQLiteStore(path=directory / "agentrl.db")
         self.registry = load_registry()
         self.gateway = Gateway(
             engine=self.engine, chat=chat, store=self.store, run_id="run",
             sampling=SamplingConfig(max_tokens=500), config=GatewayConfig(), seed=7,
         )  # fmt: skip
+        self.engine.start()
         self.gateway.start()
         self.numbers = itertools.count()
         created = RunRow(id="run", created_at=0.0, status="running", config={}, components={})
@@ -115,7 +60,24 @@ class World:
 
     def says(self, *replies):
         """Let the policy say these, one after the other, in every conversation."""
-        self.engine.mind = lambda prompt: replies[prompt.count(f"{TURN_START}assistant\n") - 1]
+        self.mind = lambda prompt: replies[prompt.count(f"{TURN_START}assistant\n") - 1]
+
+    def hangs(self):
+        """Let the policy think for ever."""
+        self.says("never said")
+        asyncio.run(self.engine.pause())
+
+    @property
+    def prompts(self):
+        """What the policy was asked, rendered."""
+        return [self.chat.decode(entry.request.prompt_ids) for entry in self.engine.log]
+
+    def _reply(self, prompt_ids, _):
+        text = self.mind(self.chat.decode(prompt_ids))
+        if isinstance(text, Exception):
+            raise text
+        # ids that no tokenizer would choose: what is trained must be these, not a re-encoding
+        return [token for character in text for token in self.chat.encode(character)] + self.chat.encode(TURN_END)
 
     def play(self, agent, *rows, scorer=lambda request: 1.0, timeout_s=30.0, is_eval=False, options=None):
         workflow = Component(agent, options or {}) if isinstance(agent, str) else agent
@@ -142,12 +104,13 @@ class World:
 
     def close(self):
         self.gateway.close()
+        self.engine.close()
         asyncio.run(self.store.close())
 
 
 @pytest.fixture
-def world(chat, tmp_path):
-    made = World(chat, tmp_path)
+def world(policy, tmp_path):
+    made = World(*policy, tmp_path)
     yield made
     made.close()
 

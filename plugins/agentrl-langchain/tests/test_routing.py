@@ -3,8 +3,6 @@ import threading
 
 import langsmith.utils
 import pytest
-from agentrl_langchain import routing
-from agentrl_langchain.policy import PolicyChatModel
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks.manager import CallbackManager
 from langchain_core.globals import set_llm_cache
@@ -17,6 +15,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 
 from agentrl_core.errors import PluginError
 from agentrl_core.types import Outcome
+from agentrl_langchain import routing
+from agentrl_langchain.policy import PolicyChatModel
 
 
 class Provider(BaseChatModel):
@@ -40,18 +40,18 @@ class Provider(BaseChatModel):
 class OwnStream(Provider):
     """A provider that goes past LangChain's own `stream` and `astream`."""
 
-    def stream(self, input, config=None, **kwargs):
+    def stream(self, asked, config=None, **kwargs):
         yield AIMessageChunk("the provider")
 
-    async def astream(self, input, config=None, **kwargs):
+    async def astream(self, asked, config=None, **kwargs):
         yield AIMessageChunk("the provider")
 
 
 class Greeting(Provider):
     """A user's own addition to a model."""
 
-    async def ainvoke(self, input, config=None, **kwargs):
-        return await super().ainvoke([HumanMessage("Good morning."), *input], config, **kwargs)
+    async def ainvoke(self, asked, config=None, **kwargs):
+        return await super().ainvoke([HumanMessage("Good morning."), *asked], config, **kwargs)
 
 
 def text_of(message):
@@ -204,7 +204,7 @@ def test_the_route_ends_with_its_block_and_needs_an_episode(world, provider):
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_many_records_on_one_agent_each_find_their_own_session(world, model, ask, is_async):
-    world.engine.mind = lambda prompt: "You said " + prompt.split("user\n")[1].split("<|im_end|>")[0]
+    world.mind = lambda prompt: "You said " + prompt.split("user\n")[1].split("<|im_end|>")[0]
     everyone = threading.Barrier(2, timeout=10)
 
     async def async_node(state: MessagesState):
