@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from agentrl_core import Trainer
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.testing.policy import toy_policy
 from agentrl_core.types import Outcome
 
 
@@ -54,6 +56,18 @@ def test_the_learner_computes_the_engines_logprobs(project):
     gaps = [event["metrics"]["loss/logprob_gap_max"] for event in events(summary) if event["event"] == "step_finished"]
     assert len(gaps) == 2
     assert max(gaps) < 1e-4
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_any_local_chat_model_directory_trains(project, tmp_path, architecture):
+    path = toy_policy(tmp_path / architecture, architecture=architecture, seed=1)
+    summary = Trainer(project(name=architecture, model={"path": str(path)}, trainer={"steps": 1})).train()
+    (step,) = [event for event in events(summary) if event["event"] == "step_finished"]
+    assert step["metrics"]["loss/logprob_gap_max"] < 1e-4
+    changed, start = weights(summary, 1), load_file(path / "model.safetensors")
+    assert any((changed[name] != start[name]).any() for name in start)
+    loaded = AutoModelForCausalLM.from_pretrained(Path(summary.directory) / "checkpoints" / "step-1")
+    assert loaded.config.model_type == architecture
 
 
 def test_every_token_of_a_synchronous_run_has_lag_zero(project):
