@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 from agentrl_core.plugins import load_registry
+from agentrl_core.testing.plugins import check_plugin
 from agentrl_langchain.hooks import adapt_agent
 
 HEAVY = ["langchain", "langchain_core", "langgraph", "langchain_openai", "openai", "torch"]
@@ -24,6 +25,10 @@ print(json.dumps(sorted(set({HEAVY}) & set(sys.modules))))
     assert json.loads(loaded) == []
     plugins = json.loads("\n".join(listed))
     assert "agentrl-langchain" in json.dumps(plugins)
+
+
+def test_the_package_is_a_sound_plugin():
+    check_plugin("agentrl-langchain")
 
 
 def test_the_adapter_is_registered_by_name():

@@ -268,11 +268,11 @@ def test_a_thread_may_have_an_event_loop_of_its_own(world, model, in_episode):
     assert value == "the policy"
 
 
-def test_a_cache_gives_no_record_the_reply_of_another(world, model, ask):
+def test_a_cache_gives_no_record_the_reply_of_another(world, model, in_episode):
     world.says("the policy")
     set_llm_cache(InMemoryCache())
     try:
-        episodes = world.play(RunnableLambda(lambda state: model.invoke(state["messages"])), ask("hi"), ask("hi"))
+        episodes = [in_episode(model.invoke)[1] for _ in range(2)]
     finally:
         set_llm_cache(None)
     assert [len(episode.interactions) for episode in episodes] == [1, 1]
