@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from agentrl_core.errors import RunError
+from agentrl_core.errors import RunError, StoreError
 from agentrl_core.types import FinishReason
 
 USER = [{"role": "user", "content": "hello"}]
@@ -242,3 +242,28 @@ def test_an_engine_that_aborts_by_itself_is_an_error_not_a_reply(gateway, sessio
 
     asyncio.run(scenario())
     assert store.interactions == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_store_that_fails_is_the_gateways_end_and_not_the_requests_fault(gateway, session, store, stream):
+    async def full(run_id, interaction):
+        raise StoreError("database or disk is full; free space")
+
+    async def scenario():
+        client = sdk(gateway, session)
+        if stream:
+            async for _ in await ask(client, stream=True):
+                pass
+        else:
+            await ask(client)
+
+    store.add_interaction = full
+    with pytest.raises(openai.APIError, match="disk is full"):
+        asyncio.run(scenario())
+    assert isinstance(gateway.fatal, StoreError)
+
+
+def test_a_refused_request_is_not_the_gateways_end(gateway, session):
+    with pytest.raises(openai.BadRequestError):
+        asyncio.run(ask(sdk(gateway, session), temperature="hot"))
+    assert gateway.fatal is None

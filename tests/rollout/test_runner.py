@@ -248,12 +248,6 @@ def test_a_dead_engine_stops_the_run_in_place_of_blaming_the_agent(make_runner, 
     assert [record.outcome for record in store.records.values()] == [Outcome.CANCELLED]
 
 
-def test_a_fault_of_the_gateway_is_a_run_error(run_one, answering, gateway):
-    gateway.fatal = KeyError("session")
-    with pytest.raises(RunError, match="the gateway stopped: KeyError"):
-        run_one(answering(1.0))
-
-
 def test_a_store_that_fails_stops_the_run(run_one, answering, store):
     async def full(record):
         raise StoreError("disk full")

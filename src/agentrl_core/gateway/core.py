@@ -82,6 +82,11 @@ class Gateway:
         """Calls so far that asked for another temperature and got the policy's."""
         return self._service.forced_temperatures
 
+    @property
+    def fatal(self) -> RunError | None:
+        """What ended the engine or the store, if anything did: agents that fail because of it are not at fault."""
+        return self._api.fatal
+
     @functools.cached_property
     def http_client(self) -> SharedClient:
         """The client that agents borrow: it reaches the gateway in process, and closing it does nothing."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import orjson
 
-from agentrl_core.errors import AgentRLError, RequestError
+from agentrl_core.errors import AgentRLError, RequestError, RunError
 from agentrl_core.gateway.exchange import Delta
 from agentrl_core.gateway.openai_chat import OpenAIChat
 from agentrl_core.gateway.streaming import TextStream
@@ -61,6 +61,8 @@ class Api:
         self._service = service
         self._dialects: Mapping[str, Dialect] = {"/chat/completions": OpenAIChat()}
         self._pages: Mapping[str, _Page] = {"/health": self._health, "/models": self._models}
+        self.fatal: RunError | None = None
+        """The failure of the engine or the store that no request can be blamed for; the first one."""
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer a request; every failure becomes an error in the shape of the API that was called."""
@@ -74,7 +76,7 @@ class Api:
             answer = self._route(request, route)
             return await answer(request, token)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
-            refusal = as_refusal(error)
+            refusal = self._refusal(error)
             return _json_response((dialect or OpenAIChat()).error(refusal), status=refusal.status)
 
     def _route(self, request: HttpRequest, route: str) -> _Page:
@@ -117,7 +119,12 @@ class Api:
             reply = await service.finish(call)
             yield writer.end(reply, text.rest(reply.interaction.output["content"] or ""))
         except Exception as error:  # noqa: BLE001 - the status is sent: the error goes where the client reads
-            yield writer.error(as_refusal(error))
+            yield writer.error(self._refusal(error))
+
+    def _refusal(self, error: Exception) -> RequestError:
+        if isinstance(error, RunError) and self.fatal is None:
+            self.fatal = error
+        return as_refusal(error)
 
 
 def as_refusal(error: Exception) -> RequestError:

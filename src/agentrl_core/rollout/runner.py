@@ -163,12 +163,8 @@ class Runner:
 
     def _check_gateway(self) -> None:
         """Raise what ended the gateway or the engine: an agent that fails because of it is not at fault."""
-        fatal: BaseException | None = getattr(self._gateway, "fatal", None)
-        if fatal is None:
-            return
-        if isinstance(fatal, RunError):
-            raise fatal
-        raise RunError(f"the gateway stopped: {type(fatal).__name__}: {fatal}") from fatal
+        if self._gateway.fatal is not None:
+            raise self._gateway.fatal
 
 
 def _check_called(interactions: Sequence[Interaction]) -> None:
