@@ -8,7 +8,6 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).parent
-PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
 LINTED = ("src", "plugins", "tests", "cookbook", "noxfile.py")
@@ -20,8 +19,9 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "types", "tests"]
 
 
-def _group(name: str) -> list[str]:
-    return list(nox.project.dependency_groups(PROJECT, name))
+def _group(name: str, project: Path = ROOT) -> list[str]:
+    """The requirements of one dependency group of a package."""
+    return list(nox.project.dependency_groups(nox.project.load_toml(project / "pyproject.toml"), name))
 
 
 def _install_all(session: nox.Session) -> None:
@@ -82,7 +82,7 @@ def plugins(session: nox.Session) -> None:
 @nox.parametrize("plugin", [nox.param(path, id=path.name) for path in PLUGINS])
 def isolated(session: nox.Session, plugin: Path) -> None:
     """Run one plugin's suite with nothing installed but core and that plugin: proves its dependencies."""
-    session.install(*CONSTRAINTS, f"{ROOT}[testing]", str(plugin))
+    session.install(*CONSTRAINTS, str(ROOT), str(plugin), *_group("test", plugin))
     session.run("pytest", str(plugin / "tests"))
 
 
