@@ -87,10 +87,11 @@ def test_log_probabilities_come_with_the_reply_that_asks_for_them(world, model, 
     )
 
 
-def test_a_call_is_made_once_whatever_the_model_would_retry(world, reply_of):
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_call_is_made_once_whatever_the_model_would_retry(world, reply_of, streaming):
     tried = []
     world.mind = lambda prompt: tried.append(prompt) or ValueError("out of memory")
-    _, episode = reply_of(ChatOpenAI(model="gpt-4o", api_key="k", max_retries=5))
+    _, episode = reply_of(ChatOpenAI(model="gpt-4o", api_key="k", max_retries=5, streaming=streaming))
     assert len(tried) == 1
     assert (episode.record.outcome, episode.record.reason) == (Outcome.FAILED, "ModelAPIError")
 

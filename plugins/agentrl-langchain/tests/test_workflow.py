@@ -192,6 +192,16 @@ def test_a_checkpointer_has_a_thread_per_record_and_keeps_none(world, model, ask
     assert not saver.blobs
 
 
+def test_a_checkpointer_that_cannot_delete_is_no_obstacle(world, model, ask):
+    class Archive(InMemorySaver):
+        async def adelete_thread(self, thread_id):
+            raise NotImplementedError
+
+    world.says("hi")
+    [episode] = world.play(create_agent(model, tools=[], checkpointer=Archive()), ask("hello"))
+    assert episode.record.outcome is Outcome.SCORED
+
+
 def test_an_agent_that_raises_fails_with_its_own_error(world, model, ask):
     class TooWarmError(Exception):
         pass

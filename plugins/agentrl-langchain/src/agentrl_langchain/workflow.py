@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -42,7 +43,8 @@ class LangChainWorkflow:
                 await self._agent.ainvoke(self._input(data), config=config)
         finally:
             if hasattr(self._checkpointer, "adelete_thread"):
-                await self._checkpointer.adelete_thread(thread_id)
+                with contextlib.suppress(NotImplementedError):  # then it keeps what it was told
+                    await self._checkpointer.adelete_thread(thread_id)
 
     def _input(self, data: dict[str, Any]) -> Any:
         if self._input_key is None:
