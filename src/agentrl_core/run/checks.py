@@ -95,6 +95,11 @@ class Checks:
                 f"{where('rollout.agent.mode')}: mode '{run.rollout.agent.mode}' is not available in this version; "
                 "use 'inline'"
             )
+        if run.rollout.agent.export_style != "individual":
+            yield (
+                f"{where('rollout.agent.export_style')}: 'concat' is not available in this version; use 'individual': "
+                "each LLM call keeps its own loss term, and calls that share a prefix still share one sequence"
+            )
 
     def model(self) -> Iterator[str]:
         """The policy's folder or builder."""
