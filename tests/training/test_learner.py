@@ -311,3 +311,15 @@ def test_on_policy_minirl_takes_the_step_of_grpo(learner, sampler, weights):
         ends.append(weights(one))
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-6, msg=name)
+
+
+@attrs.frozen
+class Aged(GRPO):
+    """Reports the lag that it sees."""
+
+    def loss(self, batch):
+        return attrs.evolve(GRPO.loss(self, batch), metrics={"lag": (batch.lag.sum(), batch.mask.sum())})
+
+
+def test_a_loss_sees_how_many_versions_its_tokens_lag(learner, sampler):
+    assert learner(loss=Aged()).step(sampler.groups(version=2), step=1, version=5)["loss/lag"] == 3.0

@@ -40,15 +40,15 @@ class LossBatch:
     entropy: Tensor | None = None
 
     def seq_sum(self, values: Tensor) -> Tensor:
-        """Sum of `values` over the masked tokens of each sequence. [N] -> [S]"""
+        """Sum of `values` over the masked tokens of each sequence. [N] -> [S]."""
         return values.new_zeros(self.num_sequences).index_add(0, self.sequence, values * self.mask)
 
     def seq_mean(self, values: Tensor) -> Tensor:
-        """Mean of `values` over the masked tokens of each sequence; 0 for a sequence without any. [N] -> [S]"""
+        """Mean of `values` over the masked tokens of each sequence; 0 for a sequence without any. [N] -> [S]."""
         return self.seq_sum(values) / self.seq_sum(values.new_ones(len(self.mask))).clamp_min(1.0)
 
     def expand(self, values: Tensor) -> Tensor:
-        """Give each token its sequence's value. [S] -> [N]"""
+        """Give each token its sequence's value. [S] -> [N]."""
         return values[self.sequence]
 
 
