@@ -42,10 +42,7 @@ def tests(session: nox.Session) -> None:
     """Run all tests, the slow ones too; `-- -m 'not slow'` leaves those out, `-- PATH` picks."""
     _install_all(session)
     paths = [] if any(not item.startswith("-") for item in session.posargs) else ["tests", *map(str, _plugin_tests())]
-    environment = {"COVERAGE_PROCESS_START": str(ROOT / "pyproject.toml")}
-    session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", *paths, *session.posargs, env=environment)
-    session.run("coverage", "combine", silent=True, success_codes=[0, 1])
+    session.run("coverage", "run", "-m", "pytest", *paths, *session.posargs)
     session.run("coverage", "report", "--fail-under", "0" if session.posargs else "90")
 
 
