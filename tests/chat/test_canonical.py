@@ -25,6 +25,7 @@ def calling(arguments, call_id="c1", **extra):
         calling('{"a": 1, "b": "é"}', content=None),
         calling('{"a": 1, "b": "é"}', call_id="rewritten"),
         calling('{"a": 1, "b": "é"}', refusal=None, annotations=[]),
+        calling('{"a": 1, "b": "é"}', name="planner"),
     ],
 )
 def test_a_rewritten_call_is_the_same(other):

@@ -45,7 +45,7 @@ class Fingerprint:
             [[call["function"]["name"], _arguments(call["function"]["arguments"])] for call in calls],
             # Ids may be rewritten by the client: what counts is which call a result answers.
             self._calls.get(message.get("tool_call_id") or "") if role == "tool" else None,
-            message.get("name") or "",
+            "" if role == "assistant" else message.get("name") or "",  # frameworks add their agent's name
             message.get("reasoning_content") or "",
         ]
 

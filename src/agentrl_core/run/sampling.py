@@ -39,7 +39,7 @@ class SamplingSide:
         self._config, self._run_id, self._store = config, run_id, start.store
         self._scheduling: asyncio.Task[None] | None = None
         with ExitStack() as undo:  # a part that cannot start takes those before it along
-            self._agents = LoopThread("agents")
+            self._agents = LoopThread("agents", workers=config.rollout.max_concurrent_rollouts)
             undo.callback(self._agents.close)
             self.engine: Engine = components.build(
                 "engines", "engine", config.engine, model_dir=start.model_dir, seed=config.seed

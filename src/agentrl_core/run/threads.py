@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import uvloop
@@ -14,10 +15,14 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for other threads; every failure surfaces where the result is awaited."""
+    """Runs coroutines for other threads; every failure surfaces where the result is awaited.
 
-    def __init__(self, name: str) -> None:
+    `workers`: threads for the synchronous parts of agents.
+    """
+
+    def __init__(self, name: str, *, workers: int) -> None:
         self._loop = uvloop.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(workers, thread_name_prefix=f"{name}-worker"))
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
