@@ -111,7 +111,7 @@ class EmbeddedEngine:
                 raise EngineError("the engine was started before")
             self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
             self._ended = None
-        log.info("engine: %s%s", self.implementation, f" ({self.notice})" if self.notice else "")
+        log.info("%s", self.notice or "the engine runs its own loop")
         shorten_switches()
         self._thread.start()
 
@@ -314,4 +314,4 @@ def _context_length(model: Any, wanted: int | None) -> int:
 
 def _notice(reason: str | None) -> str:
     why = "as demanded" if reason is None else f"because the engine's own loop does not serve {reason}"
-    return f"runs through transformers' generate {why}: no prefix reuse, and requests wait for the running batch"
+    return f"the engine runs through transformers' generate {why}: no prefix reuse, requests wait for the running batch"
