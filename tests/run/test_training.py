@@ -81,7 +81,7 @@ def test_an_asynchronous_run_keeps_to_its_bound(project):
     summary = Trainer(project(name="async", rollout=rollout, trainer={"steps": 6})).train()
     lags = [event["metrics"]["rollout/lag_max"] for event in events(summary) if event["event"] == "step_finished"]
     assert summary.steps == 6
-    assert max(lags) <= 3  # submitted at most 2 versions ahead, trained one step later
+    assert 0 < max(lags) <= 2
 
 
 def test_the_same_seed_gives_the_same_weights(project):

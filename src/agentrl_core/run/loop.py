@@ -81,6 +81,10 @@ class TrainingLoop:
             self._check_signal(report)
             if self._reached_target(report):
                 break
+            every = self._config.eval.every
+            if every and self._step % every == 0 and self._step < self._config.trainer.steps:
+                self._evaluate(self._config.eval.tasks_during)
+            self._sampling.open_capacity(self._version, self._step)
         if (
             not self._evals
             or self._evals[-1].step != self._step
@@ -90,7 +94,7 @@ class TrainingLoop:
         self._save()
 
     def _take_step(self) -> StepReport:
-        """One optimizer step, from waiting for its groups to opening the next one's capacity."""
+        """One optimizer step, from waiting for its groups to the record of what it did."""
         begin = time.perf_counter()
         groups = self._sampling.take_groups(self._config.rollout.tasks_per_step)
         sampled = time.perf_counter()
@@ -116,10 +120,6 @@ class TrainingLoop:
         asyncio.run(self._store.add_step(row))
         if self._step % self._config.trainer.save_steps == 0:
             self._save()
-        every = self._config.eval.every
-        if every and self._step % every == 0 and self._step < self._config.trainer.steps:
-            self._evaluate(self._config.eval.tasks_during)
-        self._sampling.open_capacity(self._version, self._step)
         return StepReport(step=self._step, version=self._version, metrics=metrics, outcomes=outcomes)
 
     def _publish(self) -> None:
