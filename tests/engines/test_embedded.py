@@ -330,3 +330,25 @@ def test_an_architecture_without_a_longest_input_needs_one(tmp_path):
     result = run(collect(engine.generate(request([1, 2, 3]))))
     engine.close()
     assert len(result.ids) == 16
+
+
+def test_a_long_prompt_beside_a_long_answer_stays_inside_learned_positions(tmp_path, full_forward, load):
+    """GPT-2 has a table of positions: a row that has ended must not push the batch beyond it."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gpt2", vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=64)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    engine = EmbeddedEngine(model_dir=tmp_path)
+    engine.start()
+
+    async def both():
+        await engine.pause()
+        tasks = [asyncio.create_task(ask(engine, list(range(n)), max_tokens=None)) for n in (60, 5)]
+        await asyncio.sleep(0)
+        await engine.resume()
+        return await asyncio.gather(*tasks)
+
+    results = run(both())
+    engine.close()
+    assert [len(result.ids) for result in results] == [4, 59]
+    for result in results:
+        assert result.logprobs == pytest.approx(full_forward(load(tmp_path), result.prompt_ids, result.ids), abs=1e-4)

@@ -25,11 +25,12 @@ class GenerateBatch:
 
     implementation = "generate"
 
-    def __init__(self, model: nn.Module, *, slots: int) -> None:
+    def __init__(self, model: nn.Module, *, slots: int, context_length: int) -> None:
         self._model: Any = model
         # The directory's own generation settings (top_k, penalties, …) would change what is sampled.
         self._model.generation_config = type(self._model.generation_config)()
         self._slots = slots
+        self._context_length = context_length
         self._waiting: list[Job] = []
         self._running: list[Job] = []
         self._stale = False
@@ -51,7 +52,11 @@ class GenerateBatch:
         self._stale = True
 
     def step(self, host: Host) -> None:
-        """Run a batch until all of its jobs have ended or the weights have changed."""
+        """Run a batch until all of its jobs have ended, the weights have changed, or the context is full.
+
+        In the last two cases the jobs that go on begin the next batch: rows of jobs that have ended run along, and
+        must not run beyond the positions that the model knows.
+        """
         self._waiting = [job for job in self._waiting if job.reason is None]
         if not self._running:
             self._running, self._waiting = self._waiting[: self._slots], self._waiting[self._slots :]
@@ -64,7 +69,7 @@ class GenerateBatch:
             attention_mask=torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding]),
             logits_processor=[lambda _, logits_BV: self._choose(host, logits_BV)],
             stopping_criteria=[lambda *_: torch.tensor([self._stale or job.reason is not None for job in jobs])],
-            max_new_tokens=max(job.limit - len(job.ids) for job in jobs),
+            max_new_tokens=min(max(job.limit - len(job.ids) for job in jobs), self._context_length - longest),
             do_sample=False,
             pad_token_id=0,
         )
