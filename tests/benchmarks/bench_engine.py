@@ -75,7 +75,14 @@ def measure_model(size: str, repeats: int) -> Iterator[Row]:
                         speeds[name].append(tokens_per_cpu_s(serve, next(prompts)))
             ours, *peers = ((name, statistics.median(of_name)) for name, of_name in speeds.items())
             for name, speed in peers:
-                yield Row(case=f"c{count}/{size}", metric="tokens_per_cpu_s", ours=ours[1], peer=speed, peer_name=name)
+                yield Row(
+                    case=f"c{count}",
+                    model=size,
+                    metric="tokens_per_cpu_s",
+                    ours=ours[1],
+                    peer=speed,
+                    peer_name=name,
+                )
 
 
 def build_model(size: str, directory: Path) -> Path:

@@ -17,6 +17,8 @@ class Row:
     """One case against one peer; more is better."""
 
     case: str
+    model: str = ""
+    """Size of the model, where a case is measured with several."""
     metric: str
     ours: float
     peer: float
@@ -30,10 +32,12 @@ class Row:
 def report(name: str, rows: list[Row]) -> None:
     """Print `rows` and write build/benchmarks/NAME.json."""
     table = Table(title=name)
-    for column in ("case", "metric", "ours", "peer", "", "ratio"):
-        table.add_column(column, justify="left" if column in ("case", "metric", "") else "right")
+    for column in ("case", "model", "metric", "ours", "peer", "", "ratio"):
+        table.add_column(column, justify="left" if column in ("case", "model", "metric", "") else "right")
     for row in rows:
-        table.add_row(row.case, row.metric, f"{row.ours:.4g}", f"{row.peer:.4g}", row.peer_name, f"{row.ratio:.2f}")
+        table.add_row(
+            row.case, row.model, row.metric, f"{row.ours:.4g}", f"{row.peer:.4g}", row.peer_name, f"{row.ratio:.2f}"
+        )
     Console().print(table)
     FOLDER.mkdir(parents=True, exist_ok=True)
     content = {"rows": [attrs.asdict(row) | {"ratio": row.ratio} for row in rows]}

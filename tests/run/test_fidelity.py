@@ -40,8 +40,10 @@ class Dialogue:
             reply = await client.chat.completions.create(model="default", messages=messages, tools=TOOLS)
             message = reply.choices[0].message.model_dump(exclude_none=True)
             messages.append(self._rewritten(message))
-            for call in message.get("tool_calls", []):
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"résultat {turn}"})
+            messages.extend(
+                {"role": "tool", "tool_call_id": call["id"], "content": f"résultat {turn}"}
+                for call in message.get("tool_calls", [])
+            )
             if not message.get("tool_calls"):
                 messages.append({"role": "user", "content": f"go on, {turn}"})
         return 1.0

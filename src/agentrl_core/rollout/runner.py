@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.errors import EpisodeError, RunError
+from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.attempts import Attempt, run_agent, unbroken
 from agentrl_core.rollout.failures import describe, format_traceback, root_cause
