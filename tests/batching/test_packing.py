@@ -14,6 +14,7 @@ def sample(length, *, record=0, group=0, positions=None, interactions=None):
         ids=list(range(1, length + 1)),
         positions=positions,
         logprobs=[-0.5 * position for position in positions],
+        temperatures=[0.5 + 0.25 * position for position in positions],
         advantages=[float(record)] * len(positions),
         versions=[7] * len(positions),
         interactions=interactions or [record] * len(positions),
@@ -31,6 +32,7 @@ def test_rows_are_padded_on_the_right_and_loss_tokens_point_into_them():
     assert batch.targets.tolist() == [2, 2, 4]
     assert batch.row.tolist() == [0, 1, 1]
     assert batch.behaviour_logprobs.tolist() == [-0.5, -0.5, -1.5]
+    assert batch.temperature.tolist() == [0.75, 0.75, 1.25]
     assert batch.advantages.tolist() == [0.0, 1.0, 1.0]
     assert batch.version.tolist() == [7, 7, 7]
     assert batch.record.tolist() == [0, 1, 1]

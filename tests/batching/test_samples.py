@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.errors import TrainingError
-from agentrl_core.types import FinishReason
+from agentrl_core.types import FinishReason, Sampling
 
 
 def lay_out(members, group, advantages=None):
@@ -121,3 +121,19 @@ def test_every_trained_token_is_in_the_loss_once_with_the_ids_that_the_engine_sa
             assert token not in seen
             seen[token] = (tuple(sample.ids[:position]), logprob, found.interactions[owner])
     assert seen == trained
+
+
+def test_every_loss_token_carries_the_temperature_of_its_interaction(interaction, episode, group):
+    calls = [
+        interaction("a", output=(3, 4), sampling=Sampling(temperature=0.5)),
+        interaction("b", parent="a", output=(5,), sampling=Sampling(temperature=1.5)),
+    ]
+    (sample,) = training_samples([group([episode(calls)])], {"a": 1.0, "b": 1.0}).samples
+    assert sample.temperatures == [0.5, 0.5, 1.5]
+
+
+def test_what_was_sampled_at_temperature_zero_cannot_be_trained(interaction, episode, group):
+    greedy = group([episode([interaction("a", sampling=Sampling(temperature=0.0))])])
+    with pytest.raises(TrainingError, match=r"record record, interaction a: sampled at temperature 0,"):
+        training_samples([greedy], {"a": 1.0})
+    assert training_samples([greedy], {}).samples == ()

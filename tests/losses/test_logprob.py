@@ -16,8 +16,9 @@ def problem(dtype=torch.float64, seed=0):
 def by_definition(hidden, weight, targets, temperature):
     """One token at a time, by the formulas."""
     logprobs, entropies = [], []
-    for vector, target in zip(hidden, targets, strict=True):
-        scores = torch.exp((weight @ vector) / temperature)
+    temperatures = torch.as_tensor(temperature).expand(len(targets)).double()
+    for vector, target, divisor in zip(hidden, targets, temperatures, strict=True):
+        scores = torch.exp((weight @ vector) / divisor)
         probs = scores / scores.sum()
         logprobs.append(torch.log(probs[target]))
         entropies.append(-(probs * torch.log(probs)).sum())
@@ -25,7 +26,9 @@ def by_definition(hidden, weight, targets, temperature):
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 3, N, 100])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(
+    "temperature", [1.0, 0.75, torch.linspace(0.5, 2, N, dtype=torch.float64)], ids=["one", "cooler", "each its own"]
+)
 def test_values_and_gradients_are_those_of_the_definition(rows_at_once, temperature):
     hidden, weight, targets = problem()
     scale = torch.linspace(-1, 2, N, dtype=torch.float64)

@@ -15,7 +15,7 @@ from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.testing.policy import toy_policy
 from agentrl_core.training.learner import Learner
-from agentrl_core.types import Episode, Group, Interaction, Record, run_lengths
+from agentrl_core.types import Episode, Group, Interaction, Record, Sampling, run_lengths
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +48,8 @@ class Sampler:
 
     model: object
     temperature: float = 1.0
+    recorded: float | None = None
+    """Temperature that the interactions name, where it is another."""
 
     def groups(self, count=2, size=4, *, seed=0, version=0):
         """`count` groups of `size` episodes each."""
@@ -81,6 +83,7 @@ class Sampler:
                     versions=run_lengths([version] * len(output)),
                     messages=(),
                     output={"role": "assistant", "content": "", "tool_calls": [{}] * (1 - turn)},
+                    sampling=Sampling(temperature=self.recorded or self.temperature),
                 )
             )
         record = Record(

@@ -79,11 +79,19 @@ def test_the_first_micro_batch_agrees_with_the_sampler(learner, sampler):
     assert 0.0 < learner().step(sampler.groups(), step=1, version=0)["loss/logprob_gap_max"] < 1e-5
 
 
-def test_the_learner_divides_by_the_sampling_temperature(learner, model_dir, sampler):
-    cooler = attrs.evolve(sampler, temperature=0.7)
-    assert learner(temperature=0.7).step(cooler.groups(), step=1, version=0)["loss/logprob_gap_max"] < 1e-5
+def test_each_interaction_is_scored_at_the_temperature_it_was_sampled_at(learner, sampler):
+    groups = [
+        *sampler.groups(count=1),
+        *attrs.evolve(sampler, temperature=0.7).groups(count=1, seed=1),
+        *attrs.evolve(sampler, temperature=1.4).groups(count=1, seed=2),
+    ]
+    assert learner().step(groups, step=1, version=0)["loss/logprob_gap_max"] < 1e-5
+
+
+def test_a_temperature_other_than_the_recorded_one_stops_the_run(learner, sampler):
+    groups = attrs.evolve(sampler, temperature=0.7, recorded=1.0).groups()
     with pytest.raises(TrainingError, match="temperature"):
-        learner(temperature=1.0).step(cooler.groups(), step=1, version=0)
+        learner().step(groups, step=1, version=0)
 
 
 def falsified(groups, *, record="g0r2", turn=1, token=1, by=0.01):

@@ -31,6 +31,7 @@ def batch():
             ids=[(7 * place + row) % 40 for place in range(length)],
             positions=[2, length - 1],
             logprobs=[0.0, 0.0],
+            temperatures=[0.8, 0.8 + row],
             advantages=[1.0, 1.0],
             versions=[0, 0],
             interactions=[row, row],
@@ -50,16 +51,17 @@ def test_logprobs_are_those_of_the_models_own_logits(architecture):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **(SMALL | options))).eval()
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.2)
-    policy = Policy(model, temperature=0.8)
+    policy = Policy(model)
     assert (policy._head is not None) == plain
     samples, micro_batch = batch()
     logprobs, entropy = policy.logprobs(micro_batch)
     expected_logprobs, expected_entropy = [], []
     for sample in samples:  # each row alone, without padding
-        distributions = torch.log_softmax(model(torch.tensor([sample.ids])).logits[0] / 0.8, -1)
-        for position in sample.positions:
-            expected_logprobs.append(distributions[position - 1, sample.ids[position]])
-            expected_entropy.append(-(distributions[position - 1].exp() * distributions[position - 1]).sum())
+        logits = model(torch.tensor([sample.ids])).logits[0]
+        for position, temperature in zip(sample.positions, sample.temperatures, strict=True):
+            distribution = torch.log_softmax(logits[position - 1] / temperature, -1)
+            expected_logprobs.append(distribution[sample.ids[position]])
+            expected_entropy.append(-(distribution.exp() * distribution).sum())
     torch.testing.assert_close(logprobs, torch.stack(expected_logprobs), rtol=0, atol=2e-5)
     torch.testing.assert_close(entropy, torch.stack(expected_entropy), rtol=0, atol=2e-5)
     assert logprobs.requires_grad

@@ -36,6 +36,8 @@ class MicroBatch:
     """Place of each loss token in its row. Long. [N]"""
     behaviour_logprobs: Tensor
     """Float. [N]"""
+    temperature: Tensor
+    """Sampling temperature of each loss token. Float. [N]"""
     advantages: Tensor
     """Float. [N]"""
     version: Tensor
@@ -159,6 +161,7 @@ def _micro_batch(
         row=longs(row for row, sample in enumerate(samples) for _ in sample.positions),
         position=longs(chain.from_iterable(sample.positions for sample in samples)),
         behaviour_logprobs=floats(lambda sample: sample.logprobs),
+        temperature=floats(lambda sample: sample.temperatures),
         advantages=floats(lambda sample: sample.advantages),
         version=longs(chain.from_iterable(sample.versions for sample in samples)),
         interaction=longs(chain.from_iterable(sample.interactions for sample in samples)),

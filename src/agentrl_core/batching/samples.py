@@ -28,6 +28,8 @@ class Sample:
     """Places of the loss tokens in `ids`, rising, never 0. [L]"""
     logprobs: Sequence[float]
     """Behaviour logprobs. [L]"""
+    temperatures: Sequence[float]
+    """Sampling temperature under which each logprob was taken, above 0. [L]"""
     advantages: Sequence[float]
     versions: Sequence[int]
     """Policy version that sampled each. [L]"""
@@ -52,7 +54,8 @@ class Samples:
 def training_samples(groups: Sequence[Group], advantages: Mapping[str, float]) -> Samples:
     """Lay out every interaction that has an advantage.
 
-    Raises `TrainingError` where ids, logprobs and versions of an interaction do not match in number.
+    Raises `TrainingError` where ids, logprobs and versions of an interaction do not match in number, and where it
+    was sampled at temperature 0.
     """
     samples: list[Sample] = []
     interactions: list[str] = []
@@ -62,7 +65,7 @@ def training_samples(groups: Sequence[Group], advantages: Mapping[str, float]) -
             numbers = {}
             for item in episode.interactions:
                 if is_trained(item) and item.id in advantages:
-                    _check_lengths(item)
+                    _check_trainable(item)
                     numbers[item.id] = len(interactions)
                     interactions.append(item.id)
             samples.extend(_episode_samples(episode, numbers, advantages, record=len(records), group=group_index))
@@ -108,6 +111,7 @@ def _sample(
     ids: list[int] = []
     positions: list[int] = []
     logprobs: list[float] = []
+    temperatures: list[float] = []
     values: list[float] = []
     versions: list[int] = []
     owners: list[int] = []
@@ -117,6 +121,7 @@ def _sample(
             count = len(item.output_ids)
             positions.extend(range(len(ids), len(ids) + count))
             logprobs.extend(item.logprobs)
+            temperatures.extend([item.sampling.temperature] * count)
             values.extend([advantages[item.id]] * count)
             versions.extend(item.output_versions)
             owners.extend([numbers[item.id]] * count)
@@ -125,6 +130,7 @@ def _sample(
         ids=ids[: positions[-1] + 1],
         positions=positions,
         logprobs=logprobs,
+        temperatures=temperatures,
         advantages=values,
         versions=versions,
         interactions=owners,
@@ -133,7 +139,7 @@ def _sample(
     )
 
 
-def _check_lengths(item: Interaction) -> None:
+def _check_trainable(item: Interaction) -> None:
     tokens, versions = len(item.output_ids), sum(count for _, count in item.versions)
     if not tokens == len(item.logprobs) == versions:
         raise TrainingError(
@@ -144,4 +150,10 @@ def _check_lengths(item: Interaction) -> None:
         raise TrainingError(
             f"record {item.record_id}, interaction {item.id}: the output has no prompt before it, so its first "
             "token has no distribution to be trained on"
+        )
+    if not item.sampling.temperature > 0:
+        raise TrainingError(
+            f"record {item.record_id}, interaction {item.id}: sampled at temperature {item.sampling.temperature:g}, "
+            "at which there is no distribution to train; train what was sampled at a positive temperature "
+            "(sampling.temperature, gateway.temperature)"
         )

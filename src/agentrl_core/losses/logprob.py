@@ -23,27 +23,28 @@ def token_logprobs(
     weight: Tensor,
     targets: Tensor,
     *,
-    temperature: float = 1.0,
+    temperature: Tensor | float = 1.0,
     entropy: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute log softmax(hidden @ weight.T / temperature) at `targets`, and on request the entropy.
 
-    hidden [N, H], weight [V, H], targets [N] long -> [N] and [N] or None, in nats, fp32 (fp64 for fp64 input),
-    both differentiable. Sums over the vocabulary run in fp32 for narrower inputs.
+    hidden [N, H], weight [V, H], targets [N] long, temperature of each token [N] or of all -> [N] and [N] or None,
+    in nats, fp32 (fp64 for fp64 input), both differentiable. Sums over the vocabulary run in fp32 for narrower inputs.
     """
     logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # autograd's own signature
-        hidden, weight, targets, temperature, entropy, max(1, chunk_elements // weight.shape[0])
+        hidden, weight, targets, _divisor(temperature, hidden), entropy, max(1, chunk_elements // weight.shape[0])
     )
     return logprobs, entropies
 
 
 def logits_logprobs(
-    logits: Tensor, targets: Tensor, *, temperature: float = 1.0, entropy: bool = False
+    logits: Tensor, targets: Tensor, *, temperature: Tensor | float = 1.0, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The same from logits [N, V], for models that do more than one matrix product after the last hidden state."""
-    scaled = logits.to(_wide(logits)) / temperature
-    distribution = torch.log_softmax(scaled, -1)
+    divisor = _divisor(temperature, logits)
+    wide = logits.to(_wide(logits))
+    distribution = torch.log_softmax(wide if divisor is None else wide / divisor, -1)
     chosen = distribution.gather(1, targets[:, None]).squeeze(1)
     return chosen, -(distribution.exp() * distribution).sum(-1) if entropy else None
 
@@ -57,7 +58,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        temperature: float,
+        divisor: Tensor | None,
         entropy: bool,  # noqa: FBT001  # autograd functions take positional arguments only
         chunk: int,
     ) -> tuple[Tensor, Tensor | None]:
@@ -68,7 +69,7 @@ class _TokenLogprobs(torch.autograd.Function):
         normalisers = hidden.new_empty(count, dtype=wide)
         logits = None
         for part in _parts(count, chunk):
-            logits = _logits(hidden[part], weight, temperature)
+            logits = _logits(hidden[part], weight, divisor, part)
             normalisers[part] = torch.logsumexp(logits, -1)
             logprobs[part] = logits.gather(1, targets[part, None]).squeeze(1) - normalisers[part]
             if entropies is not None:
@@ -76,20 +77,22 @@ class _TokenLogprobs(torch.autograd.Function):
                 mean = ((logits - normalisers[part, None]).exp_() * logits).sum(-1)
                 entropies[part] = normalisers[part] - mean
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, logits if count <= chunk else None)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.save_for_backward(
+            hidden, weight, targets, normalisers, entropies, divisor, logits if count <= chunk else None
+        )
+        ctx.chunk = chunk
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, normalisers, entropies, kept = ctx.saved_tensors
+        hidden, weight, targets, normalisers, entropies, divisor, kept = ctx.saved_tensors
         to_logprobs, to_entropies = gradients
         if to_logprobs is None:
             to_logprobs = torch.zeros_like(normalisers)
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight, dtype=normalisers.dtype)
         for part in _parts(len(targets), ctx.chunk):
-            logits = kept if kept is not None else _logits(hidden[part], weight, ctx.temperature)
+            logits = kept if kept is not None else _logits(hidden[part], weight, divisor, part)
             log_distribution = logits - normalisers[part, None]
             # d log p(y) / dz = onehot(y) - p;  dH / dz = -p (log p + H)
             scale = -to_logprobs[part, None]
@@ -97,15 +100,22 @@ class _TokenLogprobs(torch.autograd.Function):
                 scale = scale - (log_distribution + entropies[part, None]) * to_entropies[part, None]
             to_logits = log_distribution.exp_().mul_(scale)
             to_logits.scatter_add_(1, targets[part, None], to_logprobs[part, None])
-            to_logits = to_logits.div_(ctx.temperature)
+            if divisor is not None:
+                to_logits.div_(divisor[part])
             to_hidden[part] = to_logits.to(weight.dtype) @ weight
             to_weight.addmm_(to_logits.T, hidden[part].to(to_weight.dtype))
         return to_hidden, to_weight.to(weight.dtype), None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, divisor: Tensor | None, part: slice) -> Tensor:
     logits = (hidden @ weight.T).to(_wide(hidden))
-    return logits if temperature == 1.0 else logits.div_(temperature)
+    return logits if divisor is None else logits.div_(divisor[part])
+
+
+def _divisor(temperature: Tensor | float, like: Tensor) -> Tensor | None:
+    """What the logits of each token are divided by, [N, 1]; None where it is 1 for all."""
+    column = torch.as_tensor(temperature, dtype=_wide(like), device=like.device).expand(len(like))[:, None]
+    return None if bool((column == 1.0).all()) else column
 
 
 def _parts(count: int, chunk: int) -> list[slice]:

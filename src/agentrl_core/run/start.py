@@ -14,7 +14,7 @@ import attrs
 
 from agentrl_core import config as configs
 from agentrl_core.config.schema import Component
-from agentrl_core.errors import ConfigError, DataError, RunError
+from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.stores.base import RunRow
 from agentrl_core.training.learner import Learner
 
@@ -44,8 +44,8 @@ class Start:
 
 def fresh_start(components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]) -> Start:
     """Build or find the policy, and warm-start it if the config says so."""
-    model_dir, learner = _initial_policy(components, directory, notice)
     asyncio.run(_announce(store, components, directory.name))
+    model_dir, learner = _initial_policy(components, directory, notice)
     asyncio.run(store.add_version(directory.name, 0, step=0))
     return Start(model_dir=model_dir, learner=learner, store=store)
 
@@ -60,14 +60,33 @@ def resumed_start(
         model_dir, learner = _initial_policy(components, directory, notice)
     else:
         step, model_dir = checkpoint
+        if step >= components.config.trainer.steps:
+            raise UsageError(
+                f"run '{directory.name}' is finished: {step} of {components.config.trainer.steps} steps; "
+                f"give it more with: agentrl runs resume {directory.reference} trainer.steps={2 * step}"
+            )
         learner = _learner(components, model_dir)
         learner.restore(model_dir)
+    if checkpoint is not None:
+        asyncio.run(_check_known(store, directory))
     point = asyncio.run(_rewind(store, components, directory.name, step))
-    notice(f"resumed after step {step}, at group {point.next_index}")
+    lost = "" if checkpoint else f"; no checkpoint is left in {directory.checkpoints}, so all steps are taken again"
+    notice(f"resumed after step {step}, at group {point.next_index}{lost}")
     version = point.last_version + 1
     return Start(
         model_dir=model_dir, learner=learner, store=store, step=step, version=version, next_index=point.next_index
     )
+
+
+async def _check_known(store: Store, directory: RunDirectory) -> None:
+    """A checkpoint without its store would start the order of tasks and the versions anew."""
+    known = [run.id for run in await store.runs()]
+    if directory.name not in known:
+        raise UsageError(
+            f"{directory.path} has checkpoints, but its store {directory.database} does not know the run "
+            f"'{directory.name}' (it knows: {', '.join(known) or 'none'}); put the store back, or start a new run "
+            "with model.path set to the checkpoint"
+        )
 
 
 async def _announce(store: Store, components: Components, run_id: str) -> None:
@@ -123,7 +142,6 @@ def _learner(components: Components, model_dir: Path) -> Learner:
         credit=components.build("credits", "credit", config.credit, turn_discount=config.rollout.agent.turn_discount),
         filters=[components.build("filters", "filters", item) for item in config.filters],
         config=config.trainer,
-        temperature=config.sampling.temperature,
         seed=config.seed,
         dtype=config.model.dtype,
     )

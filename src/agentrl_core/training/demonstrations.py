@@ -114,6 +114,7 @@ class Demonstrations:
             ids=ids,
             positions=positions,
             logprobs=[0.0] * count,
+            temperatures=[1.0] * count,
             advantages=[1.0] * count,
             versions=[0] * count,
             interactions=[index] * count,

@@ -43,8 +43,8 @@ _PROVIDED = frozenset({"proximal", "entropy"})
 class Learner:
     """Trains one policy in this process, on the calling thread.
 
-    Equal weights, groups and seed give equal weights: nothing in a step is random. Log-probs are taken at
-    `temperature`, at which the engine sampled.
+    Equal weights, groups and seed give equal weights: nothing in a step is random. Log-probs are taken at the
+    temperature that each interaction was sampled at.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class Learner:
         credit: Credit,
         filters: Sequence[Filter],
         config: TrainerConfig,
-        temperature: float = 1.0,
         seed: int = 0,
         dtype: str = "float32",
     ) -> None:
@@ -68,7 +67,7 @@ class Learner:
                 f"not compute; it gives {', '.join(sorted(_PROVIDED))}"
             )
         torch.set_num_threads(config.threads)
-        self._policy = Policy.load(model_dir, dtype=dtype, temperature=temperature)
+        self._policy = Policy.load(model_dir, dtype=dtype)
         self._model_dir, self._companions = model_dir, Companions.read(model_dir)
         self._loss, self._aggregation = loss, aggregation
         self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)

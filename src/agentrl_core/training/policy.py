@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 class Policy:
     """Any Hugging Face causal LM. Dropout stays off, as it is while sampling."""
 
-    def __init__(self, model: nn.Module, *, temperature: float = 1.0) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model: Any = model.eval()
-        self._temperature = temperature
         self._head = _plain_head(self.model)
 
     @classmethod
-    def load(cls, directory: Path, *, dtype: str = "float32", temperature: float = 1.0) -> Policy:
+    def load(cls, directory: Path, *, dtype: str = "float32") -> Policy:
         """Read a model directory; `ConfigError` where transformers cannot."""
         from transformers import AutoModelForCausalLM
 
@@ -40,7 +39,7 @@ class Policy:
                 f"{directory}: transformers cannot load a causal LM from there ({error}); expected config.json "
                 "and model.safetensors of a supported architecture"
             ) from error
-        return cls(model, temperature=temperature)
+        return cls(model)
 
     @property
     def device(self) -> str:
@@ -66,18 +65,19 @@ class Policy:
         return int(getattr(self.model.config, "max_position_embeddings", 2**31))
 
     def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probs of the loss tokens under the temperature-scaled policy, and that distribution's entropy.
+        """Log-probs of the loss tokens under the policy, and that distribution's entropy.
 
-        [N] each, in nats. The entropy carries a gradient only on request.
+        Each at the temperature that its token was sampled at. [N] each, in nats. The entropy carries a gradient
+        only on request.
         """
         before = batch.position - 1  # a token's distribution is at the place before it
         if self._head is None:
             logits = self.model(input_ids=batch.ids, use_cache=False).logits[batch.row, before]
-            logprobs, entropy = logits_logprobs(logits, batch.targets, temperature=self._temperature, entropy=True)
+            logprobs, entropy = logits_logprobs(logits, batch.targets, temperature=batch.temperature, entropy=True)
         else:
             hidden = self.model.base_model(input_ids=batch.ids, use_cache=False).last_hidden_state
             logprobs, entropy = token_logprobs(
-                hidden[batch.row, before], self._head, batch.targets, temperature=self._temperature, entropy=True
+                hidden[batch.row, before], self._head, batch.targets, temperature=batch.temperature, entropy=True
             )
         if entropy is None:
             raise AssertionError("entropy was asked for")
