@@ -14,7 +14,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("Train an agent from a config file.", "agentrl_core.cli.run:run"),
     "config": ("Show and check configs.", "agentrl_core.cli.config:app"),
     "plugins": ("Show what is installed and what each package provides.", "agentrl_core.cli.plugins:app"),
-    "runs": ("List, stop and resume runs.", "agentrl_core.cli.runs:app"),
+    "runs": ("List, show and resume runs.", "agentrl_core.cli.runs:app"),
     "trace": ("Look into the episodes of a run.", "agentrl_core.cli.trace:app"),
 }
 """Command -> (first line of its help, "module:attr"), in the order of `agentrl --help`."""

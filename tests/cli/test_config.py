@@ -9,6 +9,7 @@ import yaml
 
 from agentrl_core.cli import main
 from agentrl_core.config import dump, load, parse
+from agentrl_core.testing.policy import write_tokenizer
 
 TASKS = [{"id": "a", "query": "2+2?", "answer": "4", "scorer": "exact_match"}]
 AGENT = """
@@ -27,6 +28,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "model").mkdir()
+    write_tokenizer(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "agent.py").write_text(AGENT)
     write_tasks(tmp_path / "tasks.jsonl", TASKS)

@@ -9,7 +9,7 @@ from agentrl_core.run.directory import RunDirectory
 def test_an_existing_name_is_refused_and_nothing_in_it_changes(tmp_path):
     first = RunDirectory.create(tmp_path, "mine")
     (first.path / "kept").write_text("x")
-    with pytest.raises(UsageError, match=r"run 'mine' exists already .* agentrl runs resume mine"):
+    with pytest.raises(UsageError, match=r"run 'mine' exists already .* agentrl runs resume .*/mine"):
         RunDirectory.create(tmp_path, "mine")
     assert (first.path / "kept").read_text() == "x"
 

@@ -190,3 +190,94 @@ def test_faults_of_the_agent_are_counted_and_cost_no_group(project):
     assert by_outcome[Outcome.SCORED] >= 4 * 4 * 4 - 10
     assert by_outcome[Outcome.FAILED] > 0
     assert sum(summary.outcomes.values()) == sum(by_outcome.values())
+
+
+def test_two_processes_cannot_train_one_run(project):
+    from agentrl_core.run import resume
+    from agentrl_core.run.directory import RunDirectory
+
+    summary = Trainer(project(name="locked")).train()
+    directory = RunDirectory.open(Path(summary.directory))
+    with directory.locked(), pytest.raises(UsageError, match="being trained by process"):
+        resume(directory.path, ["trainer.steps=4"])
+
+
+def test_a_finished_run_says_so_and_takes_more_steps_if_told(project):
+    from agentrl_core.run import resume
+
+    folder = Path(Trainer(project(name="more")).train().directory)
+    with pytest.raises(UsageError, match=r"finished: 2 of 2 steps; .* trainer.steps=4"):
+        resume(folder)
+    assert resume(folder, ["trainer.steps=3"]).steps == 3
+    assert json.loads((folder / "config.json").read_text())["config"]["trainer"]["steps"] == 3  # kept for the next
+
+
+def test_a_moved_run_is_refused_and_so_is_one_without_its_store(project):
+    from agentrl_core.run import resume
+
+    folder = Path(Trainer(project(name="home")).train().directory)
+    moved = folder.rename(folder.with_name("away"))
+    with pytest.raises(UsageError, match="a run keeps its name"):
+        resume(moved, ["trainer.steps=3"])
+    moved.rename(folder)
+    for path in folder.glob("agentrl.db*"):
+        path.unlink()
+    with pytest.raises(UsageError, match="does not know the run 'home'"):
+        resume(folder, ["trainer.steps=3"])
+
+
+def test_training_works_inside_a_running_event_loop(project):
+    async def cell():
+        return Trainer(project(name="notebook", trainer={"steps": 1})).train()
+
+    assert asyncio.run(cell()).steps == 1
+
+
+def test_an_unforeseen_error_names_the_log_that_has_its_traceback(project):
+    Path("broken.py").write_text(
+        "class Loss:\n    needs = frozenset()\n    def loss(self, batch):\n        return 1 / 0\n", encoding="utf-8"
+    )
+    with pytest.raises(RunError, match=r"ZeroDivisionError: division by zero .*run_0.log"):
+        Trainer(project(name="unforeseen", loss={"use": "broken.py:Loss"})).train()
+    assert "broken.py" in Path("runs/unforeseen/logs/run_0.log").read_text(encoding="utf-8")
+
+
+def test_a_tracker_that_fails_is_named(project):
+    Path("tracker.py").write_text(
+        "class Bad:\n    def __getattr__(self, name):\n        return lambda *_: 1 / 0 if name != 'close' else None\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(RunError, match="tracker Bad failed at"):
+        Trainer(project(name="tracker", trackers=["tracker.py:Bad"])).train()
+
+
+def test_an_evaluation_in_which_every_episode_fails_stops_the_run(project):
+    Path("evaluated.py").write_text(
+        "from agent import Agent as Base\n\n\nclass Agent(Base):\n"
+        "    async def run(self, data, *, base_url, api_key, http_client, is_eval):\n"
+        "        if is_eval:\n            raise OSError('no simulator')\n"
+        "        return await super().run(data, base_url=base_url, api_key=api_key, http_client=http_client)\n",
+        encoding="utf-8",
+    )
+    config = project(name="blind", workflow="evaluated.py:Agent", data={"eval": "tasks.jsonl"})
+    with pytest.raises(RunError, match="none of the 5 evaluation episodes on 'eval' gave a reward"):
+        Trainer(config).train()
+
+
+def test_a_component_of_the_wrong_shape_is_refused_before_anything_starts(project):
+    Path("shapes.py").write_text("def advantage(rewards):\n    return rewards\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="no method `advantages`"):
+        Trainer(project(name="shape", advantage={"use": "shapes.py:advantage"})).train()
+
+
+def test_a_model_without_a_chat_template_is_refused_before_anything_starts(project, policy_dir, tmp_path):
+    import shutil
+
+    bare = shutil.copytree(policy_dir, tmp_path / "bare")
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+    (bare / "chat_template.jinja").unlink(missing_ok=True)
+    with pytest.raises(UsageError, match=r"model.path: .*template"):
+        Trainer(project(name="bare", model={"path": str(bare)})).train()
+    assert not Path("runs/bare").exists()

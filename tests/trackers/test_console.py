@@ -84,19 +84,27 @@ def test_the_summary_tells_all_that_one_looks_for(tracker, output, reports, tmp_
         "CPU seconds          agent 61.2 + gateway 24.0 + engine 80.5 + learner 70.2 = 236.0",
         "reward curve         reward.png",
         "checkpoints          checkpoints",
-        "episodes             agentrl trace list calm-otter",
+        "episodes             agentrl trace list .",
     ):
         assert expected in text
     assert "resume" not in text
 
 
-def test_a_run_that_did_not_finish_says_why_and_how_to_go_on(tracker, output, reports):
+def test_a_run_under_runs_is_called_by_its_name_in_commands(tracker, output, reports, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    summary = reports.summary(status="interrupted", directory=str(tmp_path / "runs" / "calm-otter"))
+    tracker.run_finished(summary)
+    assert "episodes             agentrl trace list calm-otter\n" in output.getvalue()
+    assert "go on                agentrl runs resume calm-otter\n" in output.getvalue()
+
+
+def test_a_run_that_did_not_finish_says_why_and_how_to_go_on(tracker, output, reports, tmp_path):
     tracker.run_finished(reports.summary(status="failed", error="the disk is full", evals=(), outcomes={}))
     text = output.getvalue()
     assert "run calm-otter failed" in text
     assert "why                  the disk is full" in text
     assert "records              none" in text
-    assert "go on                agentrl runs resume calm-otter" in text
+    assert f"go on                agentrl runs resume {tmp_path}" in text
     assert "reward curve" not in text
 
 

@@ -28,6 +28,7 @@ not_negative = Must("a number of at least 0", lambda value: value >= 0)
 fraction = Must("a number from 0 to 1", lambda value: 0 <= value <= 1)
 filled = Must("a text that is not empty", bool)
 port_number = Must("a port from 0 to 65535", lambda value: 0 <= value <= 65535)  # noqa: PLR2004  (16 bits)
+seed_number = Must("a whole number from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)
 run_name = Must(
     "letters, digits, '.', '_' and '-', the first a letter or a digit",
     lambda value: not value or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) is not None,
@@ -206,7 +207,7 @@ class RunConfig:
 
     name: str = field(default="", validator=run_name)
     """Name of the run and of its folder; generated where empty."""
-    seed: int = field(default=0, validator=not_negative)
+    seed: int = field(default=0, validator=seed_number)
     output_dir: str = field(default="runs", validator=filled)
     """Folder of the runs, relative to the working directory."""
     model: ModelConfig = field(factory=ModelConfig)

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from agentrl_core.errors import AgentRLError, RunError
+
 if TYPE_CHECKING:
     from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport, Tracker
     from agentrl_core.types import Record
@@ -27,27 +29,23 @@ class Audience:
     def notice(self, message: str) -> None:
         """One line for a person, also kept in the log."""
         logger.info("%s", message)
-        for tracker in self._trackers:
-            tracker.notice(message)
+        self._tell("notice", message)
 
     def run_started(self, run: RunInfo) -> None:
         """Before the first episode."""
         self._run = run
-        for tracker in self._trackers:
-            tracker.run_started(run)
+        self._tell("run_started", run)
         self._call_hook("run_started", run=run)
 
     def evaluated(self, report: EvalReport) -> None:
         """After an evaluation."""
         logger.info("evaluation after step %d: %s", report.step, dict(report.rewards))
-        for tracker in self._trackers:
-            tracker.evaluated(report)
+        self._tell("evaluated", report)
 
     def step_finished(self, report: StepReport) -> None:
         """After each optimizer step."""
         logger.info("step %d, version %d: %s", report.step, report.version, dict(report.metrics))
-        for tracker in self._trackers:
-            tracker.step_finished(report)
+        self._tell("step_finished", report)
         self._call_hook("step_finished", run=self._run, step=report)
 
     def record_scored(self, record: Record) -> None:
@@ -60,6 +58,16 @@ class Audience:
 
     def run_finished(self, summary: RunSummary) -> None:
         """At the end, failed runs included."""
-        for tracker in self._trackers:
-            tracker.run_finished(summary)
+        self._tell("run_finished", summary)
         self._call_hook("run_finished", run=self._run, summary=summary)
+
+    def _tell(self, event: str, value: object) -> None:
+        """Pass one event on; a tracker that fails stops the run by its name."""
+        for tracker in self._trackers:
+            try:
+                getattr(tracker, event)(value)
+            except AgentRLError:
+                raise
+            except Exception as error:
+                name = type(tracker).__qualname__
+                raise RunError(f"tracker {name} failed at {event}: {type(error).__name__}: {error}") from error

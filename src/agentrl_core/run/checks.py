@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.chat import Chat
 from agentrl_core.data.jsonl import load_tasks
 from agentrl_core.errors import DataError, PluginError, UsageError
 from agentrl_core.losses import split_options
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 NO_WORKFLOW = "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`"
+_METHODS = {"losses": "loss", "advantages": "advantages", "credits": "credit", "filters": "keep"}
+"""Kind of component -> the method without which it is none."""
 SCORER_PACKAGES = {"agentcpm": "agentrl-judge", "judge": "agentrl-judge", "math": "agentrl-math"}
 
 
@@ -112,6 +115,8 @@ class Checks:
             folder = self._given.base_dir / Path(model.path).expanduser()
             if not (folder / "config.json").is_file():
                 yield f"{where('model.path')}: {folder} is not a model directory: it has no config.json"
+            else:
+                yield from (f"{where('model.path')}: {text}" for text in _problems(lambda: Chat.from_directory(folder)))
 
     def components(self) -> Iterator[str]:
         """Everything that is named by a registry name."""
@@ -164,6 +169,8 @@ class Checks:
         path = self._given.base_dir / Path(source).expanduser()
         if path.is_file():
             return load_tasks(path)
+        if path.is_dir():
+            raise DataError(f"{self._given.where(key)}: {path} is a folder; expected a .jsonl file of tasks")
         if source.endswith((".jsonl", ".json")):
             raise DataError(f"{self._given.where(key)}: no such task file: {path}")
         loader: Callable[[], Sequence[Task]] = self._find("datasets", source, self._given.where(key))
@@ -216,7 +223,15 @@ class Checks:
 
     def _build(self, kind: str, key: str, component: Component, **injected: Any) -> Any:
         places, base_dir = self._given.places(key), self._given.base_dir
-        return self._registry.build(kind, component, where=places, base_dir=base_dir, **injected)
+        built = self._registry.build(kind, component, where=places, base_dir=base_dir, **injected)
+        method = _METHODS[kind]
+        if not callable(getattr(built, method, None)):
+            found = getattr(built, "__qualname__", type(built).__qualname__)
+            raise PluginError(
+                f"{places('')}: '{component.use}' makes {found}, which has no method `{method}`; expected an object "
+                f"(or a class of it) with `{method}(…)`"
+            )
+        return built
 
     def _find(self, kind: str, name: str, where: str) -> Any:
         return self._registry.load(kind, name, base_dir=self._given.base_dir, where=where)

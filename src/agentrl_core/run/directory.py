@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
 import json
 import logging
+import os
 import random
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import attrs
 
@@ -56,6 +58,11 @@ class RunDirectory:
         """The config that the run started with."""
         return self.path / "config.json"
 
+    @property
+    def reference(self) -> str:
+        """What commands call the run: its name where they look for it by themselves, else its path."""
+        return self.name if self.path.parent == Path("runs").resolve() else str(self.path)
+
     def log(self, role: str, rank: int = 0) -> Path:
         """Log file of one process."""
         return self.path / "logs" / f"{role}_{rank}.log"
@@ -68,7 +75,7 @@ class RunDirectory:
         if path.exists():
             raise UsageError(
                 f"run '{name}' exists already ({path}): choose another --name, "
-                f"or go on with it: agentrl runs resume {name}"
+                f"or go on with it: agentrl runs resume {cls(path.resolve()).reference}"
             )
         try:
             path.mkdir(parents=True)
@@ -108,13 +115,45 @@ class RunDirectory:
 
     def read_snapshot(self) -> tuple[dict[str, Any], Path]:
         """The config as `write_snapshot` kept it."""
-        kept = json.loads(self.snapshot.read_text(encoding="utf-8"))
-        return kept["config"], Path(kept["base_dir"])
+        try:
+            kept = json.loads(self.snapshot.read_text(encoding="utf-8"))
+            return kept["config"], Path(kept["base_dir"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self.snapshot}: not the config that a run leaves there ({error}); "
+                "put it back, or start a new run from the config file"
+            ) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training this run; the lock ends with the process, however it ends."""
+        with self._lock_file() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = file.read().strip() or "?"
+                raise UsageError(f"run '{self.name}' is being trained by process {holder}; end that first") from None
+            file.seek(0)
+            file.truncate()
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def _lock_file(self) -> TextIO:
+        path = self.path / ".lock"
+        try:
+            path.touch()
+            return path.open("r+", encoding="ascii")
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror}; make room there, or the folder writable") from error
 
     @contextmanager
     def logging_to(self, role: str, rank: int = 0) -> Iterator[None]:
         """Send agentrl's log records to this process's log file while the context lasts."""
-        handler = logging.FileHandler(self.log(role, rank), encoding="utf-8")
+        try:
+            handler = _LogFile(self.log(role, rank), encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write {self.log(role, rank)}: {error.strerror}; make room there") from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger = logging.getLogger("agentrl_core")
         previous = logger.level, logger.propagate
@@ -128,6 +167,13 @@ class RunDirectory:
             logger.setLevel(previous[0])
             logger.propagate = previous[1]
             handler.close()
+
+
+class _LogFile(logging.FileHandler):
+    """A log that a full disk silences: what stops the run then says so itself."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        """Drop the record."""
 
 
 def _free_name(output_dir: Path) -> str:

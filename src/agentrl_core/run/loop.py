@@ -55,9 +55,9 @@ class TrainingLoop:
             config=configs.dump(self._config),
             components=dict(self._components.used),
         )
-        self._audience.run_started(info)
         status, message = "failed", ""
         try:
+            self._audience.run_started(info)
             self._train()
             status = "finished"
         except KeyboardInterrupt:
@@ -142,11 +142,18 @@ class TrainingLoop:
         results = self._sampling.evaluate(self._components.eval_sets, tasks)
         report = EvalReport(
             step=self._step,
-            rewards={name: reward for name, (reward, _) in results.items()},
-            records={name: count for name, (_, count) in results.items()},
+            rewards={name: reward for name, (reward, _, _) in results.items()},
+            records={name: scored for name, (_, scored, _) in results.items()},
+            failed={name: failed for name, (_, _, failed) in results.items()},
         )
         self._evals.append(report)
         self._audience.evaluated(report)
+        for name, (_, scored, failed) in results.items():
+            if failed and not scored:
+                raise RunError(
+                    f"none of the {failed} evaluation episodes on '{name}' gave a reward; "
+                    f"look at: agentrl trace list {self._directory.reference}"
+                )
 
     def _check_signal(self, report: StepReport) -> None:
         """Stop a run that has nothing to learn from."""

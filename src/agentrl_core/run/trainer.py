@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
 
 from agentrl_core import config as configs
 from agentrl_core.config.schema import RunConfig
-from agentrl_core.errors import AgentRLError, RunError, StoreError
+from agentrl_core.errors import AgentRLError, RunError, StoreError, UsageError
 from agentrl_core.run.audience import Audience
 from agentrl_core.run.checks import Given
 from agentrl_core.run.components import Components, resolve
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
     from agentrl_core.trackers.base import RunSummary, Tracker
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Begin: TypeAlias = "Callable[[Components, RunDirectory, Store, Callable[[str], None]], Start]"
+"""What makes the start of a run: `fresh_start` or `resumed_start`."""
 
 
 class Trainer:
@@ -60,6 +67,9 @@ class Trainer:
         Raises `UsageError` for what cannot work, before anything starts, and `RunError` where a started run
         cannot go on; what was stored stays.
         """
+        return _outside_event_loops(lambda: self._train(workflow))
+
+    def _train(self, workflow: object | None) -> RunSummary:
         components = resolve(self._given, workflow=workflow)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         directory.write_snapshot(configs.dump(attrs.evolve(self.config, name=directory.name)), self._given.base_dir)
@@ -69,23 +79,40 @@ class Trainer:
 def resume(run_dir: Path, overrides: Sequence[str] = (), *, workflow: object | None = None) -> RunSummary:
     """Go on with a killed or interrupted run from its newest checkpoint.
 
-    The config is the run's own; `overrides` change it from here on (`trainer.steps=200`).
+    The config is the run's own; `overrides` change it from here on (`trainer.steps=200`), for later resumes too.
     """
+    return _outside_event_loops(lambda: _resume(run_dir, overrides, workflow))
+
+
+def _resume(run_dir: Path, overrides: Sequence[str], workflow: object | None) -> RunSummary:
     directory = RunDirectory.open(run_dir)
     kept, base_dir = directory.read_snapshot()
     config = configs.parse(kept, overrides)
+    if config.name != directory.name:
+        raise UsageError(
+            f"the folder {directory.path} is that of run '{config.name}': a run keeps its name; "
+            "rename the folder back, or leave `name` out"
+        )
     components = resolve(Given.from_python(config, base_dir), workflow=workflow)
+    with directory.locked():  # before the first change
+        directory.write_snapshot(configs.dump(config), base_dir)
     return _run(components, directory, resumed_start)
 
 
-def _run(
-    components: Components,
-    directory: RunDirectory,
-    begin: Callable[[Components, RunDirectory, Store, Callable[[str], None]], Start],
-) -> RunSummary:
+def _outside_event_loops(work: Callable[[], T]) -> T:
+    """Do blocking work; where an event loop runs on this thread, a notebook's for one, on another thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
+        return thread.submit(work).result()
+
+
+def _run(components: Components, directory: RunDirectory, begin: Begin) -> RunSummary:
     """Start, train and end, whatever happens in between."""
     started = time.time()
-    with directory.logging_to("run"), ExitStack() as closing:
+    with directory.locked(), directory.logging_to("run"), _terminated_as_interrupted(), ExitStack() as closing:
         try:
             audience = Audience(_trackers(components, directory, closing), components.registry.hooks.notify)
             store: Store = components.build("stores", "store", components.config.store, path=directory.database)
@@ -95,11 +122,34 @@ def _run(
                 return TrainingLoop(components, directory, start, audience, started_at=started).run()
         except KeyboardInterrupt:
             raise RunError(
-                f"interrupted; everything so far is stored. Go on with: agentrl runs resume {directory.name}"
+                "interrupted; what is stored stays. Go on from the newest checkpoint with: "
+                f"agentrl runs resume {directory.reference}"
             ) from None
         except AgentRLError:
             logger.exception("the run stopped")
             raise
+        except Exception as error:
+            logger.exception("the run stopped")
+            raise RunError(
+                f"{type(error).__name__}: {error} (unforeseen; the traceback is in {directory.log('run')})"
+            ) from error
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does: with its status stored, and a word on how to go on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may
+        return
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _trackers(components: Components, directory: RunDirectory, closing: ExitStack) -> list[Tracker]:

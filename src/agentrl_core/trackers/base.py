@@ -44,7 +44,9 @@ class EvalReport:
     rewards: Mapping[str, float]
     """Name of the task set -> mean reward."""
     records: Mapping[str, int]
-    """Name of the task set -> scored records."""
+    """Name of the task set -> scored records; the mean is over these."""
+    failed: Mapping[str, int] = attrs.field(factory=dict)
+    """Name of the task set -> records that gave no reward."""
 
 
 @attrs.frozen(kw_only=True)

@@ -77,7 +77,7 @@ class ConsoleTracker:
 
     def evaluated(self, report: EvalReport) -> None:
         """Print the mean reward of each task set."""
-        sets = [f"{name} {reward:.3f} ({report.records[name]} records)" for name, reward in report.rewards.items()]
+        sets = [f"{name} {reward:.3f} ({_records(report, name)})" for name, reward in report.rewards.items()]
         self._print(f"evaluation after step {report.step}: {', '.join(sets)}", style="cyan")
 
     def step_finished(self, report: StepReport) -> None:
@@ -128,9 +128,10 @@ class ConsoleTracker:
         if picture.exists() or "trackers:curve" in self._components:
             rows.append(("reward curve", _near(picture)))
         rows.append(("checkpoints", _near(directory / "checkpoints")))
-        rows.append(("episodes", f"agentrl trace list {summary.name}"))
+        run = summary.name if directory.parent == Path("runs").resolve() else _near(directory)
+        rows.append(("episodes", f"agentrl trace list {run}"))
         if summary.status != "finished":
-            rows.append(("go on", f"agentrl runs resume {summary.name}"))
+            rows.append(("go on", f"agentrl runs resume {run}"))
         return rows
 
     def _print(self, text: str, *, style: str | None = None) -> None:
@@ -153,15 +154,22 @@ def _progress_bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True, refresh_per_second=2)
 
 
+def _records(report: EvalReport, name: str) -> str:
+    """Write how many records a mean is over, and how many are missing from it."""
+    failed = report.failed.get(name, 0)
+    scored = report.records[name]
+    return f"{scored} of {scored + failed} records" if failed else f"{scored} records"
+
+
 def _before_and_after(evals: tuple[EvalReport, ...]) -> dict[str, str]:
     """Name of each task set -> its first and its last reward."""
     texts = {}
     for name in dict.fromkeys(name for report in evals for name in report.rewards):
         reports = [report for report in evals if name in report.rewards]
         first, last = reports[0], reports[-1]
-        texts[name] = f"{first.rewards[name]:.3f} after step {first.step} ({first.records[name]} records)"
+        texts[name] = f"{first.rewards[name]:.3f} after step {first.step} ({_records(first, name)})"
         if last is not first:
-            texts[name] += f" -> {last.rewards[name]:.3f} after step {last.step} ({last.records[name]} records)"
+            texts[name] += f" -> {last.rewards[name]:.3f} after step {last.step} ({_records(last, name)})"
     return texts
 
 
