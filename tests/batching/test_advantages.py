@@ -77,3 +77,10 @@ def test_a_record_without_turns_has_no_say(estimator):
     without = estimator.turn_advantages([[1.0], [0.0, 0.5]])
     assert with_empty == [without[0], [], without[1]]
     assert estimator.turn_advantages([[], []]) == [[], []]
+
+
+@pytest.mark.parametrize("rewards", [[0.5, 0.5, 0.5], [0.1, 0.1, 0.1], [0.0, 0.0], [1.0]])
+def test_equal_rewards_without_eps_have_no_advantage(rewards):
+    grpo = GRPO(eps=0.0)
+    assert grpo.advantages(rewards) == [0.0] * len(rewards)
+    assert grpo.turn_advantages([[reward, reward] for reward in rewards]) == [[0.0, 0.0]] * len(rewards)

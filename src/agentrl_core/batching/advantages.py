@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_ROUNDING = 1e-12
+"""A spread of at most this share of the largest reward comes from rounding the mean, and stands for equal rewards."""
+
+
 class AdvantageEstimator(Protocol):
     """Turns one group's rewards into advantages; a registered `advantage`."""
 
@@ -34,7 +38,8 @@ class AdvantageEstimator(Protocol):
 class GRPO:
     """(R - mean) / (std + eps) * scale, std being the sample standard deviation (arXiv 2402.03300; TRL's form).
 
-    `std: false` leaves the division out (Dr. GRPO, arXiv 2503.20783).
+    Where all rewards are equal every advantage is 0, also without eps. `std: false` leaves the division out
+    (Dr. GRPO, arXiv 2503.20783).
     """
 
     std: bool = True
@@ -52,7 +57,12 @@ class GRPO:
         if not counted:
             return [[] for _ in returns]
         mean = math.fsum(_mean(turns) for turns in counted) / len(counted)
-        factor = self.scale / (_spread(counted, mean) + self.eps) if self.std else self.scale
+        factor = self.scale
+        if self.std:
+            spread = _spread(counted, mean)
+            if spread <= _ROUNDING * max(abs(value) for turns in counted for value in turns):
+                return [[0.0 for _ in turns] for turns in returns]
+            factor /= spread + self.eps
         return [[(value - mean) * factor for value in turns] for turns in returns]
 
 
