@@ -126,7 +126,7 @@ def test_a_wrong_behaviour_logprob_stops_the_run_and_is_named(learner, sampler, 
 
 def test_a_stale_token_may_differ(learner, sampler):
     metrics = learner().step(falsified(sampler.groups()), step=1, version=2)
-    assert metrics["loss/logprob_gap_max"] == 0.0
+    assert "loss/logprob_gap_max" not in metrics  # nothing was compared
     assert metrics["rollout/lag_mean"] == metrics["rollout/lag_max"] == 2.0
 
 

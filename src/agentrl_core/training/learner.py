@@ -126,8 +126,9 @@ class Learner:
             means.add("value", value)
         batches = [batch for update in updates for batch in update.micro_batches]
         used, padded = sum(batch.tokens for batch in batches), sum(batch.ids.numel() for batch in batches)
+        measured = {} if gap.largest is None else {"loss/logprob_gap_max": gap.largest}
         return {f"loss/{name}": value for name, value in means.means().items()} | {
-            "loss/logprob_gap_max": gap.largest,
+            **measured,
             "loss/tokens": float(sum(len(batch.record) for batch in batches)),
             "batch/rows": float(len(samples.samples)),
             "batch/padding_fraction": 1.0 - used / padded,
@@ -172,7 +173,7 @@ class Learner:
             companions=self._companions,
             state={"step": step, "version": version, "seed": self._seed},
         )
-        prune(directory.parent, keep=self._config.keep_last)
+        prune(directory.parent, keep=self._config.keep_last, saved=step)
 
     def restore(self, directory: Path) -> tuple[int, int]:
         """Go back to a checkpoint, bit by bit; returns its step and version."""
@@ -198,18 +199,19 @@ class LogprobGap:
     def __init__(self, samples: Samples, version: int, *, limit: float | None) -> None:
         self._samples, self._version, self._limit = samples, version, limit
         self._seen = False
-        self.largest = 0.0
-        """Largest |learner - engine| so far, in nats."""
+        self.largest: float | None = None
+        """Largest |learner - engine|, in nats; None where no token of lag 0 was compared."""
 
     def inspect(self, batch: MicroBatch, logprobs: Tensor) -> None:
         """Look at the first micro-batch; raise `TrainingError` beyond the limit."""
         if self._seen:
             return
         self._seen = True
-        gaps = (logprobs - batch.behaviour_logprobs).abs() * (batch.version == self._version)
-        if not len(gaps):
+        fresh = batch.version == self._version
+        if not fresh.any():
             return
-        worst = int(gaps.nan_to_num(nan=torch.inf).argmax())
+        gaps = (logprobs - batch.behaviour_logprobs).abs()
+        worst = int(gaps.nan_to_num(nan=torch.inf).where(fresh, -1.0).argmax())
         self.largest = gaps[worst].item()
         if self._limit is not None and not self.largest <= self._limit:
             interaction = int(batch.interaction[worst])
