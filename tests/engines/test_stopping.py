@@ -66,3 +66,9 @@ def test_a_match_is_the_first_in_the_whole_text(text, stop, encode, decode):
 def test_a_directory_without_tokenizer_is_named(tmp_path):
     with pytest.raises(EngineError, match=r"tokenizer\.json: stop strings need"):
         load_decode(tmp_path)
+
+
+def test_a_broken_tokenizer_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(EngineError, match=r"tokenizer\.json: the tokenizer cannot be read"):
+        load_decode(tmp_path)

@@ -1,7 +1,9 @@
 import json
+import re
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl_core.errors import RunError
@@ -88,9 +90,40 @@ def test_half_a_checkpoint_is_refused(learner, tmp_path):
         one.restore(tmp_path / "step-1")
 
 
-@pytest.mark.parametrize(("keep", "left"), [(0, 0), (1, 1), (3, 3), (6, 4)])
+@pytest.mark.parametrize(("keep", "left"), [(1, 1), (3, 3), (6, 4)])
 def test_pruning_keeps_as_many_as_asked(tmp_path, keep, left):
     for step in range(4):
         (tmp_path / f"step-{step}").mkdir()
-    prune(tmp_path, keep=keep)
+    prune(tmp_path, keep=keep, saved=3)
     assert {path.name for path in tmp_path.iterdir()} == {f"step-{step}" for step in range(4 - left, 4)}
+
+
+def test_pruning_leaves_later_steps(tmp_path):
+    for step in (1, 2, 3, 8, 9):
+        (tmp_path / f"step-{step}").mkdir()
+    prune(tmp_path, keep=1, saved=3)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-3", "step-8", "step-9"}
+
+
+@pytest.mark.parametrize("failure", [SafetensorError("I/O error: No space left"), RuntimeError("file write failed")])
+def test_a_full_disk_leaves_no_draft(learner, tmp_path, monkeypatch, failure):
+    def refuse(*_args, **_options):
+        raise failure
+
+    one = learner()
+    monkeypatch.setattr(torch, "save", refuse)
+    with pytest.raises(RunError, match=r"cannot write the checkpoint .*step-1: .*output_dir"):
+        one.save(tmp_path / "step-1", step=1, version=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json", "model.safetensors"])
+@pytest.mark.parametrize("size", [0, 20, 900])
+def test_a_truncated_file_is_named(learner, tmp_path, name, size):
+    one = learner()
+    one.save(tmp_path / "step-1", step=1, version=1)
+    path = tmp_path / "step-1" / name
+    path.write_bytes(path.read_bytes()[: min(size, path.stat().st_size - 1)])
+    expected = rf"{re.escape(name)}.*remove that folder to go on from the one before"
+    with pytest.raises(RunError, match=expected):
+        one.restore(tmp_path / "step-1")

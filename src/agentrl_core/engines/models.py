@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl_core.errors import EngineError
+from agentrl_core.models.loading import load_causal_lm
 from agentrl_core.weights.base import DirectoryWeights, ModuleWeights
 
 if TYPE_CHECKING:
@@ -16,24 +17,11 @@ if TYPE_CHECKING:
 
 
 def load_model(path: Path, dtype: torch.dtype) -> nn.Module:
-    """Load a causal language model from a local directory, for inference; `EngineError` where that fails."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
-
+    """Load a causal language model from a local directory, for inference; `EngineError` where it lacks something."""
     if not (path / "config.json").is_file():
         raise EngineError(f"{path}: no model directory (config.json is missing). Give a Hugging Face model directory.")
-    console: Any = transformers_logging
-    bars = console.is_progress_bar_enabled()
-    console.disable_progress_bar()
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise EngineError(f"{path}: the model cannot be loaded: {error}") from error
-    finally:
-        if bars:
-            console.enable_progress_bar()
-    loaded: nn.Module = model.eval().requires_grad_(requires_grad=False)
-    return loaded
+    model: nn.Module = load_causal_lm(path, dtype, error=EngineError)
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def source_module(source: WeightSource, dtype: torch.dtype) -> nn.Module:

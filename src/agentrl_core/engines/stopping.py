@@ -13,15 +13,26 @@ Decode = Callable[[list[int]], str]
 
 def load_decode(model_dir: Path) -> Decode:
     """Read the tokenizer of a model directory; `EngineError` where it has none."""
+    decode = read_decode(model_dir)
+    if decode is None:
+        raise EngineError(
+            f"{model_dir / 'tokenizer.json'}: stop strings need the model's tokenizer, and this file is missing. "
+            "Save the tokenizer into the model directory, or stop on token ids."
+        )
+    return decode
+
+
+def read_decode(model_dir: Path) -> Decode | None:
+    """Read the tokenizer of a model directory that may have none; `EngineError` where it is broken."""
     from tokenizers import Tokenizer
 
     path = model_dir / "tokenizer.json"
     if not path.is_file():
-        raise EngineError(
-            f"{path}: stop strings need the model's tokenizer, and this file is missing. "
-            "Save the tokenizer into the model directory, or stop on token ids."
-        )
-    tokenizer = Tokenizer.from_file(str(path))
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise EngineError(f"{path}: the tokenizer cannot be read: {error}") from error
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
 
 

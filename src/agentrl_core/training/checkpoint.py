@@ -6,6 +6,7 @@ A checkpoint appears under its name only when it is complete.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ import attrs
 import torch
 
 from agentrl_core.errors import RunError
+from agentrl_core.models.loading import advice, load_causal_lm
 from agentrl_core.models.quiet import no_progress_bars
 
 OPTIMIZER = "optimizer.pt"
@@ -63,6 +65,8 @@ def save_checkpoint(
 
     Raises `RunError` where the disk refuses.
     """
+    from safetensors import SafetensorError
+
     draft = directory.with_name(f".{directory.name}.draft")
     former = directory.with_name(f".{directory.name}.former")
     try:
@@ -78,7 +82,7 @@ def save_checkpoint(
             directory.replace(former)
         draft.replace(directory)
         shutil.rmtree(former, ignore_errors=True)
-    except OSError as error:
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors wrap what the disk says
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
             f"cannot write the checkpoint {directory}: {error}; make room or set output_dir elsewhere, then go on "
@@ -89,30 +93,35 @@ def save_checkpoint(
 def restore_checkpoint(directory: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Put weights and optimizer state back bit by bit; returns the state that was saved beside them.
 
-    Raises `RunError` where the directory is not a complete checkpoint.
+    Raises `RunError`, naming the file, where the directory is not a complete checkpoint.
     """
-    from transformers import AutoModelForCausalLM
-
+    path = directory / STATE
     try:
-        state: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
-        optimizer_state = torch.load(directory / OPTIMIZER, weights_only=True, map_location="cpu")
-        with no_progress_bars():
-            saved = AutoModelForCausalLM.from_pretrained(directory, dtype=next(model.parameters()).dtype)
-    except (OSError, ValueError) as error:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or not all(isinstance(state.get(key), int) for key in ("step", "version")):
+            raise ValueError("no object with the numbers step and version")  # noqa: TRY301  # one message for all
+        path = directory / OPTIMIZER
+        optimizer_state = torch.load(path, weights_only=True, map_location="cpu")
+        saved = load_causal_lm(directory, next(model.parameters()).dtype, error=RunError)
+        optimizer.load_state_dict(optimizer_state)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise RunError(
-            f"{directory} is not a complete checkpoint: {error}; expected weights, {OPTIMIZER} and {STATE} there"
+            f"{directory} is not a complete checkpoint: cannot read {path}: {error}; expected weights, {OPTIMIZER} and "
+            f"{STATE} there{advice(directory)}"
         ) from error
     model.load_state_dict(saved.state_dict())
-    optimizer.load_state_dict(optimizer_state)
     return state
 
 
-def prune(directory: Path, *, keep: int) -> None:
-    """Remove all but the newest `keep` folders named `step-N` in `directory`; nothing else there is touched."""
+def prune(directory: Path, *, keep: int, saved: int) -> None:
+    """Remove all but the newest `keep` folders named `step-N`, N up to `saved`, in `directory`.
+
+    Nothing else there is touched: not a folder of a later step, nor the one just saved.
+    """
     steps = sorted(
         (int(match[1]), path)
         for path in directory.glob("step-*")
-        if path.is_dir() and (match := re.fullmatch(r"step-(\d+)", path.name))
+        if path.is_dir() and (match := re.fullmatch(r"step-(\d+)", path.name)) and int(match[1]) <= saved
     )
     for _, path in steps[: max(len(steps) - keep, 0)]:
         shutil.rmtree(path)

@@ -9,7 +9,7 @@ from torch import nn
 
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses.logprob import logits_logprobs, token_logprobs
-from agentrl_core.models.quiet import no_progress_bars
+from agentrl_core.models.loading import load_causal_lm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,18 +28,8 @@ class Policy:
 
     @classmethod
     def load(cls, directory: Path, *, dtype: str = "float32") -> Policy:
-        """Read a model directory; `ConfigError` where transformers cannot."""
-        from transformers import AutoModelForCausalLM
-
-        try:
-            with no_progress_bars():
-                model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{directory}: transformers cannot load a causal LM from there ({error}); expected config.json "
-                "and model.safetensors of a supported architecture"
-            ) from error
-        return cls(model)
+        """Read a model directory; `ConfigError` where it is broken or lacks weights."""
+        return cls(load_causal_lm(directory, getattr(torch, dtype), error=ConfigError))
 
     @property
     def device(self) -> str:

@@ -1,0 +1,89 @@
+"""Reads a causal language model from a directory, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.models.quiet import no_progress_bars
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentrl_core.errors import AgentRLError
+
+_SHOWN = 6
+"""Weights that a message lists by name."""
+
+
+def load_causal_lm(directory: Path, dtype: torch.dtype, *, error: type[AgentRLError]) -> Any:
+    """Read the model directory; raises `error`, naming the broken file or the weights that are not there.
+
+    transformers itself fills weights that it does not find with random numbers.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    library: Any = AutoModelForCausalLM  # typed as if it never returned a report
+    try:
+        with no_progress_bars():
+            model, report = library.from_pretrained(
+                directory, dtype=dtype, local_files_only=True, ignore_mismatched_sizes=True, output_loading_info=True
+            )
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+        EOFError,
+        pickle.UnpicklingError,
+        SafetensorError,
+    ) as cause:
+        raise error(
+            f"{broken_file(directory) or directory}: the model cannot be loaded: {cause}; expected config.json and "
+            f"model.safetensors of an architecture that transformers knows{advice(directory)}"
+        ) from cause
+    missing = sorted(report["missing_keys"])
+    misshapen = sorted(f"{name} is {tuple(found)} there" for name, found, _ in report["mismatched_keys"])
+    if missing or misshapen:
+        faults = [*([f"{_list(missing)} missing"] if missing else []), *([_list(misshapen)] if misshapen else [])]
+        raise error(
+            f"{directory}: the weights do not fill the model that config.json describes: {'; '.join(faults)}. "
+            f"Give the config that belongs to the weights{advice(directory)}"
+        )
+    return model
+
+
+def broken_file(directory: Path) -> Path | None:
+    """The first config or weights file that cannot even be opened as what it is."""
+    from safetensors import SafetensorError, safe_open
+
+    config = directory / "config.json"
+    try:
+        if config.is_file():
+            json.loads(config.read_text(encoding="utf-8"))
+    except ValueError:
+        return config
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (OSError, SafetensorError):
+            return path
+    return None
+
+
+def advice(directory: Path) -> str:
+    """What to do about a broken checkpoint, as the end of a sentence; empty for another directory."""
+    if not re.fullmatch(r"step-\d+", directory.name):
+        return ""
+    return f". If {directory} is this run's own checkpoint, remove that folder to go on from the one before"
+
+
+def _list(names: list[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
