@@ -4,6 +4,7 @@ import asyncio
 import copy
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -141,6 +142,20 @@ def test_top_p_and_top_k_reach_the_sampler(start):
 
     greedy, top_k, top_p = run(three())
     assert greedy.ids == top_k.ids == top_p.ids
+
+
+def test_weights_are_loaded_while_agents_hold_every_thread_of_the_loops_pool(start, policies, load):
+    engine = start()
+
+    async def update():
+        asyncio.get_running_loop().set_default_executor(closed)
+        await engine.load_weights(1, ModuleWeights(load(policies("qwen3"))))
+        await engine.load_weights(2, DirectoryWeights(policies("qwen3", seed=1)))
+
+    closed = ThreadPoolExecutor(1)
+    closed.shutdown()
+    run(update())
+    assert engine.version == 2
 
 
 def test_weights_of_another_shape_are_refused_and_the_old_ones_stay(start, policies, tmp_path):

@@ -17,7 +17,9 @@ def test_what_an_agent_returns_is_its_value():
     assert attempt(agent).value == {"0": 1.0}
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), asyncio.CancelledError(), StopIteration()])
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration()]
+)
 def test_whatever_an_agent_raises_is_a_value(error):
     async def agent():
         raise error

@@ -179,6 +179,13 @@ def test_a_scorer_that_hangs_gives_no_score(run_one, answering):
     assert "no verdict within" in record.detail
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_a_scorer_that_would_end_the_process_gives_no_score(run_one, answering, error):
+    record = run_one(answering(None), scorer_for=scorer(error)).record
+    assert (record.outcome, record.reason) == (Outcome.REJECTED, "no_score")
+    assert type(error).__name__ in record.detail
+
+
 def test_a_scorers_own_timeout_is_told_as_its_own(run_one, answering):
     record = run_one(answering(None), scorer_for=scorer(TimeoutError("model server"))).record
     assert "raised TimeoutError: model server" in record.detail

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
 
@@ -171,6 +172,16 @@ def test_what_a_scorer_raises_passes_through():
 
     with pytest.raises(KeyError, match="field"):
         score(broken)
+
+
+def test_a_sync_scorer_takes_no_thread_of_the_loops_pool():
+    async def alone():
+        asyncio.get_running_loop().set_default_executor(closed)
+        return await normalize_scorer(one, "mine")(score_request("4", "4"))
+
+    closed = ThreadPoolExecutor(1)
+    closed.shutdown()
+    assert asyncio.run(alone()) == Score(1.0)
 
 
 def test_a_scorer_that_needs_the_reference_says_so():

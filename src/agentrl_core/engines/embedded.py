@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import logging
 import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from agentrl_core.daemons import call_on_thread
 from agentrl_core.engines.batch import ContinuousBatch
 from agentrl_core.engines.fused import why_not_fused
 from agentrl_core.engines.generate import GenerateBatch
 from agentrl_core.engines.interpreter import restore_switches, shorten_switches
 from agentrl_core.engines.jobs import Job, Mailbox, Post, check_request, deliver
 from agentrl_core.engines.models import check_shapes, load_model, shapes, source_module
-from agentrl_core.engines.stopping import Decode, load_decode
+from agentrl_core.engines.stopping import Decode, load_decode, read_decode
 from agentrl_core.errors import EngineError
 from agentrl_core.types import FinishReason
+from agentrl_core.weights.base import DirectoryWeights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,6 +80,8 @@ class EmbeddedEngine:
         self._paused = False
         self._closing = False
         self._cpu_seconds = 0.0
+        # Read now: the directory may be a checkpoint that goes before the first stop string comes.
+        self._read_decode = read_decode(self._model_dir)
         model: Any = load_model(self._model_dir, self._dtype)
         self._vocab_size = model.get_input_embeddings().num_embeddings
         self._shapes = shapes(model)
@@ -149,7 +153,9 @@ class EmbeddedEngine:
 
     async def load_weights(self, version: int, source: WeightSource) -> None:
         """Switch to new weights between two decode steps; running jobs recompute their keys and values with them."""
-        module = await asyncio.to_thread(source_module, source, self._dtype)
+        read = functools.partial(source_module, source, self._dtype)
+        # A thread of its own: the loop's pool is for agents, who may never give it back.
+        module = await call_on_thread(read, name="weights") if isinstance(source, DirectoryWeights) else read()
         await self._done(lambda: self._load(version, module))
 
     def close(self) -> None:
@@ -163,9 +169,9 @@ class EmbeddedEngine:
         if thread is not None:
             thread.join()
 
-    @cached_property
+    @property
     def _decode(self) -> Decode:
-        return load_decode(self._model_dir)
+        return self._read_decode or load_decode(self._model_dir)
 
     # Asking, from any thread.
 

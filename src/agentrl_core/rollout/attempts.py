@@ -14,6 +14,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+GRACE_S = 5.0
+"""Time that a cancelled agent has to clean up."""
+
 _abandoned: set[asyncio.Task[Any]] = set()
 """Agents that ignored their cancellation; kept so that the loop does not lose them."""
 
@@ -30,12 +33,17 @@ class Attempt:
 
 
 async def run_agent(
-    run: Callable[[], Awaitable[Any]], context: contextvars.Context, *, timeout_s: float, grace_s: float
+    run: Callable[[], Awaitable[Any]],
+    context: contextvars.Context,
+    *,
+    timeout_s: float,
+    grace_s: float = GRACE_S,
+    who: str = "an agent",
 ) -> Attempt:
     """Await `run()` in a task of its own with `context`.
 
     At the limit, or when the caller is cancelled, the agent is cancelled and has `grace_s` to clean up; one
-    that ignores that is left behind. Never raises what the agent raises.
+    that ignores that is left behind, and the log says so of `who`. Never raises what the agent raises.
     """
     agent = asyncio.create_task(_caught(run), context=context)
     try:
@@ -43,11 +51,11 @@ async def run_agent(
         timed_out = not agent.done()
     finally:
         if not agent.done():
-            await _cancel(agent, grace_s)
+            await _cancel(agent, grace_s, who)
     if timed_out:
         return Attempt(timed_out=True)
     if agent.cancelled():
-        return Attempt(error=asyncio.CancelledError("the agent cancelled itself"))
+        return Attempt(error=asyncio.CancelledError(f"{who} cancelled itself"))
     return agent.result()
 
 
@@ -67,23 +75,27 @@ async def unbroken(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _caught(run: Callable[[], Awaitable[Any]]) -> Attempt:
-    """Return what the agent raised; an agent's `sys.exit` ends its episode, not the process."""
+    """Return what the agent raised; its `sys.exit` or KeyboardInterrupt ends the episode, not the process.
+
+    Ctrl-C itself is raised on the main thread, never on that of the agents.
+    """
     try:
         return Attempt(value=await run())
-    except (asyncio.CancelledError, KeyboardInterrupt):
+    except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - any failure of an agent is data
         return Attempt(error=error)
 
 
-async def _cancel(agent: asyncio.Task[Attempt], grace_s: float) -> None:
+async def _cancel(agent: asyncio.Task[Attempt], grace_s: float, who: str) -> None:
     agent.cancel()
     _abandoned.add(agent)
     agent.add_done_callback(_abandoned.discard)
     await asyncio.wait({agent}, timeout=grace_s)
     if not agent.done():
         logger.warning(
-            "an agent went on for %g s after it was cancelled and is left behind: it catches asyncio.CancelledError "
+            "%s went on for %g s after it was cancelled and is left behind: it catches asyncio.CancelledError "
             "or BaseException without raising it again",
+            who,
             grace_s,
         )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import contextvars
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentrl_core.daemons import call_on_thread
 from agentrl_core.errors import ConfigError
 
 INJECTED = ("base_url", "api_key", "http_client", "record_id", "is_eval")
@@ -53,7 +50,7 @@ class WorkflowCall:
         arguments = {name: value for name, value in injected.items() if name in self._accepted}
         if self._is_async:
             return await self._function(data, **arguments)
-        returned = await _on_thread(functools.partial(self._function, data, **arguments))
+        returned = await call_on_thread(functools.partial(self._function, data, **arguments), name="agentrl-workflow")
         return await returned if inspect.isawaitable(returned) else returned
 
 
@@ -72,33 +69,3 @@ def _signature(function: Callable[..., Any], name: str, where: str) -> inspect.S
         return inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: the signature of {name} cannot be read ({error}); wrap it in a function") from None
-
-
-async def _on_thread(function: Callable[[], Any]) -> Any:
-    """Call `function` on a new daemon thread with the caller's context.
-
-    Not a pool: a hung agent would hold a worker for ever, and enough of them would starve the rest; the
-    interpreter would also wait for a pool's threads before it ends.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(outcome: tuple[Any, BaseException | None]) -> None:
-        if not future.done():
-            future.set_result(outcome)
-
-    def work() -> None:
-        outcome: tuple[Any, BaseException | None]
-        try:
-            outcome = context.run(function), None
-        except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
-            outcome = None, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, outcome)
-
-    threading.Thread(target=work, name="agentrl-workflow", daemon=True).start()
-    value, error = await future
-    if error is not None:
-        raise error
-    return value

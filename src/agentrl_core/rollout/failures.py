@@ -41,14 +41,14 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ""
-    frame = next((frame for frame in reversed(frames) if _is_users(Path(frame.filename))), frames[-1])
+    frame = next((frame for frame in reversed(frames) if is_users(Path(frame.filename))), frames[-1])
     path = Path(frame.filename)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{path}:{frame.lineno}"
 
 
-def _is_users(path: Path) -> bool:
+def is_users(path: Path) -> bool:
     """Whether a source file is neither installed, nor of the standard library, nor agentrl's."""
     if not path.is_absolute() or path.is_relative_to(_OURS):  # `<frozen …>`, `<string>`
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextvars
 import reprlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ import attrs
 
 from agentrl_core.data.extract import extract_answer
 from agentrl_core.errors import EpisodeError
+from agentrl_core.rollout.attempts import run_agent
 from agentrl_core.rollout.failures import describe
 from agentrl_core.rollout.rewards import GivenReward, read_reward
 from agentrl_core.scoring import Score, ScoreRequest
@@ -33,19 +34,20 @@ async def judge(scorer: NormalizedScorer, task: Task, episode: Episode, *, timeo
     """Ask a scorer about the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
     name = f"scorer '{scorer.name}'"
     request = score_request(task, episode)
-    limit = asyncio.timeout(timeout_s)
+    context = contextvars.copy_context()
+    judged = await run_agent(lambda: scorer(request), context, timeout_s=timeout_s, who=name)
+    if judged.timed_out:
+        raise EpisodeError("no_score", f"{name} gave no verdict within rollout.timeout_s = {timeout_s:g} s")
+    if isinstance(judged.error, EpisodeError):
+        raise EpisodeError("no_score", str(judged.error)) from judged.error
+    if judged.error is not None:
+        raise EpisodeError("no_score", f"{name} raised {describe(judged.error)}") from judged.error
+    given = judged.value
+    value, parts = (given.value, given.parts) if isinstance(given, Score) else (given, {})
     try:
-        async with limit:
-            given = await scorer(request)
-        value, parts = (given.value, given.parts) if isinstance(given, Score) else (given, {})
         reward = read_reward(value, episode.interactions, giver=name)
     except EpisodeError as error:
         raise EpisodeError("no_score", str(error)) from error
-    except Exception as error:
-        if limit.expired():
-            text = f"{name} gave no verdict within rollout.timeout_s = {timeout_s:g} s"
-            raise EpisodeError("no_score", text) from error
-        raise EpisodeError("no_score", f"{name} raised {describe(error)}") from error
     if reward is None:
         raise EpisodeError("no_score", f"{name} gave no score for the answer {reprlib.repr(request.answer)}")
     return Verdict(reward=reward, parts=parts)

@@ -14,7 +14,7 @@ import attrs
 
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout import context as workflow_context
-from agentrl_core.rollout.attempts import Attempt, run_agent, unbroken
+from agentrl_core.rollout.attempts import GRACE_S, Attempt, run_agent, unbroken
 from agentrl_core.rollout.failures import describe, format_traceback, root_cause
 from agentrl_core.rollout.judging import judge
 from agentrl_core.rollout.rewards import read_reward
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from agentrl_core.stores.base import Store
 
 logger = logging.getLogger(__name__)
-
-GRACE_S = 5.0
-"""Time that a cancelled agent has to clean up."""
 
 
 class Runner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import math
@@ -13,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from agentrl_core.daemons import call_on_thread
 from agentrl_core.errors import EpisodeError, PluginError
 from agentrl_core.scoring import Score, ScoreRequest
 
@@ -35,7 +35,7 @@ class NormalizedScorer:
     takes_texts: bool
     """Called as `(answer, reference)` instead of `(request)`."""
     is_async: bool
-    """Called on the event loop; a sync scorer runs in a thread."""
+    """Called on the event loop; a sync scorer runs on a thread of its own."""
 
     async def __call__(self, request: ScoreRequest) -> Score | dict[str, float] | None:
         """Judge one finished episode."""
@@ -47,7 +47,7 @@ class NormalizedScorer:
         if self.is_async:
             result = self.function(*arguments)
         else:
-            result = await asyncio.to_thread(self.function, *arguments)
+            result = await call_on_thread(functools.partial(self.function, *arguments), name="agentrl-scorer")
         if inspect.isawaitable(result):
             result = await result
         return self._checked(result)

@@ -1,0 +1,111 @@
+"""Threads for code of users: however long it hangs, the interpreter can end without it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+async def call_on_thread(function: Callable[[], T], *, name: str) -> T:
+    """Call `function` on a new daemon thread with the caller's context.
+
+    Not a pool: a function that hangs would hold a worker for ever, and enough of them would starve the rest.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Callable[[], T]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(outcome: Callable[[], T]) -> None:
+        if not future.done():
+            future.set_result(outcome)
+
+    def work() -> None:
+        try:
+            outcome = functools.partial(_returned, context.run(function))
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
+            outcome = functools.partial(_raised, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return (await future)()
+
+
+class DaemonExecutor(Executor):
+    """A pool of up to `workers` daemon threads.
+
+    The standard library's pool is joined when the interpreter ends, so one call that hangs keeps the process alive
+    for ever.
+    """
+
+    def __init__(self, workers: int, *, name: str) -> None:
+        self._workers, self._name = workers, name
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call `fn` as soon as a thread is free."""
+        future: Future[T] = Future()
+        call = functools.partial(fn, *args, **kwargs)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            self._work.put(functools.partial(_carry_out, future, call))
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._workers:
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 (as inherited)
+        """Accept no more calls; threads end when they are idle."""
+        with self._lock:
+            self._closed = True
+            if cancel_futures:
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        self._work.get_nowait()
+            for _ in self._threads:
+                self._work.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work  # an idle thread keeps nobody's arguments alive
+            self._idle.release()
+
+
+def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _returned(value: T) -> T:
+    return value
+
+
+def _raised(error: BaseException) -> Any:
+    raise error
