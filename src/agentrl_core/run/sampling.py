@@ -28,21 +28,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_END_S = 15.0
+"""Longest wait for cancelled episodes to be stored; agents and scorers have their time to clean up."""
+
 
 class SamplingSide:
-    """Owns the engine, the gateway and the loop on which agents run; called from the main thread."""
+    """Owns the engine, the gateway and the loop on which agents run; called from the main thread.
+
+    `notice(message)` is called on another thread, once, where an agent blocks that loop. Whatever waits for the
+    loop raises `RunError` when it is blocked for longer than `rollout.timeout_s`.
+    """
 
     def __init__(
-        self, components: Components, start: Start, run_id: str, *, on_scored: Callable[[Record], None]
+        self,
+        components: Components,
+        start: Start,
+        run_id: str,
+        *,
+        on_scored: Callable[[Record], None],
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         config = components.config
         self._config, self._run_id, self._store = config, run_id, start.store
         self._scheduling: asyncio.Task[None] | None = None
         with ExitStack() as undo:  # a part that cannot start takes those before it along
-            self._agents = LoopThread("agents", workers=config.rollout.max_concurrent_rollouts)
+            self._agents = LoopThread(
+                "agents",
+                workers=config.rollout.max_concurrent_rollouts,
+                notice=notice,
+                patience_s=config.rollout.timeout_s,
+            )
             undo.callback(self._agents.close)
             self.engine: Engine = components.build(
-                "engines", "engine", config.engine, model_dir=start.model_dir, seed=config.seed
+                "engines",
+                "engine",
+                config.engine,
+                model_dir=start.model_dir,
+                seed=config.seed,
+                dtype=config.model.dtype,
             )
             undo.callback(self.engine.close)
             self.engine.start()
@@ -51,7 +74,7 @@ class SamplingSide:
             self.gateway = _gateway(components, start, self.engine, run_id)
             undo.callback(self.gateway.close)
             self.gateway.start()
-            undo.callback(lambda: self._agents.run(self.gateway.http_client.close_for_good()))
+            undo.callback(self._close_client)
             self.scheduler = Scheduler(
                 tasks=components.tasks,
                 runner=Runner(
@@ -104,15 +127,14 @@ class SamplingSide:
         """Let the episodes start that the new version admits."""
         self.scheduler.publish(version, steps_done)
 
-    def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, tuple[float, int]]:
-        """Mean reward and number of scored records of each task set."""
+    def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, tuple[float, int, int]]:
+        """Mean reward, number of scored records and number of failed ones, of each task set."""
         sampling = attrs.evolve(self._config.sampling, temperature=self._config.eval.temperature)
         results = {}
         for name, members in sets.items():
-            reward, scored, _ = self._agents.run(
+            results[name] = self._agents.run(
                 self.scheduler.evaluate(members[:tasks], name=name, seed=self._config.seed, sampling=sampling)
             )
-            results[name] = (reward, scored)
         return results
 
     def cpu_seconds(self) -> dict[str, float]:
@@ -124,8 +146,12 @@ class SamplingSide:
         """Cancel running episodes and free everything; safe at any moment."""
         self.scheduler.stop()
         if self._scheduling is not None:
-            self._agents.run(_ended(self._scheduling))
+            self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
         self._undo.close()
+
+    def _close_client(self) -> None:
+        closing = self.gateway.http_client.close_for_good()
+        self._agents.try_run(closing, "closing the agents' HTTP client", limit_s=_END_S)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -1,39 +1,103 @@
-"""An event loop on a thread of its own, and how the main thread waits for it."""
+"""An event loop on a thread of its own, and how the main thread waits for it without depending on agents' manners."""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import math
+import sys
 import threading
 import time
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
 
+from agentrl_core.daemons import DaemonExecutor
+from agentrl_core.errors import RunError
+from agentrl_core.rollout.failures import is_users
+
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+"""Between two looks at whether the loop still turns."""
+_NOTICE_AFTER_S = 1.0
+_CLOSING_S = 3.0
+"""How long a blocked loop is waited for once nothing more is wanted of it."""
+_ADVICE = "use await, or a plain `def run`, which gets a thread of its own"
+
+_left_behind: set[asyncio.Task[Any]] = set()
+"""Tasks that ignored their cancellation; kept, because what they would do when they are freed is anyone's guess."""
 
 
 class LoopThread:
     """Runs coroutines for other threads; every failure surfaces where the result is awaited.
 
-    `workers`: threads for the synchronous parts of agents.
+    `workers`: threads for the synchronous parts of agents. `notice` is told once, on another thread, which line
+    keeps the loop from turning; after `patience_s` of that whoever waits for the loop gets a `RunError`.
     """
 
-    def __init__(self, name: str, *, workers: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        workers: int,
+        notice: Callable[[str], None] = lambda _: None,
+        patience_s: float = math.inf,
+    ) -> None:
+        self._notice, self._patience_s = notice, patience_s
         self._loop = uvloop.new_event_loop()
-        self._loop.set_default_executor(ThreadPoolExecutor(workers, thread_name_prefix=f"{name}-worker"))
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._loop.set_default_executor(DaemonExecutor(workers, name=f"{name}-worker"))
+        self._closing = threading.Event()
+        self._ticked = threading.Event()
+        self._blocked_s = 0.0
+        self._cpu_seconds = 0.0
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch, name=f"{name}-watch", daemon=True).start()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Block until `work` is done; Ctrl-C cancels it."""
+    def run(self, work: Coroutine[Any, Any, T], *, patience_s: float | None = None, limit_s: float = math.inf) -> T:
+        """Block until `work` is done; Ctrl-C cancels it.
+
+        Raises `RunError` where the thread has ended, where the loop is blocked for longer than `patience_s` (as
+        a rule, that of the constructor), and after `limit_s`; `work` is cancelled then.
+        """
+        patience_s = self._patience_s if patience_s is None else patience_s
+        if not self._thread.is_alive():
+            work.close()
+            self._check(patience_s)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        end = time.monotonic() + limit_s
         try:
-            return future.result()
-        except KeyboardInterrupt:
+            while not concurrent.futures.wait([future], timeout=max(0.0, min(TICK_S, end - time.monotonic()))).done:
+                self._check(patience_s)
+                _check_time(end, limit_s)
+        except BaseException:
             future.cancel()
             raise
+        return future.result()
+
+    def _check(self, patience_s: float) -> None:
+        """Raise where waiting is in vain."""
+        if not self._thread.is_alive():
+            raise RunError(f"the thread '{self._thread.name}' has ended")
+        if self._blocked_s > patience_s:
+            raise RunError(
+                f"{self._place() or 'something'} has blocked the agents' event loop for more than {patience_s:g} s, "
+                f"and every episode with it; {_ADVICE}"
+            )
+
+    def try_run(self, work: Coroutine[Any, Any, object], what: str, *, limit_s: float) -> None:
+        """Run what belongs to the end; where the loop does not let it come to that, the log says so."""
+        try:
+            self.run(work, patience_s=_CLOSING_S, limit_s=limit_s)
+        except RunError as error:
+            logger.warning("%s: %s", what, error)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Begin `work` as a task of the loop, without waiting for its end."""
@@ -44,25 +108,82 @@ class LoopThread:
         return self.run(begin())
 
     def cpu_seconds(self) -> float:
-        """CPU seconds of the thread so far."""
+        """CPU seconds of the thread so far; of a blocked loop, what was known last."""
 
-        async def measure() -> float:
-            return time.thread_time()
+        async def measure() -> None:
+            self._tick()
 
-        return self.run(measure())
+        with contextlib.suppress(RunError):
+            self.run(measure(), patience_s=_CLOSING_S)
+        return self._cpu_seconds
 
-    def close(self) -> None:
-        """Cancel what still runs, and end the thread."""
-
-        async def cancel_all() -> None:
-            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-            await asyncio.get_running_loop().shutdown_asyncgens()
-
-        if self._thread.is_alive():
-            self.run(cancel_all())
+    def close(self, *, grace_s: float = 5.0) -> None:
+        """Cancel what still runs, and end the thread; what goes on after `grace_s`, or blocks, is left behind."""
+        if self._closing.is_set():
+            return
+        self.try_run(_cancel_all(grace_s), "closing the agents' event loop", limit_s=2 * grace_s)
+        self._closing.set()
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        self._thread.join(timeout=1.0)
+        if not self._thread.is_alive():
             self._loop.close()
+
+    def _serve(self) -> None:
+        """Keep the loop turning: neither `sys.exit` in an agent's background task nor `loop.stop()` ends the run."""
+        while not self._closing.is_set():
+            try:
+                self._loop.run_forever()
+            except BaseException:
+                logger.exception("raised on the agents' event loop, which goes on")
+
+    def _tick(self) -> None:
+        self._cpu_seconds = time.thread_time()
+        self._ticked.set()
+
+    def _watch(self) -> None:
+        """Measure for how long the loop has not turned, and tell who is at fault.
+
+        The measure adds up waits instead of comparing clocks: a process that was stopped was not blocked.
+        """
+        told = False
+        while not self._closing.wait(TICK_S):
+            self._ticked.clear()
+            with contextlib.suppress(RuntimeError):  # the loop was just closed
+                self._loop.call_soon_threadsafe(self._tick)
+            while not self._ticked.wait(TICK_S) and not self._closing.is_set():
+                self._blocked_s += TICK_S
+                if not told and self._blocked_s > _NOTICE_AFTER_S and (place := self._place()):
+                    told = True
+                    self._notice(f"{place} blocks the event loop that all agents share; {_ADVICE}")
+            self._blocked_s = 0.0
+
+    def _place(self) -> str:
+        """Return what the thread is at in the user's own code, the innermost frame; empty where it is elsewhere."""
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 (the documented way)
+        while frame is not None:
+            path = Path(frame.f_code.co_filename)
+            if is_users(path):
+                shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+                return f"{shown}:{frame.f_lineno} (in {frame.f_code.co_name})"
+            frame = frame.f_back
+        return ""
+
+
+def _check_time(end: float, limit_s: float) -> None:
+    if time.monotonic() >= end:
+        raise RunError(f"it took longer than {limit_s:g} s and is left behind")
+
+
+async def _cancel_all(grace_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    pending = (await asyncio.wait(others, timeout=grace_s))[1] if others else set()
+    for task in pending:
+        setattr(task, "_log_destroy_pending", False)  # noqa: B010 (as asyncio.gather does: the log has told of it)
+        _left_behind.add(task)
+        logger.warning("%r went on for %g s after it was cancelled and is left behind", task.get_coro(), grace_s)
+    if not pending:
+        await loop.shutdown_asyncgens()

@@ -1,0 +1,164 @@
+"""The agents' event loop outlives what agents do to it, and nobody waits for it for ever."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from agentrl_core.daemons import DaemonExecutor
+from agentrl_core.errors import RunError
+from agentrl_core.run.threads import LoopThread
+
+
+@pytest.fixture
+def make_loop():
+    """`make_loop(**options)`: a loop that is closed at the end of the test."""
+    with contextlib.ExitStack() as closing:
+
+        def make(**options):
+            loop = LoopThread("agents", **{"workers": 2} | options)
+            closing.callback(loop.close)
+            return loop
+
+        yield make
+
+
+@pytest.fixture
+def release():
+    """What hung functions of a test wait for; set at its end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def answer():
+    return 42
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_the_loop_outlives_what_a_background_task_raises(make_loop, error, caplog):
+    loop = make_loop()
+
+    async def background():
+        raise error
+
+    loop.start(background())
+    assert loop.run(answer()) == 42
+    assert "goes on" in caplog.text
+
+
+def test_the_loop_outlives_an_agent_that_stops_it(make_loop):
+    loop = make_loop()
+
+    async def agent():
+        asyncio.get_running_loop().stop()
+
+    loop.run(agent())
+    assert loop.run(answer()) == 42
+
+
+def test_a_thread_that_has_ended_is_not_waited_for(make_loop):
+    loop = make_loop()
+    loop.close()
+    with pytest.raises(RunError, match="'agents' has ended"):
+        loop.run(answer())
+
+
+def test_close_leaves_an_agent_behind_that_ignores_its_cancellation(make_loop, caplog):
+    loop = make_loop()
+    running = threading.Event()
+
+    async def immortal():
+        running.set()
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    loop.start(immortal())
+    assert running.wait(timeout=30)
+    loop.close(grace_s=0.05)
+    assert "immortal" in caplog.text
+    assert "left behind" in caplog.text
+
+
+def test_a_blocked_loop_is_told_once_and_raises_with_the_line_that_blocks(make_loop, release):
+    notices, told = [], threading.Event()
+
+    def notice(message):
+        notices.append(message)
+        told.set()
+
+    async def blocking_agent():
+        release.wait(timeout=60)
+
+    loop = make_loop(notice=notice, patience_s=1.2)
+    with pytest.raises(RunError, match=r"test_threads\.py:\d+ \(in blocking_agent\) has blocked .* use await"):
+        loop.run(blocking_agent())
+    assert told.wait(timeout=30)
+    loop.cpu_seconds()  # does not wait for ever either
+    loop.close(grace_s=0.05)
+    assert len(notices) == 1
+    assert "(in blocking_agent) blocks the event loop" in notices[0]
+    assert "a plain `def run`" in notices[0]
+
+
+def test_a_loop_that_waits_is_not_blocked(make_loop):
+    notices = []
+    loop = make_loop(notice=notices.append, patience_s=0.0)
+    assert loop.run(asyncio.sleep(1.2, 42)) == 42
+    assert notices == []
+
+
+def test_the_interpreter_ends_while_a_worker_hangs():
+    code = (
+        "import asyncio, threading\n"
+        "from agentrl_core.run.threads import LoopThread\n"
+        "loop, begun = LoopThread('agents', workers=1), threading.Event()\n"
+        "def hang():\n"
+        "    begun.set()\n"
+        "    threading.Event().wait()\n"
+        "async def agent():\n"
+        "    await asyncio.to_thread(hang)\n"
+        "loop.start(agent())\n"
+        "begun.wait()\n"
+        "loop.close()\n"
+        "print('closed', flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
+def test_the_executor_has_no_more_threads_than_workers_and_uses_them_again(release):
+    executor = DaemonExecutor(2, name="pool")
+    hanging = executor.submit(release.wait)
+    names = set()
+    for _ in range(20):
+        names.add(executor.submit(lambda: threading.current_thread().name).result(timeout=30))
+    assert names <= {"pool-0", "pool-1"}
+    assert threading.current_thread().name not in names
+    release.set()
+    assert hanging.result(timeout=30)
+    executor.shutdown()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(time.time)
+
+
+def test_the_executor_passes_errors_on_and_drops_what_was_cancelled(release):
+    executor = DaemonExecutor(1, name="pool")
+
+    def fail():
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        executor.submit(fail).result(timeout=30)
+    executor.submit(release.wait)
+    waiting = executor.submit(fail)
+    assert waiting.cancel()
+    release.set()
+    executor.shutdown()
+    assert concurrent.futures.wait([waiting], timeout=0).done == {waiting}
