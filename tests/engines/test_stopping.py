@@ -1,9 +1,12 @@
 """Stop strings are found where the last token completes them, and nowhere else."""
 
+import shutil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.engines.stopping import find_stop_string, load_decode
 from agentrl_core.errors import EngineError
 from agentrl_core.testing.policy import write_tokenizer
@@ -72,3 +75,11 @@ def test_a_broken_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(EngineError, match=r"tokenizer\.json: the tokenizer cannot be read"):
         load_decode(tmp_path)
+
+
+def test_an_engine_stops_on_strings_after_its_directory_is_gone(policies, tmp_path):
+    directory = shutil.copytree(policies("qwen3"), tmp_path / "step-0")
+    engine = EmbeddedEngine(model_dir=directory)
+    expected = load_decode(directory)([5, 6, 7])
+    shutil.rmtree(directory)
+    assert engine._decode([5, 6, 7]) == expected
