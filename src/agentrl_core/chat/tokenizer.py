@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import tokenizers
-import tokenizers.decoders
 
 from agentrl_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+_REPLACEMENT = "\ufffd"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -71,19 +72,76 @@ class TextTokenizer:
 
     def decoder(self) -> StreamDecoder:
         """Return a decoder for ids that arrive one by one."""
-        return StreamDecoder(self._tokenizer)
+        return StreamDecoder(self.decode, self._byte_ids)
+
+    @functools.cached_property
+    def _byte_ids(self) -> frozenset[int] | None:
+        """Ids of single bytes (`<0xE2>`) that only their whole run decides; None where no text is certain early."""
+        kinds = _decoder_steps(self._tokenizer)
+        if not _is_growing(kinds):
+            return None
+        if not any(step["type"] == "ByteFallback" for step in kinds):
+            return frozenset()
+        found = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return frozenset(token_id for token_id in found if token_id is not None)
 
 
 class StreamDecoder:
-    """Decodes a growing sequence of ids; gives out only complete characters."""
+    """Decodes a growing sequence of ids: the pieces, put together, begin what `decode` makes of all ids.
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
+    Text is given out once no later id can change it. Ids whose text is out serve as context for the next ones,
+    because a tokenizer may treat the beginning of a text in a way of its own.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], byte_ids: frozenset[int] | None) -> None:
+        self._decode = decode
+        self._byte_ids = byte_ids
+        self._context: list[int] = []
+        self._known = ""
+        """Text of the context."""
+        self._new: list[int] = []
+        self._retry_at = 0
+        """Length of `_new` at which to look again; grows, or ids that are no text would take quadratic time."""
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Return the text that became complete with `ids`."""
-        return "".join(self._stream.step(self._tokenizer, token_id) or "" for token_id in ids)
+        """Return the text that became certain with `ids`."""
+        self._new.extend(ids)
+        new = self._new
+        if self._byte_ids is None or not new or len(new) < self._retry_at or new[-1] in self._byte_ids:
+            return ""
+        text = self._decode(self._context + new)
+        if text.endswith(_REPLACEMENT):  # perhaps the beginning of a character
+            self._retry_at = len(new) + 1 + len(new) // 8
+            return ""
+        certain = text[len(self._known) :]
+        alone = self._decode(new)
+        if alone and not alone.endswith(_REPLACEMENT):
+            self._context, self._known = new, alone
+        else:
+            self._context, self._known = self._context + new, text
+        self._new, self._retry_at = [], 0
+        return certain
+
+
+def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    """Return how the tokenizer puts tokens together: `type` and options of each step."""
+    if tokenizer.decoder is None:
+        return []
+    description = json.loads(tokenizer.decoder.__getstate__())
+    steps: list[dict[str, Any]] = description["decoders"] if description["type"] == "Sequence" else [description]
+    return steps
+
+
+def _is_growing(steps: Sequence[dict[str, Any]]) -> bool:
+    """Whether the text of more ids begins with the text of fewer, incomplete characters apart."""
+    kinds = [step["type"] for step in steps]
+    if kinds in (["ByteLevel"], ["Metaspace"]):
+        return True
+    if not kinds or not set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+        return False
+    fused = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
+    # From there on a step sees the whole text: it may change its beginning, but neither its middle nor its end.
+    return all(step["type"] == "Strip" and step["stop"] == 0 for step in steps[fused + 1 :])
 
 
 @attrs.frozen(kw_only=True)
