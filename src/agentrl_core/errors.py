@@ -44,8 +44,16 @@ class StoreError(RunError):
     """The store refused or lost a write (full disk, foreign schema, broken file)."""
 
 
+class UnstorableError(StoreError):
+    """One value has no form in the store (not JSON, not UTF-8, too large); the store goes on with others."""
+
+
 class EngineError(RunError):
     """The engine cannot generate or load weights."""
+
+
+class UnservableError(EngineError):
+    """The engine cannot run one request as it was put; it goes on with others."""
 
 
 class TrainingError(RunError):

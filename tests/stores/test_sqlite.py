@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import threading
 import attrs
 import pytest
 
-from agentrl_core.errors import StoreError
+from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite, sqlite_file
 from agentrl_core.stores.base import RunRow, StepRow
 from agentrl_core.stores.sqlite import SQLiteStore
@@ -222,16 +223,23 @@ def test_a_record_finishes_with_a_final_outcome_only(store):
     [
         lambda store: store.add_tasks("run", [Task(id="odd", data={"when": object()})]),
         lambda store: store.add_tasks("run", [Task(id="odd", data={}, answer="\ud800")]),
-        lambda store: store.add_interaction("run", call("odd", output={"content": "\ud800"})),
         lambda store: store.add_interaction("run", call("odd", output_ids=(2**31,))),
         lambda store: store.add_interaction("run", call("odd", requested={"x": object()})),
     ],
-    ids=["not-json", "surrogate", "surrogate-in-message", "token-too-big", "not-json-in-request"],
+    ids=["not-json", "surrogate", "token-too-big", "not-json-in-request"],
 )
 def test_a_value_that_cannot_be_stored_is_named(store, write):
-    with pytest.raises(StoreError, match=r"odd|tasks of run 'run'"):
+    with pytest.raises(UnstorableError, match=r"odd|tasks of run 'run'"):
         asyncio.run(write(store))
     asyncio.run(store.add_interaction("run", call(0)))
+
+
+@pytest.mark.parametrize("value", ["\ud800", json.loads("[" * 300 + "]" * 300)], ids=["surrogate", "deep"])
+def test_what_the_fast_encoder_refuses_is_kept_all_the_same(store, value):
+    odd = call(0, output={"content": value}, requested={"x": value}, tools=({"x": value},))
+    asyncio.run(store.add_interaction("run", odd))
+    (kept,) = asyncio.run(store.episode("record")).interactions
+    assert (kept.output, kept.requested, kept.tools) == ({"content": value}, {"x": value}, ({"x": value},))
 
 
 def test_odd_bytes_in_an_error_message_do_not_lose_the_record(store):

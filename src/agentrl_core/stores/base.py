@@ -72,7 +72,8 @@ class Usage:
 class Store(Protocol):
     """Async, usable from several event loops and threads of one process.
 
-    Raises `StoreError` with the path and what to do when a write is refused (full disk, lost file).
+    Raises `StoreError` with the path and what to do when a write is refused (full disk, lost file);
+    `UnstorableError`, a kind of it, where one value cannot be written and the store goes on with others.
     """
 
     async def create_run(self, run: RunRow) -> None:

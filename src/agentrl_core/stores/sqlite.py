@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.errors import StoreError
+from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.base import ResumePoint, RunRow, StepRow, Usage
 from agentrl_core.stores.sqlite_file import open_for_reading, open_for_writing, store_error
@@ -360,7 +360,8 @@ class SQLiteStore:
             except sqlite3.Error as error:
                 raise store_error(self.path, what, error) from error
             except UnicodeEncodeError as error:
-                raise StoreError(f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can hold") from error
+                message = f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can hold"
+                raise UnstorableError(message) from error
 
 
 def _inode(file: str) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import orjson
 
-from agentrl_core.errors import StoreError
+from agentrl_core.errors import UnstorableError
 from agentrl_core.stores.base import RunRow, StepRow
 from agentrl_core.types import FinishReason, Interaction, Outcome, Record, Sampling, Task
 
@@ -60,19 +60,27 @@ _SAMPLING_DEFAULTS = [(field.name, field.default) for field in attrs.fields(Samp
 
 
 def to_json(value: object, what: str) -> str:
-    """Encode `value` exactly, NaN and lone surrogates included; `StoreError` naming `what` if that is impossible."""
+    """Encode `value` exactly, NaN and lone surrogates too; `UnstorableError` naming `what` if that is impossible."""
     try:
         return json.dumps(value, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"{what} cannot be stored: {error}; expected values that JSON has") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnstorableError(f"{what} cannot be stored: {error}; expected values that JSON has") from error
 
 
 def to_json_fast(value: object, what: str) -> str:
-    """Encode what came over HTTP, in a tenth of the time of `to_json`: it is JSON's own and valid UTF-8 already."""
+    """Encode what came over HTTP as `to_json` would, in a tenth of the time; what orjson cannot, `to_json` may."""
     try:
         return orjson.dumps(value).decode()
-    except TypeError as error:
-        raise StoreError(f"{what} cannot be stored: {error}; expected values that JSON has") from error
+    except TypeError:
+        return to_json(value, what)
+
+
+def _from_json(value: str) -> Any:
+    """Decode what `to_json_fast` encoded."""
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:  # lone surrogates
+        return json.loads(value)
 
 
 def text(value: str) -> str:
@@ -195,11 +203,11 @@ def interaction_from(row: Sequence[Any], tools: Mapping[bytes | None, Tools]) ->
         output_ids=_unpack("i", row[6]),
         logprobs=_unpack("f", row[7]),
         versions=tuple((version, count) for version, count in orjson.loads(row[8])),
-        messages=tuple(orjson.loads(row[9])),
-        output=orjson.loads(row[10]),
+        messages=tuple(_from_json(row[9])),
+        output=_from_json(row[10]),
         tools=tools[row[TOOLS]],
         sampling=_sampling_from(row[12]),
-        requested=orjson.loads(row[13]),
+        requested=_from_json(row[13]),
         finish_reason=FinishReason(row[14]),
         model=row[15],
         trainable=bool(row[16]),
@@ -212,7 +220,7 @@ def interaction_from(row: Sequence[Any], tools: Mapping[bytes | None, Tools]) ->
 
 def tools_from(value: str) -> Tools:
     """Restore the tools of one tool row."""
-    return tuple(orjson.loads(value))
+    return tuple(_from_json(value))
 
 
 def names_from(value: str) -> list[str]:
@@ -260,7 +268,9 @@ def _pack(kind: str, values: Sequence[Any], what: str) -> bytes:
     try:
         return struct.pack(f"<{len(values)}{kind}", *values)
     except (struct.error, OverflowError) as error:
-        raise StoreError(f"{what} cannot be stored: {error}; expected token ids and logprobs of 32 bits") from error
+        raise UnstorableError(
+            f"{what} cannot be stored: {error}; expected token ids and logprobs of 32 bits"
+        ) from error
 
 
 def _unpack(kind: str, blob: bytes) -> tuple[Any, ...]:
