@@ -71,3 +71,17 @@ def test_results_belong_to_their_calls_whatever_the_ids_are():
 
     assert dialogue("a", "b", ["a", "b"]) == dialogue("x", "y", ["x", "y"])
     assert dialogue("a", "b", ["a", "b"]) != dialogue("a", "b", ["b", "a"])
+
+
+def assistant_call(arguments):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"role": "user", "content": "\ud800"}, assistant_call('{"a":' + "[" * 400 + "]" * 400 + "}")],
+    ids=["surrogate", "deep arguments"],
+)
+def test_what_json_can_hardly_hold_has_a_digest_too(message):
+    assert Fingerprint(()).add(message) == Fingerprint(()).add(dict(message))

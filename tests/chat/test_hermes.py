@@ -168,3 +168,21 @@ def test_any_text_is_parsed_without_loss(text):
         assert reply.content == text
     begun = text[text.rfind("</think>") + 1 :].count("<tool_call>")
     assert bool(begun) == bool(reply.tool_calls or reply.errors)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        block(r"\ud800", "{}"),
+        block("f", r'{"x": ["\udfff"]}'),
+        block("f", r'{"\ud83d": 1}'),
+        '<tool_call>{"name": "execute_code", "arguments": {"x": "\\ud800"}}<code>1</code></tool_call>',
+    ],
+)
+def test_half_a_character_makes_a_call_malformed(text):
+    reply = parse(text)
+    assert (reply.content, reply.tool_calls, len(reply.errors)) == (text, (), 1)
+
+
+def test_a_whole_character_of_two_escapes_is_fine():
+    assert calls(parse(block("f", r'{"x": "\ud83d\ude00"}'))) == [("f", r'{"x": "\ud83d\ude00"}')]

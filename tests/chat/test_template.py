@@ -91,3 +91,9 @@ def test_renders_like_transformers():
     tools = [{"type": "function", "function": {"name": "f"}}]
     expected, _ = render_jinja_template([parsed], tools=tools, chat_template=source)
     assert ChatTemplate(source).render(messages, tools) == expected[0]
+
+
+def test_half_a_character_in_a_prompt_is_refused():
+    template = ChatTemplate("{{ messages[0].content }}")
+    with pytest.raises(RequestError, match="surrogate"):
+        template.render([{"role": "user", "content": "\ud800"}])

@@ -7,6 +7,7 @@ own. The digest of a conversation ignores all that; the token ids never come fro
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.types import Message
+
+_DEEPEST = 200
+"""Objects and arrays in arguments that are compared by value, not by text; orjson writes 254 levels."""
 
 
 class Fingerprint:
@@ -27,7 +31,12 @@ class Fingerprint:
     def add(self, message: Message) -> bytes:
         """Append a message; the digest of the conversation up to it."""
         hasher = hashlib.blake2b(self._digest, digest_size=16)
-        hasher.update(orjson.dumps(self._canonical(message), option=orjson.OPT_SORT_KEYS))
+        canonical = self._canonical(message)
+        try:
+            encoded = orjson.dumps(canonical, option=orjson.OPT_SORT_KEYS)
+        except TypeError:  # text that UTF-8 cannot hold
+            encoded = json.dumps(canonical, sort_keys=True).encode()
+        hasher.update(encoded)
         self._digest = hasher.digest()
         return self._digest
 
@@ -53,6 +62,8 @@ class Fingerprint:
 def _arguments(text: str) -> Any:
     if not text:
         return {}
+    if text.count("{") + text.count("[") > _DEEPEST:  # perhaps nested deeper than orjson writes
+        return text
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from agentrl_core.types import Message
 
-_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
-"""What a template raises on messages that it was not written for."""
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
+"""What a template raises on messages that it was not written for; a lone surrogate is a ValueError."""
 
 
 class ChatTemplate:
@@ -47,17 +47,19 @@ class ChatTemplate:
         if not self._text_arguments:
             messages = [_with_parsed_arguments(message) for message in messages]
         try:
-            return self._template.render(
+            text = self._template.render(
                 messages=messages,
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._variables,
             )
+            text.encode()  # a tokenizer takes only what UTF-8 holds
         except _REFUSALS as error:
             raise RequestError(
                 400, "invalid_messages", f"the model's chat template refused these messages: {error}", param="messages"
             ) from error
+        return text
 
     def _takes_text_arguments(self) -> bool:
         """Whether the template prints a call's arguments verbatim when they are JSON text.

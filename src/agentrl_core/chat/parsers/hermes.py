@@ -80,6 +80,7 @@ def _read_call(text: str, begin: int) -> tuple[dict[str, Any], int]:
     value, arguments = fields["arguments"]
     if not isinstance(value, dict):
         raise _MalformedCallError(f'tool call {name!r}: "arguments" is not a JSON object')
+    _check_text(name, value)
     if name in _CODE_TOOLS and (code := _CODE.match(text, end)):
         arguments = json.dumps({**value, "code": code["code"]}, ensure_ascii=False)
         end = code.end()
@@ -87,6 +88,14 @@ def _read_call(text: str, begin: int) -> tuple[dict[str, Any], int]:
     if close < 0 or 0 <= following < close:
         raise _MalformedCallError(f"tool call {name!r} is not closed by {_CLOSE}")
     return tool_call(name, arguments), end
+
+
+def _check_text(name: str, arguments: dict[str, Any]) -> None:
+    """Refuse escapes of half a character (lone surrogates): what they stand for can be neither sent nor stored."""
+    try:
+        json.dumps([name, arguments], ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise _MalformedCallError(f"tool call {name!r} is not valid text: {error}") from error
 
 
 def _refuse_constant(name: str) -> Any:
