@@ -109,3 +109,34 @@ def test_seeds_are_the_same_in_another_process():
     program = "from agentrl_core.gateway.sampling import call_seed; print(call_seed(1, 2, 3))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) == call_seed(1, 2, 3)
+
+
+@pytest.mark.parametrize("is_eval", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_p", 0),
+        ("top_p", -0.1),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("top_k", 2**40),
+        ("temperature", -1),
+        ("temperature", 3),
+        ("max_tokens", 0),
+        ("max_completion_tokens", 0),
+        ("stop", [""]),
+        ("stop", ["x"] * 17),
+    ],
+)
+def test_no_value_that_an_engine_cannot_sample_at_gets_to_it(
+    gateway, open_session, send_to, engine, is_eval, name, value
+):
+    reply = send_to(gateway, open_session(gateway, is_eval=is_eval), {**BODY, name: value})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+    assert engine.log == []
+    assert gateway.fatal is None
+
+
+def test_a_temperature_too_small_to_divide_by_is_refused(gateway, open_session, send_to, engine):
+    assert send_to(gateway, open_session(gateway, is_eval=True), {**BODY, "temperature": 1e-30}).status_code == 400
+    assert send_to(gateway, open_session(gateway), {**BODY, "temperature": 1e-30}).status_code == 200  # forced to 1

@@ -98,7 +98,7 @@ class Gateway:
         """Listen; `RunError` if the port is in use."""
         from agentrl_core.gateway.server import GatewayServer
 
-        server = GatewayServer(self.handle, host=self._config.host, port=self._config.port)
+        server = GatewayServer(self.handle, self._api.refuse_early, host=self._config.host, port=self._config.port)
         server.start()
         self._server = server
         if self._chat.rewrites_history and self._config.history == "exact":

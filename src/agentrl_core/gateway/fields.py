@@ -9,6 +9,8 @@ from agentrl_core.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_MOST_INTEGER = 2**31 - 1
+
 
 class Fields:
     """The fields of one JSON object; `rest` is what nobody took."""
@@ -36,21 +38,23 @@ class Fields:
         value = self.take(name)
         return False if value is None else bool(self._checked(name, value, isinstance(value, bool), "a boolean"))
 
-    def number(self, name: str, *, least: float, most: float) -> float | None:
-        """Return the value of a number field within bounds."""
+    def number(self, name: str, *, least: float = 0.0, above: float | None = None, most: float) -> float | None:
+        """Return the value of a number field from `least`, or strictly above `above`, to `most`."""
         value = self.take(name)
         if value is None:
             return None
-        good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-        return float(self._checked(name, value, good, f"a number from {least:g} to {most:g}"))
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        good = good and (least <= value if above is None else above < value) and value <= most
+        bounds = f"from {least:g} to {most:g}" if above is None else f"above {above:g} and at most {most:g}"
+        return float(self._checked(name, value, good, f"a number {bounds}"))
 
-    def integer(self, name: str, *, least: int) -> int | None:
+    def integer(self, name: str, *, least: int, most: int = _MOST_INTEGER) -> int | None:
         """Return the value of an integer field."""
         value = self.take(name)
         if value is None:
             return None
-        good = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        return int(self._checked(name, value, good, f"an integer of at least {least}"))
+        good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        return int(self._checked(name, value, good, f"an integer from {least} to {most}"))
 
     def rest(self) -> Mapping[str, Any]:
         """Return the fields that were not taken and are not null."""

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _FIRST_SERVER_ERROR = 500
 _MOST_STOP_STRINGS = 16
+_LONGEST_KEPT_CHARS = 4096
+"""Of an unknown field's value; what is longer is shortened."""
+_MOST_KEPT_BYTES = 65_536
+"""Of all unknown fields together, shortened."""
 
 
 class OpenAIChat:
@@ -48,7 +52,7 @@ class OpenAIChat:
             parse_tools=bool(tools) and choice != "none",
             model=fields.text("model") or "default",
             temperature=fields.number("temperature", least=0.0, most=2.0),
-            top_p=fields.number("top_p", least=0.0, most=1.0),
+            top_p=fields.number("top_p", above=0.0, most=1.0),
             top_k=fields.integer("top_k", least=-1),
             max_tokens=newer if newer is not None else older,
             stop=_stop_strings(fields.take("stop")),
@@ -56,7 +60,7 @@ class OpenAIChat:
             include_usage=stream_options.flag("include_usage"),
             logprobs=fields.flag("logprobs"),
             return_token_ids=fields.flag("return_token_ids") or headers.get("return_token_ids") in {"1", "true"},
-            ignored=fields.rest(),
+            ignored=_kept(fields.rest()),
         )
 
     def response(self, reply: Reply, decode: Decode) -> dict[str, Any]:
@@ -91,7 +95,8 @@ class OpenAIChat:
         """Build the body of a refusal."""
         fallback = "server_error" if error.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
         kind = _ERROR_TYPES.get(error.status, fallback)
-        return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+        message = str(error).encode(errors="backslashreplace").decode()  # it may quote what UTF-8 cannot hold
+        return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
 
 
 @attrs.define(kw_only=True)
@@ -204,6 +209,19 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
     if len(strings) > _MOST_STOP_STRINGS:
         raise RequestError(400, "invalid_value", f"at most {_MOST_STOP_STRINGS} stop strings", param="stop")
     return tuple(strings)
+
+
+def _kept(unknown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the unknown fields as the trace keeps them: large values as the beginning of their JSON."""
+    kept: dict[str, Any] = {}
+    for name, value in unknown.items():
+        text = orjson.dumps(value).decode()
+        kept[name] = value if len(text) <= _LONGEST_KEPT_CHARS else f"{text[:_LONGEST_KEPT_CHARS]}…"
+    if kept and len(orjson.dumps(kept)) > _MOST_KEPT_BYTES:
+        raise RequestError(
+            400, "invalid_value", f"the body has {len(kept)} unknown fields, too many to keep; leave them out"
+        )
+    return kept
 
 
 def _unsupported(param: str, message: str) -> RequestError:

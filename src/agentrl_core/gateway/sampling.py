@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from agentrl_core.gateway.exchange import ChatRequest
 
+_LEAST_TEMPERATURE = 1e-3
+"""Of those above 0: logits divided by less may not be finite any more."""
+
 
 @attrs.frozen(kw_only=True)
 class SamplingPolicy:
@@ -35,7 +38,7 @@ class SamplingPolicy:
     def decide(self, request: ChatRequest, *, room: int) -> Decision:
         """Settle the sampling of one call but for its seed; `room` is how many tokens the context has left.
 
-        `RequestError` (400) where the config refuses the temperature.
+        `RequestError` (400) where the config refuses the temperature, or no engine could sample at it.
         """
         temperature = self._temperature(request.temperature)
         wanted = request.max_tokens if request.max_tokens is not None else self.max_tokens
@@ -56,6 +59,13 @@ class SamplingPolicy:
     def _temperature(self, asked: float | None) -> float:
         if asked is None or asked == self.temperature:
             return self.temperature
+        if 0 < asked < _LEAST_TEMPERATURE and (not self.training or self.other_temperature == "allow"):
+            raise RequestError(
+                400,
+                "invalid_value",
+                f"temperature {asked:g} is too small to sample at: use 0, or at least {_LEAST_TEMPERATURE:g}",
+                param="temperature",
+            )
         if not self.training:
             return asked
         if self.other_temperature == "refuse":

@@ -25,16 +25,19 @@ _GRACE_S = 2
 """How long running replies may take when the server closes."""
 
 Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
+RefuseEarly = Callable[[HttpRequest], HttpResponse | None]
+"""Answers, of a request without its body, what needs no body to be refused."""
 
 
 class GatewayServer:
     """uvicorn on its own thread."""
 
-    def __init__(self, handle: Handle, *, host: str, port: int) -> None:
+    def __init__(self, handle: Handle, refuse_early: RefuseEarly, *, host: str, port: int) -> None:
         self._socket = _bind(host, port)
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
-            Starlette(routes=[Route("/{path:path}", _Endpoint(handle))]),
+            Starlette(routes=[Route("/{path:path}", _Endpoint(handle, refuse_early))]),
             loop="auto" if sys.platform == "win32" else "uvloop",
             http="httptools",
             ws="none",
@@ -83,11 +86,16 @@ class _NotifyingServer(uvicorn.Server):
 class _Endpoint:
     """The ASGI side of `Handle`."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, refuse_early: RefuseEarly) -> None:
         self._handle = handle
+        self._refuse_early = refuse_early
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; a client that disconnects cancels it."""
+        """Answer one request; a client that disconnects cancels it. Strangers' bodies are not read."""
+        refusal = self._refuse_early(_request(scope, b""))
+        if refusal is not None:
+            await _send(refusal, send)
+            return
         body = await _read_body(receive)
         if body is None:
             await _send(too_large(), send)
@@ -105,9 +113,12 @@ class _Endpoint:
             answer.result()
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        request = HttpRequest(method=scope["method"], path=scope["path"], headers=headers, body=body)
-        await _send(await self._handle(request), send)
+        await _send(await self._handle(_request(scope, body)), send)
+
+
+def _request(scope: Scope, body: bytes) -> HttpRequest:
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    return HttpRequest(method=scope["method"], path=scope["path"], headers=headers, body=body)
 
 
 async def _read_body(receive: Receive) -> bytes | None:

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import attrs
+import orjson
 
 from agentrl_core.chat.parsers.base import ParsedReply
 from agentrl_core.errors import RequestError
@@ -121,6 +122,10 @@ class PolicyService:
         """Prepare a call up to the ids that the engine will see; `RequestError` where it cannot be made."""
         session.check_open()
         prompt = build_prompt(self.chat, request, session.ledger, self._history)
+        if not prompt.ids:
+            raise RequestError(
+                400, "invalid_messages", "the chat template made an empty prompt of these messages", param="messages"
+            )
         room = self._engine.context_length - len(prompt.ids)
         if room < 1:
             raise RequestError(
@@ -198,7 +203,14 @@ class PolicyService:
         text = self.chat.reply_text(ids)
         found = [at for stop in call.sampling.stop if (at := text.find(stop)) >= 0]
         text = text[: min(found, default=len(text))]
-        return self.chat.parse(text) if call.request.parse_tools else ParsedReply(content=text)
+        if not call.request.parse_tools:
+            return ParsedReply(content=text)
+        parsed = self.chat.parse(text)
+        try:
+            orjson.dumps([parsed.content, parsed.tool_calls])
+        except TypeError as error:  # whatever a policy samples and a parser makes of it, the reply can be sent
+            return ParsedReply(content=text, errors=(*parsed.errors, f"tool calls that are not JSON: {error}"))
+        return parsed
 
     async def _store_call(self, call: Call, interaction: Interaction, stored: concurrent.futures.Future[None]) -> None:
         session = call.session

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _REMEMBERED_ENDS = 100_000
 """Secrets of ended sessions that are still answered by 410 (gone) in place of 401 (unknown)."""
 
+_LONGEST_REFUSAL = 1000
+
 
 @attrs.define(kw_only=True, eq=False)
 class Session:
@@ -54,6 +56,13 @@ class Session:
     """Finished calls on their way to the store."""
     interactions: list[Interaction] = attrs.field(factory=list, init=False, repr=False)
     """Stored calls."""
+    refusal: str = attrs.field(default="", init=False)
+    """The last call that was refused or failed: HTTP status, code and message; empty if none was."""
+
+    def remember_refusal(self, error: RequestError) -> None:
+        """Keep why a call got no reply; one that only came too late, after the episode, says nothing about it."""
+        if not self.closed:
+            self.refusal = f"{error.status} {error.code}: {error}"[:_LONGEST_REFUSAL]
 
     def check_open(self) -> None:
         """Refuse calls of an ended episode."""

@@ -1,0 +1,53 @@
+"""What the socket's side does before and around the routes."""
+
+import asyncio
+import socket
+
+import httpx2
+import pytest
+
+
+def can_listen_on_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as listener:
+            listener.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not can_listen_on_ipv6(), reason="this machine has no IPv6")
+def test_an_ipv6_host_is_reached_either_way(make_gateway, open_session):
+    gateway = make_gateway(host="::1")
+    session = open_session(gateway)
+    assert gateway.url.startswith("http://[::1]:")
+
+    async def ask():
+        async with httpx2.AsyncClient(trust_env=False) as over_socket:
+            for client in (over_socket, gateway.http_client):
+                reply = await client.get(session.base_url + "/v1/models")
+                assert reply.status_code == 200
+
+    asyncio.run(ask())
+
+
+def answer_to_headers(gateway, path, *headers):
+    """Announce a body of 16 MB, send none of it, and return the first line of the answer."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    lines = [f"POST {path} HTTP/1.1", "host: gateway", "content-length: 16000000", *headers, "", ""]
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        return connection.recv(65536).split(b"\r\n")[0]
+
+
+def test_no_body_is_read_from_those_who_may_not_call(gateway, session, open_session):
+    other = open_session(gateway)
+    asyncio.run(gateway.close_session(other))
+    path = "/v1/chat/completions"
+    mine = session.base_url.removeprefix(gateway.url)
+    theirs = other.base_url.removeprefix(gateway.url)
+    key = f"authorization: Bearer {other.api_key}"
+    assert b" 401 " in answer_to_headers(gateway, path)
+    assert b" 401 " in answer_to_headers(gateway, "/s/unknown" + path)
+    assert b" 403 " in answer_to_headers(gateway, mine + path, key)
+    assert b" 410 " in answer_to_headers(gateway, theirs + path)
