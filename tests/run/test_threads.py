@@ -133,6 +133,29 @@ def test_the_interpreter_ends_while_a_worker_hangs():
     assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
 
 
+def test_the_interpreter_ends_although_an_agent_catches_everything():
+    code = (
+        "import asyncio, threading\n"
+        "from agentrl_core.run.threads import LoopThread\n"
+        "loop, begun = LoopThread('agents', workers=1), threading.Event()\n"
+        "async def agent():\n"
+        "    begun.set()\n"
+        "    while True:\n"
+        "        try:\n"
+        "            await asyncio.sleep(0.01)\n"
+        "        except BaseException:\n"
+        "            pass\n"
+        "kept = loop.start(agent())\n"
+        "begun.wait()\n"
+        "loop.close(grace_s=0.05)\n"
+        "print('closed', flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "closed\n")
+    assert done.stderr.count("\n") == 1
+    assert "is left behind" in done.stderr
+
+
 def test_the_executor_has_no_more_threads_than_workers_and_uses_them_again(release):
     executor = DaemonExecutor(2, name="pool")
     hanging = executor.submit(release.wait)

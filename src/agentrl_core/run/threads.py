@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import ctypes
 import logging
 import math
 import sys
@@ -30,9 +31,6 @@ _NOTICE_AFTER_S = 1.0
 _CLOSING_S = 3.0
 """How long a blocked loop is waited for once nothing more is wanted of it."""
 _ADVICE = "use await, or a plain `def run`, which gets a thread of its own"
-
-_left_behind: set[asyncio.Task[Any]] = set()
-"""Tasks that ignored their cancellation; kept, because what they would do when they are freed is anyone's guess."""
 
 
 class LoopThread:
@@ -183,7 +181,9 @@ async def _cancel_all(grace_s: float) -> None:
     pending = (await asyncio.wait(others, timeout=grace_s))[1] if others else set()
     for task in pending:
         setattr(task, "_log_destroy_pending", False)  # noqa: B010 (as asyncio.gather does: the log has told of it)
-        _left_behind.add(task)
+        # Never freed, not even when the interpreter ends: closing its coroutine would hand control back to it, and
+        # an agent that catches everything in a loop would then keep the process alive.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
         logger.warning("%r went on for %g s after it was cancelled and is left behind", task.get_coro(), grace_s)
     if not pending:
         await loop.shutdown_asyncgens()
