@@ -58,6 +58,7 @@ class Session:
     api_key: str
     interactions: list = attrs.field(factory=list)
     closed: bool = False
+    refusal: str = ""
 
 
 class MemoryGateway:

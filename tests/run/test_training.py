@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -281,3 +282,35 @@ def test_a_model_without_a_chat_template_is_refused_before_anything_starts(proje
     with pytest.raises(UsageError, match=r"model.path: .*template"):
         Trainer(project(name="bare", model={"path": str(bare)})).train()
     assert not Path("runs/bare").exists()
+
+
+def test_a_refused_request_is_told_in_the_records_detail(project):
+    Path("long.py").write_text(
+        "from agent import ask\n\n\nclass Agent:\n"
+        "    async def run(self, data, *, base_url, api_key, http_client):\n"
+        "        data['messages'] = [{'role': 'user', 'content': 'x' * 5000}]\n"
+        "        await ask(data, base_url, api_key, http_client)\n",
+        encoding="utf-8",
+    )
+    config = project(name="long", workflow="long.py:Agent", rollout={"failure_window": 4})
+    with pytest.raises(RunError, match="context_length_exceeded"):
+        Trainer(config).train()
+
+
+def test_an_agent_that_blocks_the_event_loop_is_named_with_its_line(project):
+    Path("blocking.py").write_text(
+        "import time\nfrom agent import Agent as Base\n\n\nclass Agent(Base):\n"
+        "    async def run(self, data, *, base_url, api_key, http_client):\n"
+        "        time.sleep(2.5)\n"
+        "        return await super().run(data, base_url=base_url, api_key=api_key, http_client=http_client)\n",
+        encoding="utf-8",
+    )
+    config = project(
+        name="blocking",
+        workflow="blocking.py:Agent",
+        trainer={"steps": 1},
+        rollout={"group_size": 2, "tasks_per_step": 1},
+    )
+    summary = Trainer(config).train()
+    log = (Path(summary.directory) / "logs" / "run_0.log").read_text(encoding="utf-8")
+    assert re.search(r"blocking.py.*7", log), log

@@ -96,6 +96,8 @@ class Runner:
                 interactions = await unbroken(self._gateway.close_session(session))
             self._check_gateway()
             ended = await self._judged(task, Episode(record=record, interactions=interactions), done)
+            if session.refusal and ended.outcome is not Outcome.SCORED:  # agents on plain HTTP see the status alone
+                ended = attrs.evolve(ended, detail=f"{ended.detail}; the gateway's last refusal: {session.refusal}")
             ended = attrs.evolve(ended, detail=_without_secrets(ended.detail, session))
         finally:
             ended = attrs.evolve(ended, finished_at=self._clock())

@@ -44,7 +44,9 @@ class TrainingLoop:
         self._evals: list[EvalReport] = []
         self._without_signal = 0
         self._recent_rewards: list[float] = []
-        self._sampling = SamplingSide(components, start, directory.name, on_scored=audience.record_scored)
+        self._sampling = SamplingSide(
+            components, start, directory.name, on_scored=audience.record_scored, notice=audience.notice
+        )
         self._saved_step = start.step or None
 
     def run(self) -> RunSummary:
