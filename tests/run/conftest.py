@@ -84,7 +84,7 @@ def policy_dir(tmp_path_factory) -> Path:
 @pytest.fixture
 def project(tmp_path, policy_dir, monkeypatch):
     """`project(overrides…)` is a config as a mapping; the working directory holds the agent and the tasks."""
-    (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
+    (tmp_path / "letters.py").write_text(AGENT, encoding="utf-8")
     rows = [{"id": f"t{i}", "query": f"Say {word}.", "answer": word} for i, word in enumerate("abcde")]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -93,7 +93,7 @@ def project(tmp_path, policy_dir, monkeypatch):
         config = {
             "model": {"path": str(policy_dir)},
             "data": {"train": "tasks.jsonl", "default_scorer": "exact_match"},
-            "workflow": f"agent.py:{agent}",
+            "workflow": f"letters.py:{agent}",
             "rollout": {"group_size": 4, "tasks_per_step": 2, "timeout_s": 20.0},
             "trainer": {"steps": 2, "lr": 1e-3, "save_steps": 1, "warmup_steps": 0},
             "trackers": ["jsonl"],

@@ -153,7 +153,7 @@ def test_a_hanging_agent_is_timed_out_and_its_siblings_go_on(project):
         ({"rollout": {"agent": {"export_style": "concat"}}}, "rollout.agent.export_style"),
         ({"sampling": {"temperature": 0}}, "sampling.temperature"),
         ({"data": {"train": "missing.jsonl"}}, "missing.jsonl"),
-        ({"workflow": "agent.py:Agnt"}, "did you mean Agent"),
+        ({"workflow": "letters.py:Agnt"}, "did you mean Agent"),
         ({"workflow": None}, "the agent is missing"),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_tracker_that_fails_is_named(project):
 
 def test_an_evaluation_in_which_every_episode_fails_stops_the_run(project):
     Path("evaluated.py").write_text(
-        "from agent import Agent as Base\n\n\nclass Agent(Base):\n"
+        "from letters import Agent as Base\n\n\nclass Agent(Base):\n"
         "    async def run(self, data, *, base_url, api_key, http_client, is_eval):\n"
         "        if is_eval:\n            raise OSError('no simulator')\n"
         "        return await super().run(data, base_url=base_url, api_key=api_key, http_client=http_client)\n",
@@ -286,7 +286,7 @@ def test_a_model_without_a_chat_template_is_refused_before_anything_starts(proje
 
 def test_a_refused_request_is_told_in_the_records_detail(project):
     Path("long.py").write_text(
-        "from agent import ask\n\n\nclass Agent:\n"
+        "from letters import ask\n\n\nclass Agent:\n"
         "    async def run(self, data, *, base_url, api_key, http_client):\n"
         "        data['messages'] = [{'role': 'user', 'content': 'x' * 5000}]\n"
         "        await ask(data, base_url, api_key, http_client)\n",
@@ -299,7 +299,7 @@ def test_a_refused_request_is_told_in_the_records_detail(project):
 
 def test_an_agent_that_blocks_the_event_loop_is_named_with_its_line(project):
     Path("blocking.py").write_text(
-        "import time\nfrom agent import Agent as Base\n\n\nclass Agent(Base):\n"
+        "import time\nfrom letters import Agent as Base\n\n\nclass Agent(Base):\n"
         "    async def run(self, data, *, base_url, api_key, http_client):\n"
         "        time.sleep(2.5)\n"
         "        return await super().run(data, base_url=base_url, api_key=api_key, http_client=http_client)\n",
