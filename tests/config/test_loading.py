@@ -109,7 +109,7 @@ def test_all_problems_are_reported_at_once_with_their_places(write):
         ("name: 2026", "name: expected a text, found 2026; put it in quotes: '2026'"),
         ("name: ../x", "name: expected letters, digits, '.', '_' and '-', the first a letter or a digit, found '../x'"),
         ("name: .hidden", "name: expected letters"),
-        ("seed: -1", "seed: expected a number of at least 0, found -1"),
+        ("seed: -1", "seed: expected a whole number from 0 to 2**63 - 1, found -1"),
         ("output_dir: ''", "output_dir: expected a text that is not empty, found ''"),
         ("output_dir:", "output_dir: expected a text, found nothing"),
         ("trainer: 5", "trainer: expected a section of options, found 5"),

@@ -43,7 +43,7 @@ builders = st.builds(ModelConfig, use=texts, options=options("path", "use", "dty
 configs = st.builds(
     RunConfig,
     name=st.just("") | names,
-    seed=st.integers(min_value=0),
+    seed=st.integers(min_value=0, max_value=2**63 - 1),
     output_dir=texts,
     model=st.just(ModelConfig()) | paths | builders,
     warm_start=st.none() | st.builds(WarmStartConfig, data=texts, lr=amounts),
@@ -65,7 +65,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(configs)
 def test_a_dumped_config_parses_to_an_equal_one(config):
     assert parse(dump(config)) == config
@@ -76,7 +76,7 @@ sections = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.dictionaries(sections | texts, plain, max_size=5),
     st.lists(st.tuples(st.lists(sections | names | st.just("0"), min_size=1, max_size=3), plain), max_size=3),

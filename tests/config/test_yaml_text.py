@@ -4,7 +4,7 @@ import math
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_core.config.nodes import Place
@@ -181,7 +181,6 @@ plain_data = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(printable | tricky, plain_data, max_size=4))
 def test_written_yaml_reads_back_the_same_here_and_elsewhere(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("yaml") / "config.yaml"

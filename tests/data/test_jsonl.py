@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_core.data.jsonl import load_tasks
@@ -168,7 +168,6 @@ rows = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(rows)
 def test_rows_reach_the_agent_unchanged_and_in_order(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("rows") / "tasks.jsonl"

@@ -188,7 +188,7 @@ async def converse(client, engine, dialogue, tools):
         messages += answers or [{"role": "user", "content": content + "?"}]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(dialogues)
 def test_any_tool_dialogue_is_one_row_of_the_engines_own_tokens(
     gateway, open_session, engine, store, chat, tools, dialogue

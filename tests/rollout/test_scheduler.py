@@ -488,5 +488,8 @@ def test_stop_and_publish_before_and_after_a_loop_do_nothing_wrong(make_schedule
         return scheduler
 
     scheduler = asyncio.run(make())
+    before = scheduler.totals
+    assert before["scored"] >= 2
     scheduler.publish(1, 1)
     scheduler.stop()
+    assert scheduler.totals == before

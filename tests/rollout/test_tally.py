@@ -59,3 +59,4 @@ def test_a_limit_of_one_never_stops():
     tally = Tally(RolloutConfig(max_failure_rate=1.0, failure_window=2))
     for _ in range(5):
         tally.add(FAILED)
+    assert tally.totals == {"failed(ValueError)": 5}

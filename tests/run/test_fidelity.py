@@ -58,7 +58,7 @@ class Dialogue:
         return message
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(script=turns, seed=st.integers(0, 99))
 def test_a_linear_dialogue_is_one_sample_and_equals_the_engines_log_token_by_token(script, seed):
     replies = iter(

@@ -114,10 +114,11 @@ def test_a_killed_run_resumes_to_the_same_weights_and_loses_nothing(config_file)
         assert (tensor == final_weights("killed")[name]).all(), name
 
 
-def test_ctrl_c_ends_a_run_with_one_clear_line_and_it_can_be_resumed(config_file):
+@pytest.mark.parametrize("ask", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_kill_end_a_run_with_one_clear_line_and_it_can_be_resumed(config_file, ask):
     with agentrl("run", config_file, "--name", "stopped") as process:
         read_until_step(process, 4)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ask)
         output = process.communicate(timeout=60)[0]
     assert process.returncode == 1
     assert "agentrl runs resume stopped" in output

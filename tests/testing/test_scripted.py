@@ -159,4 +159,4 @@ def test_stop_strings_without_a_tokenizer_are_refused(start):
 
 def test_it_needs_no_torch():
     program = "import sys, agentrl_core.testing.scripted; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from agentrl_core.cli import HelpSwitch  # noqa: TC001  # typer reads annotations at run time
+from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import PluginError
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.plugins import load_registry
@@ -57,10 +57,10 @@ def list_(
     if kind:
         _list_kind(registry, kind, as_json=as_json)
     elif as_json:
-        _print_json({"packages": [_package_json(item) for item in registry.packages], "clashes": registry.clashes()})
+        print_json({"packages": [_package_json(item) for item in registry.packages], "clashes": registry.clashes()})
     else:
         rows = [(item.distribution, item.version, item.status, _provides(item)) for item in registry.packages]
-        _print_table(("PLUGIN", "VERSION", "STATUS", "PROVIDES"), rows)
+        print_table(("PLUGIN", "VERSION", "STATUS", "PROVIDES"), rows)
         _print_notes([*registry.clashes(), *_near_misses(registry.packages)])
 
 
@@ -73,13 +73,13 @@ def show(name: Annotated[str, typer.Argument(help="Name of the package.")], *, a
     package = load_registry().package(name)
     trace = "".join(traceback.format_exception(package.error)) if package.error else ""
     if as_json:
-        _print_json(_package_json(package) | {"traceback": trace})
+        print_json(_package_json(package) | {"traceback": trace})
         return
     needs = f", declares agentrl-core{package.requires}" if package.requires else ""
     typer.echo(f"{package.distribution} {package.version}: {package.status}{needs}")
     if package.status != "ok":
         typer.echo(f"  {package.trouble}")
-    _print_table((), [(f"  {item.kind}", item.name, item.path, item.summary) for item in package.entries])
+    print_table((), [(f"  {item.kind}", item.name, item.path, item.summary) for item in package.entries])
     if package.hooks:
         typer.echo(f"  hooks  {' '.join(package.hooks)}")
     _print_notes(package.notes)
@@ -115,10 +115,10 @@ def _list_kind(registry: Registry, kind: str, *, as_json: bool) -> None:
         raise PluginError(f"--kind: no kind '{kind}'{did_you_mean(kind, KINDS)}; kinds are {', '.join(KINDS)}")
     entries = registry.entries(kind)
     if as_json:
-        _print_json([_entry_json(item) for item in entries])
+        print_json([_entry_json(item) for item in entries])
     else:
         rows = [(item.name, item.distribution, item.version, item.path, item.summary) for item in entries]
-        _print_table(("NAME", "PLUGIN", "VERSION", "PATH", "SUMMARY"), rows)
+        print_table(("NAME", "PLUGIN", "VERSION", "PATH", "SUMMARY"), rows)
 
 
 def _provides(package: Package) -> str:
@@ -134,20 +134,9 @@ def _near_misses(packages: Iterable[Package]) -> list[str]:
     return [f"{package.distribution} {package.version}: {note}" for package in packages for note in package.notes]
 
 
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    lines = [header, *rows] if header else rows
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    for line in lines:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
 def _print_notes(notes: Iterable[str]) -> None:
     for note in notes:
         typer.echo(f"note: {note}")
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))
 
 
 def _entry_json(entry: Entry) -> dict[str, str]:

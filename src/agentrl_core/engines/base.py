@@ -40,7 +40,8 @@ class Engine(Protocol):
         """Sample until a stop token, a stop string, `max_tokens` or an abort; the last chunk has the reason.
 
         Closing the iterator or cancelling its consumer aborts the request. A prompt that leaves no room for
-        one token raises `EngineError` (the gateway refuses it before).
+        one token, or sampling options out of range, raise `UnservableError`: that call fails, and nothing else
+        does. Any other `EngineError` ends the run.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import attrs
 
 from agentrl_core.engines.stopping import Decode, find_stop_string
-from agentrl_core.errors import EngineError
+from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Sampling, run_lengths
 
 
@@ -157,12 +157,18 @@ class Host(Protocol):
 
 
 def check_request(request: GenerateRequest, *, context_length: int, vocab_size: int) -> int:
-    """Return the most tokens that prompt and output may reach together; `EngineError` where `request` cannot run."""
+    """Return the most tokens that prompt and output may reach together.
+
+    Raises `UnservableError` where only this request cannot run, and `EngineError` for token ids that the model does
+    not have: they come from another model's tokenizer, which no other request would escape.
+    """
     prompt, sampling = request.prompt_ids, request.sampling
     if not prompt:
-        raise EngineError(f"request {request.request_id}: the prompt is empty; an engine continues at least one token")
+        raise UnservableError(
+            f"request {request.request_id}: the prompt is empty; an engine continues at least one token"
+        )
     if len(prompt) >= context_length:
-        raise EngineError(
+        raise UnservableError(
             f"request {request.request_id}: the prompt has {len(prompt)} tokens and leaves no room for an answer: "
             f"prompt and output together may have {context_length}. Shorten the prompt."
         )
@@ -188,4 +194,4 @@ def _check_sampling(request_id: str, sampling: Sampling) -> None:
     elif "" in sampling.stop:
         wrong = "an empty stop string, expected text"
     if wrong is not None:
-        raise EngineError(f"request {request_id}: {wrong}")
+        raise UnservableError(f"request {request_id}: {wrong}")

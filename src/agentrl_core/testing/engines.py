@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from agentrl_core.engines.base import Engine
-from agentrl_core.errors import EngineError
+from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.testing.base import ConformanceSuite
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Sampling
 
@@ -204,15 +204,18 @@ class EngineSuite(ConformanceSuite):
         impossible: list[tuple[list[int], dict[str, float]]] = [
             (too_long, {}),
             ([], {}),
-            ([-1], {}),
             ([1], {"temperature": -1.0}),
             ([1], {"temperature": math.nan}),
             ([1], {"top_p": 0.0}),
             ([1], {"max_tokens": 0}),
         ]
         for prompt, sampling in impossible:
-            with pytest.raises(EngineError, match="request r"):
+            with pytest.raises(UnservableError, match="request r"):
                 run(ask(engine, prompt, **sampling))
+
+    def test_token_ids_that_no_model_has_are_refused(self, engine: Engine) -> None:
+        with pytest.raises(EngineError, match="request r"):
+            run(ask(engine, [-1]))
 
     def test_abort_ends_a_request_with_what_it_has(self, engine: Engine, prompts: list[list[int]]) -> None:
         async def abort_after_first() -> list[Chunk]:
