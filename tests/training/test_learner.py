@@ -75,7 +75,7 @@ def test_every_number_of_a_step_is_reported(learner, sampler):
     assert metrics["loss/value"] == pytest.approx(0.0, abs=0.7)  # on-policy: minus the mean advantage per token
 
 
-def test_the_first_micro_batch_agrees_with_the_sampler(learner, sampler):
+def test_the_learner_agrees_with_the_sampler(learner, sampler):
     assert 0.0 < learner().step(sampler.groups(), step=1, version=0)["loss/logprob_gap_max"] < 1e-5
 
 
@@ -121,6 +121,16 @@ def test_a_wrong_behaviour_logprob_stops_the_run_and_is_named(learner, sampler, 
     before = weights(strict)
     with pytest.raises(TrainingError, match=r"record g0r2, interaction g0r2t1, output token 1 "):
         strict.step(falsified(sampler.groups()), step=1, version=0)
+    assert same(before, weights(strict))
+
+
+def test_a_wrong_behaviour_logprob_is_found_in_every_micro_batch(learner, sampler, weights):
+    groups = sampler.groups(count=2, size=4)
+    strict = learner(trainer={"max_tokens_per_microbatch": 1})
+    before = weights(strict)
+    for name in (episode.record.id for group in groups for episode in group.episodes):
+        with pytest.raises(TrainingError, match=f"record {name}, interaction {name}t1, output token 1 "):
+            strict.step(falsified(groups, record=name), step=1, version=0)
     assert same(before, weights(strict))
 
 

@@ -198,22 +198,22 @@ class LogprobGap:
 
     def __init__(self, samples: Samples, version: int, *, limit: float | None) -> None:
         self._samples, self._version, self._limit = samples, version, limit
-        self._seen = False
         self.largest: float | None = None
         """Largest |learner - engine|, in nats; None where no token of lag 0 was compared."""
 
     def inspect(self, batch: MicroBatch, logprobs: Tensor) -> None:
-        """Look at the first micro-batch; raise `TrainingError` beyond the limit."""
-        if self._seen:
-            return
-        self._seen = True
+        """Look at one micro-batch; raise `TrainingError` beyond the limit.
+
+        All of the first update are looked at: rows are sorted by length, so the first holds the shortest only.
+        """
         fresh = batch.version == self._version
         if not fresh.any():
             return
         gaps = (logprobs - batch.behaviour_logprobs).abs()
         worst = int(gaps.nan_to_num(nan=torch.inf).where(fresh, -1.0).argmax())
-        self.largest = gaps[worst].item()
-        if self._limit is not None and not self.largest <= self._limit:
+        gap = gaps[worst].item()
+        self.largest = gap if self.largest is None or not gap <= self.largest else self.largest
+        if self._limit is not None and not gap <= self._limit:
             interaction = int(batch.interaction[worst])
             token = int((batch.interaction[: worst + 1] == interaction).sum()) - 1
             raise TrainingError(
