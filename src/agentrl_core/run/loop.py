@@ -44,6 +44,7 @@ class TrainingLoop:
         self._evals: list[EvalReport] = []
         self._without_signal = 0
         self._recent_rewards: list[float] = []
+        self._sampled_at: float | None = None
         self._sampling = SamplingSide(
             components, start, directory.name, on_scored=audience.record_scored, notice=audience.notice
         )
@@ -100,6 +101,8 @@ class TrainingLoop:
         begin = time.perf_counter()
         groups = self._sampling.take_groups(self._config.rollout.tasks_per_step)
         sampled = time.perf_counter()
+        sampling_s = sampled - self._sampling_since(begin)
+        self._sampled_at = sampled
         metrics = self._learner.step(groups, step=self._step + 1, version=self._version)
         trained = time.perf_counter()
         self._step += 1
@@ -109,7 +112,7 @@ class TrainingLoop:
             "time/rollout_s": sampled - begin,
             "time/train_s": trained - sampled,
             "time/step_s": time.perf_counter() - begin,
-            "rollout/tokens_per_s": metrics.get("rollout/tokens", 0.0) / max(sampled - begin, 1e-9),
+            "rollout/tokens_per_s": metrics.get("rollout/tokens", 0.0) / max(sampling_s, 1e-9),
         }
         row = StepRow(
             run_id=self._directory.name,
@@ -123,6 +126,12 @@ class TrainingLoop:
         if self._step % self._config.trainer.save_steps == 0:
             self._save()
         return StepReport(step=self._step, version=self._version, metrics=metrics, outcomes=outcomes)
+
+    def _sampling_since(self, begin: float) -> float:
+        """When the sampling of a step's groups began: off-policy, it went on while the last step was trained."""
+        if self._config.rollout.max_head_offpolicyness == 0 or self._sampled_at is None:
+            return begin
+        return self._sampled_at
 
     def _publish(self) -> None:
         """Hand the new weights to the engine as the next policy version."""
