@@ -136,12 +136,12 @@ def test_numbers_of_every_kind_are_accepted(value, number):
     assert type(finite_number(value)) is float
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan"), np.array(np.inf), 10**400])
+@pytest.mark.parametrize("value", [math.nan, -math.inf, np.float32("nan"), np.array(np.inf), 10**400, -1e300])
 @pytest.mark.parametrize(
     "wrap", [lambda value: value, Score, lambda value: {"id": value}, lambda v: Score(1.0, {"p": v})]
 )
 def test_a_value_that_is_not_finite_is_rejected(value, wrap):
-    with pytest.raises(EpisodeError, match=r"scorer 'mine': .*expected a finite number, found") as caught:
+    with pytest.raises(EpisodeError, match=r"scorer 'mine': .*expected a finite number.*, found") as caught:
         score(lambda request: wrap(value))
     assert caught.value.reason == "not_finite"
 

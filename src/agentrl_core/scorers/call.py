@@ -18,6 +18,9 @@ from agentrl_core.scoring import Score, ScoreRequest
 
 _EXPECTED = "score(request) or score(model_answer, ground_truth), with options as keyword-only parameters"
 
+_LARGEST = 3.4e38
+"""About the largest 32-bit float: the learner has no larger ones, and squares of them still fit a Python float."""
+
 
 @attrs.frozen(kw_only=True)
 class NormalizedScorer:
@@ -96,7 +99,7 @@ def normalize_scorer(function: object, name: str) -> NormalizedScorer:
 def finite_number(value: Any) -> float:
     """Return a reward as float; a bool, a numpy scalar and a 0-d tensor count as numbers.
 
-    Raises EpisodeError: `reward_type` for anything else, `not_finite` for nan and infinities.
+    Raises EpisodeError: `reward_type` for anything else, `not_finite` for nan, infinities and what overflows 32 bits.
     """
     if not isinstance(value, numbers.Real) and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
@@ -108,6 +111,8 @@ def finite_number(value: Any) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise EpisodeError("not_finite", f"expected a finite number, found {number}")
+    if abs(number) > _LARGEST:
+        raise EpisodeError("not_finite", f"expected a finite number of 32 bits, found {number}")
     return number
 
 
