@@ -55,7 +55,7 @@ def test_none_is_no_reward():
 
 
 def test_a_dict_names_interactions_by_id_or_turn():
-    reward = read_reward({"chatcmpl-2": 1, 0: np.float32(0.5)}, CALLS)
+    reward = read_reward({"chatcmpl-2": 1, np.int64(0): np.float32(0.5)}, CALLS)
     assert reward.by_interaction == {"chatcmpl-2": 1.0, "chatcmpl-0": 0.5}
     assert reward.value == 1.5
 

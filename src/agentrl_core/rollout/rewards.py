@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +59,10 @@ def _number(given: Any, giver: str) -> float:
 
 
 def _find(key: Any, interactions: Sequence[Interaction], giver: str) -> Interaction:
-    if isinstance(key, int) and not isinstance(key, bool):
-        if 0 <= key < len(interactions):
-            return interactions[key]
+    if isinstance(key, numbers.Integral) and not isinstance(key, bool):
+        turn = int(key)
+        if 0 <= turn < len(interactions):
+            return interactions[turn]
     else:
         for interaction in interactions:
             if interaction.id == key:
