@@ -100,6 +100,7 @@ def test_a_line_separator_inside_a_text_ends_no_line(write):
         ("{", "not valid JSON: Expecting property name enclosed in double quotes (column 2)"),
         (row(x=float("nan")), "not valid JSON: NaN is not a JSON number"),
         ("[" * 5000 + "]" * 5000, "not valid JSON: nested too deeply"),
+        ("9" * 5000, "expected a whole number that Python reads, found one of too many digits"),
         ("[1]", "expected a JSON object, found a list"),
         ('"a"', "expected a JSON object, found a text"),
         (b'{"id": "\xff"}', "expected UTF-8 text, found the byte 0xff"),

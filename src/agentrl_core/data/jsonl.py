@@ -82,6 +82,10 @@ def _parse_row(line: bytes) -> dict[str, Any]:
         raise _BadLineError(f"not valid JSON: {error.msg} (column {error.colno})") from error
     except RecursionError as error:
         raise _BadLineError("not valid JSON: nested too deeply") from error
+    except _BadLineError:
+        raise
+    except ValueError as error:  # Python reads no whole number of more than some thousand digits
+        raise _BadLineError("expected a whole number that Python reads, found one of too many digits") from error
     if not isinstance(row, dict):
         raise _BadLineError(f"expected a JSON object, found {_kind(row)}")
     return row
