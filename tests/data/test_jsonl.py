@@ -118,6 +118,8 @@ def test_a_line_separator_inside_a_text_ends_no_line(write):
         (row(messages=[{"role": "user"}, {"content": "x"}]), "messages.1.role: expected a text, found nothing"),
         (row(answer={"a": 1}), "answer: expected a text, a number, true, false or a list, found an object"),
         (row(scorer=["f1"]), "scorer: expected a text that is not empty, found a list"),
+        (row(id="\ud800"), "id: expected text that UTF-8 can hold, found half of a surrogate pair"),
+        (row(answer=["\ud800"]), "answer: expected text that UTF-8 can hold, found half of a surrogate pair"),
         (row(answer_schema=1), "answer_schema: expected a text that is not empty, found the number 1"),
         (row(answer_schema="<a>"), "answer_schema: expected a tag name or `boxed`, found '<a>'"),
     ],

@@ -64,13 +64,17 @@ def _parse_task(line: bytes) -> Task:
     fields = {name: value for name, value in row.items() if value is not None}
     task_id = _id(fields)
     messages = _messages(fields)
-    return Task(
+    task = Task(
         id=task_id,
         data={**row, "id": task_id, "messages": messages},
         answer=_answer(fields.get("answer")),
         scorer=_text(fields, "scorer"),
         answer_schema=_schema(fields),
     )
+    for name in ("id", "answer", "scorer", "answer_schema"):  # the rest is kept as JSON, which escapes them
+        if re.search("[\ud800-\udfff]", getattr(task, name) or ""):
+            raise _BadLineError(f"{name}: expected text that UTF-8 can hold, found half of a surrogate pair")
+    return task
 
 
 def _parse_row(line: bytes) -> dict[str, Any]:
