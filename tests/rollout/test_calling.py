@@ -98,3 +98,15 @@ def test_a_parameter_that_nobody_gives_is_refused_before_anything_starts():
 
     with pytest.raises(ConfigError, match="'tools'"):
         WorkflowCall(run, "agent")
+
+
+def test_a_generator_is_refused_before_anything_starts():
+    def run(data):
+        yield 1.0
+
+    async def run_async(data):
+        yield 1.0
+
+    for function in (run, run_async):
+        with pytest.raises(ConfigError, match=r"agent.* yields; expected a function that returns the reward"):
+            WorkflowCall(function, "agent")

@@ -32,6 +32,8 @@ class WorkflowCall:
                 f"{where}: {name}{signature} has no parameter for the task; expected run(data) or "
                 f"run(data, *, {', '.join(INJECTED)}), where each keyword is optional"
             )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(f"{where}: {name}{signature} yields; expected a function that returns the reward")
         parameters = signature.parameters.values()
         if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
             self._accepted = frozenset(INJECTED)
