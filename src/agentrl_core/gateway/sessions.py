@@ -141,7 +141,12 @@ class SessionBook:
 
 def session_ended() -> RequestError:
     """Make the refusal of a call that comes after its episode."""
-    return RequestError(410, "session_ended", "this episode has ended; its session takes no more calls")
+    return RequestError(
+        410,
+        "session_ended",
+        "this episode has ended; its session takes no more calls. Is one client kept for all episodes? "
+        "Make one in each, or client.with_options(base_url=…, api_key=…)",
+    )
 
 
 def _digest(secret: str) -> bytes:

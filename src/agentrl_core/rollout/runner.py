@@ -171,7 +171,8 @@ def _check_called(interactions: Sequence[Interaction]) -> None:
         raise EpisodeError(
             "no_llm_call",
             "the agent returned without an LLM call to the policy; its client must use the injected `base_url` "
-            "(a parameter of `run`, or workflow_context.get().base_url)",
+            "(a parameter of `run`, or workflow_context.get().base_url), and be made in each episode: one that all "
+            "share would call in the name of another episode",
         )
 
 
