@@ -32,6 +32,13 @@ def records(summary):
     return found
 
 
+def status_of(folder):
+    store = SQLiteStore(path=folder / "agentrl.db")
+    (row,) = asyncio.run(store.runs())
+    asyncio.run(store.close())
+    return row.status
+
+
 def test_learning_rate_zero_leaves_the_weights_and_another_changes_them(project, policy_dir):
     still = Trainer(project(name="still", trainer={"lr": 0.0})).train()
     moved = Trainer(project(name="moved")).train()
@@ -209,8 +216,22 @@ def test_a_finished_run_says_so_and_takes_more_steps_if_told(project):
     folder = Path(Trainer(project(name="more")).train().directory)
     with pytest.raises(UsageError, match=r"finished: 2 of 2 steps; .* trainer.steps=4"):
         resume(folder)
+    assert status_of(folder) == "finished"  # still: a refused resume changes nothing
     assert resume(folder, ["trainer.steps=3"]).steps == 3
     assert json.loads((folder / "config.json").read_text())["config"]["trainer"]["steps"] == 3  # kept for the next
+
+
+def test_a_run_killed_in_its_last_evaluation_is_finished_by_a_resume(project):
+    from agentrl_core.run import resume
+
+    config = project(name="last", data={"eval": "tasks.jsonl"}, eval={"tasks": 2, "tasks_during": 1})
+    folder = Path(Trainer(config).train().directory)
+    store = SQLiteStore(path=folder / "agentrl.db")
+    asyncio.run(store.update_run("last", status="running"))  # as a kill leaves it: the last checkpoint came before
+    asyncio.run(store.close())
+    summary = resume(folder)
+    assert (summary.status, summary.steps, [report.step for report in summary.evals]) == ("finished", 2, [2])
+    assert status_of(folder) == "finished"
 
 
 def test_a_moved_run_is_refused_and_so_is_one_without_its_store(project):

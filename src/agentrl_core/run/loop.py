@@ -77,6 +77,8 @@ class TrainingLoop:
         if notice := getattr(self._sampling.engine, "notice", ""):
             self._audience.notice(notice)
         self._evaluate(self._config.eval.tasks)
+        if self._step >= self._config.trainer.steps:  # resumed after a kill in the last evaluation: this was it
+            return
         self._sampling.begin()
         while self._step < self._config.trainer.steps:
             report = self._take_step()

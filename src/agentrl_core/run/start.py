@@ -60,15 +60,14 @@ def resumed_start(
         model_dir, learner = _initial_policy(components, directory, notice)
     else:
         step, model_dir = checkpoint
-        if step >= components.config.trainer.steps:
+        status = asyncio.run(_known_status(store, directory))
+        if step >= components.config.trainer.steps and status == "finished":
             raise UsageError(
                 f"run '{directory.name}' is finished: {step} of {components.config.trainer.steps} steps; "
                 f"give it more with: agentrl runs resume {directory.reference} trainer.steps={2 * step}"
             )
         learner = _learner(components, model_dir)
         learner.restore(model_dir)
-    if checkpoint is not None:
-        asyncio.run(_check_known(store, directory))
     point = asyncio.run(_rewind(store, components, directory.name, step))
     lost = "" if checkpoint else f"; no checkpoint is left in {directory.checkpoints}, so all steps are taken again"
     notice(f"resumed after step {step}, at group {point.next_index}{lost}")
@@ -78,15 +77,16 @@ def resumed_start(
     )
 
 
-async def _check_known(store: Store, directory: RunDirectory) -> None:
-    """A checkpoint without its store would start the order of tasks and the versions anew."""
-    known = [run.id for run in await store.runs()]
+async def _known_status(store: Store, directory: RunDirectory) -> str:
+    """How the run ended; a checkpoint without its store would start the order of tasks and the versions anew."""
+    known = {run.id: run.status for run in await store.runs()}
     if directory.name not in known:
         raise UsageError(
             f"{directory.path} has checkpoints, but its store {directory.database} does not know the run "
             f"'{directory.name}' (it knows: {', '.join(known) or 'none'}); put the store back, or start a new run "
             "with model.path set to the checkpoint"
         )
+    return known[directory.name]
 
 
 async def _announce(store: Store, components: Components, run_id: str) -> None:

@@ -163,12 +163,13 @@ def _trackers(components: Components, directory: RunDirectory, closing: ExitStac
 
 @contextmanager
 def _status(store: Store, run_id: str) -> Iterator[None]:
-    """Write into the store how the run ended."""
+    """Write into the store how the run ended; a finished one that does not go on stays finished."""
     try:
         yield
     except BaseException as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         with suppress(StoreError):  # the store may be what failed, or not know the run yet
-            asyncio.run(store.update_run(run_id, status="interrupted" if interrupted else "failed", error=str(error)))
+            if (run_id, "finished") not in {(row.id, row.status) for row in asyncio.run(store.runs())}:
+                asyncio.run(store.update_run(run_id, status=status, error=str(error)))
         raise
     asyncio.run(store.update_run(run_id, status="finished"))
