@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from agentrl_core.rollout.failures import describe, root_cause
+from agentrl_core.rollout.failures import describe, format_traceback, root_cause
 
 
 def raised(function):
@@ -29,6 +29,22 @@ def test_it_is_one_line_of_bounded_length():
     assert text.startswith("ValueError: first second xxx")
     assert "\n" not in text
     assert len(text) < 600
+
+
+def test_what_no_terminal_or_file_takes_is_escaped():
+    assert describe(RuntimeError("é \ud800 \x00 \x1b[31m")) == r"RuntimeError: é \ud800 \x00 \x1b[31m"
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_told_too():
+    class MuteError(Exception):
+        def __str__(self):
+            raise LookupError
+
+    assert describe(MuteError()) == "MuteError: (its text cannot be shown: str() of it raises LookupError)"
+
+
+def test_an_endless_message_does_not_fill_the_log():
+    assert len(format_traceback(ValueError("x" * 1_000_000))) < 30_000
 
 
 def test_a_group_is_told_by_its_first_leaf():

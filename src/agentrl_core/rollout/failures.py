@@ -9,7 +9,8 @@ from pathlib import Path
 import agentrl_core
 
 _LONGEST_MESSAGE = 400
-"""Characters of an exception's message that a record keeps; the log has all of it."""
+"""Characters of an exception's message that a record keeps; the log has more of it."""
+_LONGEST_TRACEBACK = 20_000
 
 _OURS = Path(agentrl_core.__file__).parent
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -25,16 +26,25 @@ def root_cause(error: BaseException) -> BaseException:
 def describe(error: BaseException) -> str:
     """Return `TypeName: message (file:line)`, the place being the innermost frame of the user's own code."""
     cause = root_cause(error)
-    message = " ".join(str(cause).split())
-    if len(message) > _LONGEST_MESSAGE:
-        message = message[:_LONGEST_MESSAGE] + "…"
+    try:
+        message = tell(str(cause))
+    except Exception as own:  # noqa: BLE001 - an exception's __str__ is a user's code too
+        message = f"(its text cannot be shown: str() of it raises {type(own).__name__})"
     place = _place(cause)
     return f"{type(cause).__name__}{f': {message}' if message else ''}{f' ({place})' if place else ''}"
 
 
+def tell(text: str, longest: int = _LONGEST_MESSAGE) -> str:
+    """Return a text as one line that any terminal and file takes: what cannot be printed is escaped, the rest cut."""
+    line = " ".join(text[: 2 * longest].split())
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+    return line if len(line) <= longest else line[:longest] + "…"
+
+
 def format_traceback(error: BaseException) -> str:
-    """Return the traceback as Python prints it."""
-    return "".join(traceback.format_exception(error))
+    """Return the traceback as Python prints it, but no endless message."""
+    text = "".join(traceback.format_exception(error))
+    return text if len(text) <= _LONGEST_TRACEBACK else text[:_LONGEST_TRACEBACK] + "…"
 
 
 def _place(error: BaseException) -> str:

@@ -15,7 +15,7 @@ import attrs
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.attempts import GRACE_S, Attempt, run_agent, unbroken
-from agentrl_core.rollout.failures import describe, format_traceback, root_cause
+from agentrl_core.rollout.failures import describe, format_traceback, root_cause, tell
 from agentrl_core.rollout.judging import judge
 from agentrl_core.rollout.rewards import read_reward
 from agentrl_core.types import Episode, Interaction, Outcome, Record, Task
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from agentrl_core.stores.base import Store
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_DETAIL = 2_000
+"""Characters of what is wrong with a reward or a score: it may quote what a workflow returned."""
 
 
 class Runner:
@@ -139,7 +142,7 @@ class Runner:
         try:
             return await self._scored(task, episode, done.value)
         except EpisodeError as error:
-            detail = " ".join(str(error).split())
+            detail = tell(str(error), _LONGEST_DETAIL)
             return attrs.evolve(record, outcome=Outcome.REJECTED, reason=error.reason, detail=detail)
 
     async def _scored(self, task: Task, episode: Episode, value: Any) -> Record:
