@@ -51,6 +51,20 @@ def test_no_command_shows_the_help_and_is_a_usage_error(launch):
     assert "Commands:" in done.stdout + done.stderr
 
 
+def test_the_process_ends_although_a_thread_of_an_agent_goes_on(launch):
+    program = (
+        "import sys, threading\n"
+        "from agentrl_core import cli\n"
+        "cli._LEAVING_S = 0.2\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "sys.argv = ['agentrl', 'plugins', 'show', 'nothing-of-that-name']\n"
+        "sys.exit(cli.main())\n"
+    )
+    done = launch(program=["-c", program])
+    assert done.returncode == 2
+    assert "nothing-of-that-name" in done.stderr
+
+
 @pytest.fixture
 def command(monkeypatch, capsys):
     """Run a made-up command `act` that does what it is given."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,6 +17,9 @@ from typer.core import TyperGroup
 from agentrl_core.builtins import COMMANDS
 from agentrl_core.errors import AgentRLError
 from agentrl_core.references import one_line, resolve
+
+_LEAVING_S = 5.0
+"""How long the end of the process waits for threads that an agent started."""
 
 
 class LazyGroup(TyperGroup):
@@ -113,7 +120,14 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for failure, 2 for usage, 130 for Ctrl-C."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return _main(list(arguments))
+    code = _main(sys.argv[1:])
+    _bound_exit(code)
+    return code
+
+
+def _main(given: list[str]) -> int:
     debug = "--debug" in given
     command: Any = typer.main.get_command(app)
     try:
@@ -125,6 +139,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  # the last place that can turn it into a line
         return _fail(f"{one_line(error)} (--debug shows the traceback)", 1, debug=debug)
     return 0
+
+
+def _bound_exit(code: int) -> None:
+    """Let the process end with `code` although a thread of an agent's own, or of its pool, goes on for ever.
+
+    The interpreter joins all of them before it ends.
+    """
+
+    def leave() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+    timer = threading.Timer(_LEAVING_S, leave)
+    timer.daemon = True
+    timer.start()
+    atexit.register(timer.cancel)  # called when all are joined: what else happens at exit has its time
 
 
 def _fail(message: str, exit_code: int, *, debug: bool) -> int:
