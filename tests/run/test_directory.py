@@ -1,5 +1,7 @@
 """The folder of one run."""
 
+import logging
+
 import pytest
 
 from agentrl_core.errors import UsageError
@@ -43,3 +45,12 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="set output_dir elsewhere"):
         RunDirectory.create(tmp_path / "file", "mine")
+
+
+def test_the_log_takes_any_text_but_no_secrets(tmp_path):
+    directory = RunDirectory.create(tmp_path, "quiet")
+    key, address = f"sk-agentrl-{'k' * 43}", "http://127.0.0.1:8000/s/tokentokentoken/v1"
+    with directory.logging_to("run"):
+        logging.getLogger("agentrl_core.test").warning("%s at %s said \ud800", key, address)
+    text = directory.log("run").read_text(encoding="utf-8")
+    assert text.endswith("sk-agentrl-… at http://127.0.0.1:8000/s/…/v1 said \\ud800\n")

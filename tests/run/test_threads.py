@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import subprocess
 import sys
 import threading
@@ -50,6 +51,24 @@ def test_the_loop_outlives_what_a_background_task_raises(make_loop, error, caplo
     loop.start(background())
     assert loop.run(answer()) == 42
     assert "goes on" in caplog.text
+
+
+def test_what_a_background_task_raises_goes_to_the_log_not_to_the_terminal(make_loop, caplog, capfd):
+    async def agent():
+        async def fail():
+            raise ValueError("unseen")
+
+        task = asyncio.create_task(fail())
+        await asyncio.wait({task})
+
+    loop = make_loop()
+    with caplog.at_level("WARNING", logger="agentrl_core"):
+        loop.run(agent())
+        gc.collect()
+        loop.run(asyncio.sleep(0))
+    assert [record.name for record in caplog.records] == ["agentrl_core.run.threads"]
+    assert "unseen" in caplog.text
+    assert capfd.readouterr().err == ""
 
 
 def test_the_loop_outlives_an_agent_that_stops_it(make_loop):

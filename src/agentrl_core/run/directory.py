@@ -21,6 +21,8 @@ from agentrl_core.errors import RunError, UsageError
 _ADJECTIVES = ("brisk", "calm", "clever", "eager", "gentle", "keen", "lively", "patient", "quick", "steady")
 _ANIMALS = ("badger", "crane", "falcon", "heron", "lynx", "marten", "otter", "raven", "swift", "wren")
 
+_SECRETS = re.compile(r"(\bsk-agentrl-|://[\w.:\[\]-]+/s/)[\w-]+")
+
 
 @attrs.frozen
 class RunDirectory:
@@ -151,10 +153,10 @@ class RunDirectory:
     def logging_to(self, role: str, rank: int = 0) -> Iterator[None]:
         """Send agentrl's log records to this process's log file while the context lasts."""
         try:
-            handler = _LogFile(self.log(role, rank), encoding="utf-8")
+            handler = _LogFile(self.log(role, rank), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise RunError(f"cannot write {self.log(role, rank)}: {error.strerror}; make room there") from error
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_WithoutSecrets("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger = logging.getLogger("agentrl_core")
         previous = logger.level, logger.propagate
         logger.addHandler(handler)
@@ -167,6 +169,14 @@ class RunDirectory:
             logger.setLevel(previous[0])
             logger.propagate = previous[1]
             handler.close()
+
+
+class _WithoutSecrets(logging.Formatter):
+    """Takes the keys and addresses of sessions out of what is logged: agents' exceptions may quote them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write one record."""
+        return _SECRETS.sub(r"\1…", super().format(record))
 
 
 class _LogFile(logging.FileHandler):

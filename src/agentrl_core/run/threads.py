@@ -51,6 +51,7 @@ class LoopThread:
         self._notice, self._patience_s = notice, patience_s
         self._loop = uvloop.new_event_loop()
         self._loop.set_default_executor(DaemonExecutor(workers, name=f"{name}-worker"))
+        self._loop.set_exception_handler(_log_unseen)
         self._closing = threading.Event()
         self._ticked = threading.Event()
         self._blocked_s = 0.0
@@ -166,6 +167,11 @@ class LoopThread:
                 return f"{shown}:{frame.f_lineno} (in {frame.f_code.co_name})"
             frame = frame.f_back
         return ""
+
+
+def _log_unseen(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what an agent's background task raised and nobody awaited: the terminal belongs to the trackers."""
+    logger.warning("on the agents' event loop: %s", context.get("message"), exc_info=context.get("exception"))
 
 
 def _check_time(end: float, limit_s: float) -> None:
