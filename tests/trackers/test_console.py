@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import attrs
 import pytest
@@ -130,3 +133,23 @@ def test_a_terminal_has_a_progress_bar_that_leaves_again(tmp_path, output, repor
     assert tracker._progress.finished is False
     assert not tracker._progress.live.is_started
     assert "run calm-otter finished" in output.getvalue()
+
+
+def test_a_closed_pipe_stops_the_run_with_a_word(tmp_path):
+    program = (
+        "import pathlib\n"
+        "from agentrl_core.trackers.console import ConsoleTracker\n"
+        "tracker = ConsoleTracker(run_dir=pathlib.Path('.'))\n"
+        "try:\n"
+        "    tracker.notice('hello')\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error, file=__import__('sys').stderr)\n"
+        "tracker.notice('the summary')\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writer)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("RunError nobody reads the run's output any more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from agentrl_core.errors import RunError
 from agentrl_core.trackers.curve import PICTURE_NAME
 
 if TYPE_CHECKING:
@@ -52,12 +54,25 @@ _COLUMNS = (
 )
 
 
+class _Output(Console):
+    """Standard output, whose reader may go before the run does (`agentrl run … | head`)."""
+
+    def on_broken_pipe(self) -> None:
+        """Fall silent, and stop the run with a word on stderr: rich would end the process without one."""
+        with contextlib.suppress(SystemExit):
+            super().on_broken_pipe()
+        raise RunError(
+            "nobody reads the run's output any more: the pipe that it was printed to is closed. Print to a file, or "
+            "leave `console` out of trackers; go on from the newest checkpoint with `agentrl runs resume`"
+        )
+
+
 class ConsoleTracker:
     """Prints one row per step: plain lines into a file or pipe, above a progress bar on a terminal."""
 
     def __init__(self, *, run_dir: Path, console: Console | None = None) -> None:
         self.run_dir = Path(run_dir)
-        self._console = console or Console()
+        self._console = console or _Output()
         self._progress = _progress_bar(self._console) if self._console.is_terminal else None
         self._bar = self._progress.add_task("training", start=True, total=None) if self._progress else None
         self._rows = 0
