@@ -54,3 +54,26 @@ def test_the_log_takes_any_text_but_no_secrets(tmp_path):
         logging.getLogger("agentrl_core.test").warning("%s at %s said \ud800", key, address)
     text = directory.log("run").read_text(encoding="utf-8")
     assert text.endswith("sk-agentrl-… at http://127.0.0.1:8000/s/…/v1 said \\ud800\n")
+
+
+def test_a_missing_config_is_named(tmp_path):
+    directory = RunDirectory.create(tmp_path, "headless")
+    directory.database.touch()
+    with pytest.raises(UsageError, match=r"headless/config.json is missing, .* put it back"):
+        RunDirectory.open(directory.path)
+
+
+def test_a_log_on_a_full_disk_hides_no_other_error(tmp_path):
+    directory = RunDirectory.create(tmp_path, "full")
+    directory.log("run").symlink_to("/dev/full")
+    with pytest.raises(ValueError, match="the cause"), directory.logging_to("run"):  # noqa: PT012
+        logging.getLogger("agentrl_core.test").warning("lost")
+        raise ValueError("the cause")
+
+
+def test_a_log_finds_its_folder_gone(tmp_path):
+    directory = RunDirectory.create(tmp_path, "bare")
+    directory.log("run").parent.rmdir()
+    with directory.logging_to("run"):
+        pass
+    assert directory.log("run").is_file()

@@ -10,7 +10,7 @@ import os
 import random
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -91,6 +91,11 @@ class RunDirectory:
     def open(cls, path: Path) -> RunDirectory:
         """Find the folder of an earlier run."""
         directory = cls(path.resolve())
+        if directory.database.is_file() and not directory.snapshot.is_file():
+            raise UsageError(
+                f"{directory.snapshot} is missing, the config that the run '{directory.name}' leaves there; "
+                "put it back, or start a new run from the config file"
+            )
         if not directory.snapshot.is_file():
             names = [item.parent.name for item in path.parent.glob("*/config.json")]
             near = difflib.get_close_matches(path.name, names, n=1)
@@ -153,6 +158,7 @@ class RunDirectory:
     def logging_to(self, role: str, rank: int = 0) -> Iterator[None]:
         """Send agentrl's log records to this process's log file while the context lasts."""
         try:
+            self.log(role, rank).parent.mkdir(exist_ok=True)
             handler = _LogFile(self.log(role, rank), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise RunError(f"cannot write {self.log(role, rank)}: {error.strerror}; make room there") from error
@@ -184,6 +190,11 @@ class _LogFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
         """Drop the record."""
+
+    def close(self) -> None:
+        """Close it; what could not be written is dropped, too."""
+        with suppress(OSError):
+            super().close()
 
 
 def _free_name(output_dir: Path) -> str:
