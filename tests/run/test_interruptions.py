@@ -114,8 +114,10 @@ def test_a_killed_run_resumes_to_the_same_weights_and_loses_nothing(config_file)
         assert (tensor == final_weights("killed")[name]).all(), name
 
 
-@pytest.mark.parametrize("ask", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ask", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_and_kill_end_a_run_with_one_clear_line_and_it_can_be_resumed(config_file, ask):
+    if signal.getsignal(ask) is signal.SIG_IGN:
+        pytest.skip("what started the tests ignores this signal (nohup does), and so do their processes")
     with agentrl("run", config_file, "--name", "stopped") as process:
         read_until_step(process, 4)
         process.send_signal(ask)
@@ -123,6 +125,7 @@ def test_ctrl_c_and_kill_end_a_run_with_one_clear_line_and_it_can_be_resumed(con
     assert process.returncode == 1
     assert "agentrl runs resume stopped" in output
     assert "Traceback" not in output
+    assert "interrupted" in finished("runs", "list")[1]
     code, output = finished("runs", "resume", "stopped", f"trainer.steps={STEPS}")
     assert code == 0, output
     assert [row.step for row in stored("stopped")[0] if not row.voided] == list(range(1, STEPS + 1))

@@ -137,7 +137,7 @@ def _run(components: Components, directory: RunDirectory, begin: Begin) -> RunSu
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does: with its status stored, and a word on how to go on."""
+    """Let SIGTERM, and a terminal that closes, end the run as Ctrl-C does: status stored, advice given."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may
         return
@@ -145,11 +145,15 @@ def _terminated_as_interrupted() -> Iterator[None]:
     def interrupt(_signal: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ours = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]  # nohup stays nohup
+    for number in ours:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 def _trackers(components: Components, directory: RunDirectory, closing: ExitStack) -> list[Tracker]:
