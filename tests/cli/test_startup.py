@@ -53,15 +53,17 @@ def test_no_command_shows_the_help_and_is_a_usage_error(launch):
 
 def test_the_process_ends_although_a_thread_of_an_agent_goes_on(launch):
     program = (
-        "import sys, threading\n"
+        "import signal, sys, threading\n"
         "from agentrl_core import cli\n"
         "cli._LEAVING_S = 0.2\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
         "sys.argv = ['agentrl', 'plugins', 'show', 'nothing-of-that-name']\n"
-        "sys.exit(cli.main())\n"
+        "code = cli.main()\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+        "sys.exit(code)\n"
     )
     done = launch(program=["-c", program])
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert "nothing-of-that-name" in done.stderr
 
 

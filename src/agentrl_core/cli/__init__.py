@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -144,8 +145,9 @@ def _main(given: list[str]) -> int:
 def _bound_exit(code: int) -> None:
     """Let the process end with `code` although a thread of an agent's own, or of its pool, goes on for ever.
 
-    The interpreter joins all of them before it ends.
+    The interpreter joins all of them before it ends. Ctrl-C could only break that end, with a traceback.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def leave() -> None:
         with contextlib.suppress(OSError, ValueError):

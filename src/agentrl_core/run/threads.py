@@ -51,7 +51,7 @@ class LoopThread:
         self._notice, self._patience_s = notice, patience_s
         self._loop = uvloop.new_event_loop()
         self._loop.set_default_executor(DaemonExecutor(workers, name=f"{name}-worker"))
-        self._loop.set_exception_handler(_log_unseen)
+        self._loop.set_exception_handler(self._log_unseen)
         self._closing = threading.Event()
         self._ticked = threading.Event()
         self._blocked_s = 0.0
@@ -136,6 +136,11 @@ class LoopThread:
             except BaseException:
                 logger.exception("raised on the agents' event loop, which goes on")
 
+    def _log_unseen(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what an agent's background task raised and nobody awaited: the terminal belongs to the trackers."""
+        if not self._closing.is_set():  # after the end there is no log, and it would come to the terminal
+            logger.warning("on the agents' event loop: %s", context.get("message"), exc_info=context.get("exception"))
+
     def _tick(self) -> None:
         self._cpu_seconds = time.thread_time()
         self._ticked.set()
@@ -167,11 +172,6 @@ class LoopThread:
                 return f"{shown}:{frame.f_lineno} (in {frame.f_code.co_name})"
             frame = frame.f_back
         return ""
-
-
-def _log_unseen(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what an agent's background task raised and nobody awaited: the terminal belongs to the trackers."""
-    logger.warning("on the agents' event loop: %s", context.get("message"), exc_info=context.get("exception"))
 
 
 def _check_time(end: float, limit_s: float) -> None:
