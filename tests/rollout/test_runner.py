@@ -264,6 +264,16 @@ def test_a_store_that_fails_stops_the_run(run_one, answering, store):
         run_one(answering(1.0))
 
 
+def test_half_a_secret_at_the_end_of_a_long_message_is_not_stored(run_one, gateway):
+    async def run(data, *, base_url, api_key):
+        await gateway.call(base_url)
+        raise ValueError("x" * 391 + api_key)
+
+    detail = run_one(run).record.detail
+    assert "x<api_key>…" in detail
+    assert "sk-" not in detail
+
+
 def test_no_secret_is_stored_or_logged(run_one, gateway, caplog):
     async def run(data, *, base_url, api_key):
         await gateway.call(base_url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import logging
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -181,4 +182,7 @@ def _check_called(interactions: Sequence[Interaction]) -> None:
 
 def _without_secrets(text: str, session: Session) -> str:
     """Take a session's key, and its address, which is as good as the key, out of a text."""
-    return text.replace(session.api_key, "<api_key>").replace(session.token, "<session>")
+    for secret, name in ((session.api_key, "<api_key>"), (session.token, "<session>")):
+        cut = re.escape(secret[:8]) + r"[\w-]*(?=…)"  # what is left of it where the text was cut
+        text = re.sub(cut, name, text.replace(secret, name))
+    return text
