@@ -478,6 +478,21 @@ def test_stop_ends_an_evaluation(make_scheduler, gateway, make_task, store):
     assert [record.outcome for record in store.records.values()] == [Outcome.CANCELLED]
 
 
+def test_a_large_data_set_does_not_hold_up_the_loop(make_scheduler, answers, store):
+    stored = []
+
+    async def scenario():
+        scheduler = make_scheduler(answers(), tasks=2_000, group_size=2, tasks_per_step=1)
+        running = asyncio.create_task(scheduler.run())
+        while len(store.tasks) < 2_000:
+            await asyncio.sleep(0)
+            stored.append(len(store.tasks))
+        await stopped(scheduler, running)
+
+    asyncio.run(scenario())
+    assert 0 < stored[0] < stored[1] < stored[2] < 2_000
+
+
 def test_stop_and_publish_before_and_after_a_loop_do_nothing_wrong(make_scheduler, answers):
     async def make():
         scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=1)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_TASKS_AT_ONCE = 500
+
 
 class Scheduler:
     """Runs the groups of a training run, and evaluations, within one limit of concurrent episodes.
@@ -85,7 +87,7 @@ class Scheduler:
         """
         self._loop, self._begun = asyncio.get_running_loop(), True
         try:
-            await self._store.add_tasks(self._run_id, self._tasks)
+            await self._add_tasks(self._tasks)
             while not self._halted:
                 self._wake.clear()
                 await self._fill()
@@ -134,11 +136,11 @@ class Scheduler:
         self._loop = asyncio.get_running_loop()
         if self._stopping:
             raise RunError(f"evaluation '{name}' asked for after the scheduler was stopped")
-        await self._store.add_tasks(self._run_id, tasks)
         this = asyncio.current_task()
         if this is not None:
             self._evaluations.add(this)
         try:
+            await self._add_tasks(tasks)
             async with asyncio.TaskGroup() as group:
                 running = [
                     self._spawn(group, self._evaluate_one(task, index, seed, sampling))
@@ -157,6 +159,12 @@ class Scheduler:
     @property
     def _halted(self) -> bool:
         return self._stopping or self._error is not None
+
+    async def _add_tasks(self, tasks: Sequence[Task]) -> None:
+        """Store task rows a part at a time: a large data set must not hold up the loop."""
+        for start in range(0, len(tasks), _TASKS_AT_ONCE):
+            await self._store.add_tasks(self._run_id, tasks[start : start + _TASKS_AT_ONCE])
+            await asyncio.sleep(0)
 
     async def _fill(self) -> None:
         """Start groups while the staleness bound admits them and an episode slot is free.
