@@ -235,6 +235,39 @@ def test_the_learning_rate_warms_up_by_steps(learner, sampler):
     assert rates == pytest.approx([1e-4, 2e-4, 4e-4, 4e-4])
 
 
+def test_a_step_is_taken_at_the_rate_that_it_reports(learner, sampler, weights):
+    ends = []
+    for trainer in ({"lr": 4e-4, "warmup_steps": 4}, {"lr": 1e-4}):
+        one = learner(trainer=trainer)
+        one.step(sampler.groups(), step=1, version=0)
+        ends.append(weights(one))
+    assert same(*ends)
+
+
+def test_a_large_gradient_is_cut_to_the_norm_allowed_and_reported_whole(learner, sampler):
+    found = []
+    for limit in (1e9, 1e-3):
+        one = learner(trainer={"lr": 0.0, "max_grad_norm": limit})
+        reported = one.step(sampler.groups(), step=1, version=0)["loss/grad_norm"]
+        gradient = torch.cat([weight.grad.flatten() for weight in one.weights().module.parameters()])
+        found.append((reported, gradient.norm().item()))
+    assert found[0][1] == pytest.approx(found[0][0], rel=1e-3)
+    assert found[1] == pytest.approx((found[0][0], 1e-3), rel=1e-2)
+
+
+def test_adamw_decays_and_remembers_as_configured(learner, sampler, weights):
+    trainer = {"lr": 1e-2, "betas": (0.5, 0.6)}
+    plain, decayed = learner(trainer=trainer), learner(trainer=trainer | {"weight_decay": 0.5})
+    before = weights(plain)
+    for one in (plain, decayed):
+        one.step(sampler.groups(), step=1, version=0)
+    found, expected = weights(decayed), weights(plain)
+    for name, start in before.items():
+        torch.testing.assert_close(found[name], expected[name] - 1e-2 * 0.5 * start, rtol=0, atol=1e-6, msg=name)
+    (group,) = plain._optimizer.param_groups
+    assert group["betas"] == (0.5, 0.6)
+
+
 @attrs.frozen
 class Exploding(GRPO):
     """A loss that is not finite for one record."""

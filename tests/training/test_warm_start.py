@@ -68,3 +68,21 @@ def test_steps_start_with_a_fresh_optimizer(learner, directory):
     one = learner(directory=directory)
     one.warm_start(ROWS, config(steps=2))
     assert one._optimizer.state_dict()["state"] == {}
+
+
+def test_the_rate_rises_then_falls_to_a_tenth():
+    from agentrl_core.training.warm_start import _schedule
+
+    shares = [_schedule(step, config(steps=100, warmup_steps=4)) for step in (0, 1, 3, 50, 99)]
+    assert shares == pytest.approx([0.25, 0.5 * 0.991, 0.973, 0.55, 0.109])
+    assert _schedule(0, config(warmup_steps=0)) == 1.0
+
+
+def test_the_steps_of_a_warm_start_take_the_scheduled_rate(learner, directory, weights):
+    ends = []
+    for changes in ({"lr": 1e-2, "warmup_steps": 4}, {"lr": 2.5e-3, "warmup_steps": 1}):
+        one = learner(directory=directory)
+        one.warm_start(ROWS, config(steps=1, **changes))
+        ends.append(weights(one))
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-7, msg=name)
