@@ -402,6 +402,7 @@ def test_an_evaluation_runs_each_task_once_and_reports_what_is_missing(
         tasks = [make_task(f"e{number}") for number in range(5)]
         first = await scheduler.evaluate(tasks, name="heldout", seed=9, sampling=sampling)
         keys = [session.seed_key for session in gateway.sessions]
+        assert [session.sampling for session in gateway.sessions] == [sampling] * 5
         gateway.sessions.clear()
         scheduler.publish(3, 3)
         await scheduler.evaluate(tasks[::-1], name="heldout", seed=9)
@@ -414,6 +415,23 @@ def test_an_evaluation_runs_each_task_once_and_reports_what_is_missing(
     assert outcomes == {"scored": 8, "failed(ValueError)": 2}
     assert all(record.is_eval for record in store.records.values())
     assert all(group.is_eval for group in store.groups)
+
+
+def test_an_evaluation_of_training_tasks_has_random_keys_of_its_own(make_scheduler, answers, gateway, make_task):
+    async def scenario():
+        scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=4)
+        running = asyncio.create_task(scheduler.run())
+        await settled(scheduler)
+        trained = {session.seed_key for session in gateway.sessions}
+        gateway.sessions.clear()
+        for seed in range(4):  # the seed stands where a training key has the group's index
+            await scheduler.evaluate([make_task(f"t{number}") for number in range(4)], name="seen", seed=seed)
+        await stopped(scheduler, running)
+        return trained, {session.seed_key for session in gateway.sessions}
+
+    trained, evaluated = asyncio.run(scenario())
+    assert (len(trained), len(evaluated)) == (8, 16)
+    assert not trained & evaluated
 
 
 def test_an_evaluation_shares_the_limit_with_training(make_scheduler, gateway, make_task):
