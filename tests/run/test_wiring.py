@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -48,11 +49,12 @@ class Stored:
 class Asking:
     """Makes one call per episode; `reward(step, here)` is what it returns, steps counted from 0."""
 
-    def __init__(self, reward, per_step=8):
-        self._reward, self._per_step, self._begun = reward, per_step, 0
+    def __init__(self, reward, *, per_step=8, pause_s=0.0):
+        self._reward, self._per_step, self._pause_s, self._begun = reward, per_step, pause_s, 0
 
     async def run(self, data, *, base_url, api_key, http_client):
         step, self._begun = self._begun // self._per_step, self._begun + 1
+        await asyncio.sleep(self._pause_s)
         body = {"model": "default", "messages": data["messages"], "max_tokens": 3}
         headers = {"authorization": f"Bearer {api_key}"}
         (await http_client.post(f"{base_url}/v1/chat/completions", json=body, headers=headers)).raise_for_status()
@@ -163,6 +165,15 @@ def test_a_tasks_own_scorer_is_asked_rather_than_the_default(project):
     Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     config = project("Unscored", name="fair", trainer={"steps": 1})
     assert {record.reward for record in Stored(Trainer(config).train().directory).records} == {0.75}
+
+
+def test_the_time_of_the_agents_is_not_told_as_the_learners(project):
+    began = time.perf_counter()
+    summary = Trainer(project(name="slow", trainer={"steps": 1})).train(workflow=Asking(uneven, pause_s=2.0))
+    (metrics,) = step_metrics(summary.directory)
+    assert metrics["time/rollout_s"] >= 2.0
+    assert metrics["time/train_s"] < time.perf_counter() - began - 2.0
+    assert metrics["time/step_s"] >= metrics["time/rollout_s"] + metrics["time/train_s"]
 
 
 def test_after_a_warm_start_the_engine_samples_from_the_tuned_weights(project):
