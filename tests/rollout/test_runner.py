@@ -138,6 +138,8 @@ def test_without_a_reward_the_scorer_decides(run_one, answering, make_task, gate
 
 def test_the_scorer_sees_the_last_trainable_call(run_one, gateway, make_task):
     async def run(data, *, base_url):
+        gateway.answer = "<answer>a first guess</answer>"
+        await gateway.call(base_url)
         gateway.answer = "<answer>the policy's</answer>"
         await gateway.call(base_url)
         gateway.answer = "<answer>a judge's</answer>"

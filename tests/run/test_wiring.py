@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from agentrl_core import Trainer, workflow_context
 from agentrl_core.batching.advantages import LeaveOneOut
@@ -109,6 +110,8 @@ def test_a_resumed_run_goes_on_with_the_next_groups_and_fresh_versions(project):
         assert {call.versions[0][0] for call in stored.calls(row.records)} == {version}
     assert [metrics["rollout/lag_max"] for metrics in step_metrics(folder)] == [0.0] * 4
     assert stored.run.status == "finished"
+    moments = torch.load(folder / "checkpoints" / "step-4" / "optimizer.pt", weights_only=True)["state"]
+    assert {int(state["step"]) for state in moments.values()} == {4}  # the optimizer's own count went on too
 
 
 def test_training_ends_once_three_steps_together_reach_the_target_and_steps_with_signal_reset_the_count(project):
