@@ -36,10 +36,10 @@ def test_rewards_per_turn_are_compared_as_returns(episode, group):
 
 
 def test_a_scalar_record_joins_a_group_of_returns_by_its_shares(episode, group):
-    by_turn = episode(named(LINE, "+"), reward=1.0, rewards={"t2+": 1.0})
-    scalar = episode(named(LINE, "-"), reward=1.0, name="scalar")
+    by_turn = episode(named(LINE, "+"), reward=3.0, rewards={"t2+": 3.0})
+    scalar = episode(named(LINE, "-"), reward=2.0, name="scalar")
     found = group_advantages(group([by_turn, scalar]), TreeCredit(turn_discount=0.5), NoBaseline())
-    assert found == {"t1+": 0.5, "t2+": 1.0, "t1-": 0.5, "t2-": 1.0}
+    assert found == {"t1+": 1.5, "t2+": 3.0, "t1-": 1.0, "t2-": 2.0}
 
 
 def test_what_is_not_trained_has_no_advantage_but_counts_as_a_turn(episode, interaction, group):
@@ -66,6 +66,15 @@ def test_a_group_without_variance_is_dropped_and_counted(episode, group):
     assert set(found.advantages) == {"c", "d"}
     assert found.dropped == {"zero_variance": 1}
     assert found.with_signal == 1
+
+
+@pytest.mark.parametrize(("tolerance", "kept"), [(0.04, True), (0.06, False)])
+def test_advantages_within_the_tolerance_are_no_variance(episode, group, tolerance, kept):
+    close = group([episode({"a": None}, reward=0.1), episode({"b": None}, reward=0.0, name="other")])
+    found = training_signal(
+        [close], credit=TreeCredit(), advantage=GRPO(std=False), filters=[ZeroVariance(tolerance=tolerance)]
+    )
+    assert bool(found.groups) == kept
 
 
 def test_turns_that_differ_inside_equal_records_are_a_signal(episode, group):

@@ -150,6 +150,13 @@ def test_the_scorer_sees_the_last_trainable_call(run_one, gateway, make_task):
     assert scorer_for.requests[0].answer == "the policy's"
 
 
+def test_the_answer_is_cut_out_by_the_tasks_own_schema(run_one, answering, make_task, gateway):
+    gateway.answer = r"<answer>3</answer>, that is \boxed{4}"
+    scorer_for = scorer(0.5)
+    run_one(answering(None), task=make_task(scorer="f1", answer_schema="boxed"), scorer_for=scorer_for)
+    assert scorer_for.requests[0].answer == "4"
+
+
 def test_a_scorer_may_reward_interactions(run_one, answering):
     record = run_one(answering(None), scorer_for=scorer({"chatcmpl-0-0": 0.5})).record
     assert (record.reward, record.rewards) == (0.5, {"chatcmpl-0-0": 0.5})

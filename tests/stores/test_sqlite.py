@@ -234,6 +234,14 @@ def test_a_value_that_cannot_be_stored_is_named(store, write):
     asyncio.run(store.add_interaction("run", call(0)))
 
 
+def test_of_writes_that_belong_together_all_are_kept_or_none(store):
+    before = asyncio.run(store.tasks("run"))
+    good, bad = (Task(id=name, data={"id": name}) for name in ("fine", "half a character: \ud800"))
+    with pytest.raises(UnstorableError):
+        asyncio.run(store.add_tasks("run", [good, bad]))
+    assert asyncio.run(store.tasks("run")) == before
+
+
 @pytest.mark.parametrize("value", ["\ud800", json.loads("[" * 300 + "]" * 300)], ids=["surrogate", "deep"])
 def test_what_the_fast_encoder_refuses_is_kept_all_the_same(store, value):
     odd = call(0, output={"content": value}, requested={"x": value}, tools=({"x": value},))
