@@ -15,6 +15,7 @@ from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.errors import EngineError
 from agentrl_core.testing.engines import ask, collect, request, run
 from agentrl_core.testing.policy import toy_policy
+from agentrl_core.types import FinishReason
 from agentrl_core.weights.base import DirectoryWeights, ModuleWeights
 
 PROMPT = list(range(10, 74))
@@ -88,6 +89,14 @@ def test_no_prefix_outlives_its_weights(start, policies):
         return before, again, await ask(engine, PROMPT)
 
     assert cached(run(around_update())) == [0, 56, 0]
+
+
+@pytest.mark.parametrize("implementation", ["loop", "generate"])
+def test_a_stop_string_in_the_prompt_ends_nothing(start, decode, implementation):
+    engine = start(implementation=implementation)
+    result = run(ask(engine, PROMPT, stop=(decode(PROMPT[-3:]),), max_tokens=3))
+    assert len(result.ids) == 3
+    assert result.last.finish_reason is FinishReason.LENGTH
 
 
 def test_a_live_module_is_copied_when_it_is_loaded(start, policies, load, full_forward):
