@@ -33,6 +33,9 @@ DEADLINE_S = 120.0
 
 TOLERANCE = 1e-4
 
+LONG = 400
+"""Tokens of a request that goes on while a test acts, on a busy machine too."""
+
 _request_ids = itertools.count()
 
 
@@ -219,7 +222,7 @@ class EngineSuite(ConformanceSuite):
 
     def test_abort_ends_a_request_with_what_it_has(self, engine: Engine, prompts: list[list[int]]) -> None:
         async def abort_after_first() -> list[Chunk]:
-            asked = request(prompts[0], stream=True, max_tokens=150)
+            asked = request(prompts[0], stream=True, max_tokens=LONG)
             chunks: list[Chunk] = []
             async for chunk in engine.generate(asked):
                 if not chunks:
@@ -231,7 +234,7 @@ class EngineSuite(ConformanceSuite):
 
         chunks = run(abort_after_first())
         assert chunks[-1].finish_reason is FinishReason.ABORT
-        assert 0 < sum(len(chunk.ids) for chunk in chunks) < 150
+        assert 0 < sum(len(chunk.ids) for chunk in chunks) < LONG
 
     def test_a_consumer_that_leaves_aborts(self, engine: Engine, prompts: list[list[int]]) -> None:
         """A request id is free again at once, and the engine goes on for others."""
@@ -268,7 +271,7 @@ class EngineSuite(ConformanceSuite):
 
     def test_a_paused_request_can_be_aborted(self, engine: Engine, prompts: list[list[int]]) -> None:
         async def pause() -> Result:
-            asked = request(prompts[0], stream=True, max_tokens=150)
+            asked = request(prompts[0], stream=True, max_tokens=LONG)
             chunks = engine.generate(asked)
             await anext(chunks)
             await engine.pause()
@@ -289,10 +292,12 @@ class EngineSuite(ConformanceSuite):
         """Versions rise inside a generation, max_tokens holds, and later logprobs are those of the new weights."""
 
         async def update_in_flight() -> list[Result]:
-            requests = [request(prompt, stream=True, max_tokens=400) for prompt in prompts[:8]]
+            requests = [request(prompt, stream=True, max_tokens=LONG) for prompt in prompts[:8]]
             streams = [engine.generate(asked) for asked in requests]
             first = await asyncio.gather(*[anext(stream) for stream in streams])
+            await engine.pause()  # to read weights takes a while, in which the requests would come to their end
             await engine.load_weights(1, new_weights)
+            await engine.resume()
             rest = [
                 collect(stream, asked.prompt_ids, [chunk])
                 for stream, asked, chunk in zip(streams, requests, first, strict=True)
@@ -300,7 +305,7 @@ class EngineSuite(ConformanceSuite):
             return list(await asyncio.gather(*rest))
 
         for result in run(update_in_flight()):
-            assert len(result.ids) == 400
+            assert len(result.ids) == LONG
             assert list(result.versions) == sorted(result.versions)
             assert set(result.versions) == {0, 1}
             if reference_logprobs is not None:
@@ -333,18 +338,19 @@ class EngineSuite(ConformanceSuite):
 
     def test_running_ids_are_unique(self, engine: Engine, prompts: list[list[int]]) -> None:
         async def twice() -> None:
-            asked = request(prompts[0], stream=True, max_tokens=100)
+            asked = request(prompts[0], stream=True, max_tokens=LONG)
             chunks = engine.generate(asked)
             await anext(chunks)
             with pytest.raises(EngineError, match=asked.request_id):
                 await collect(engine.generate(asked))
+            await engine.abort(asked.request_id)
             await collect(chunks)
 
         run(twice())
 
     def test_close_fails_what_runs_and_what_comes(self, engine: Engine, prompts: list[list[int]]) -> None:
         async def close() -> None:
-            chunks = engine.generate(request(prompts[0], stream=True, max_tokens=400))
+            chunks = engine.generate(request(prompts[0], stream=True, max_tokens=LONG))
             await anext(chunks)
             await engine.pause()
             waiting = asyncio.create_task(ask(engine, prompts[1]))
