@@ -152,6 +152,23 @@ def test_a_reply_cut_by_its_length_says_so(talk, session, engine, store):
     assert store.interactions[0].finish_reason is FinishReason.LENGTH
 
 
+def test_a_reply_cut_behind_a_whole_call_has_the_call_and_says_so(talk, session, engine, tools, call_text):
+    call = call_text("add", '{"a": 1}')
+    engine.replies = [call + " and so on"]
+    (choice,) = talk(session, lambda client: ask(client, tools=tools, max_tokens=len(call))).choices
+    assert choice.finish_reason == "length"
+    assert [item.function.arguments for item in choice.message.tool_calls] == ['{"a": 1}']
+
+
+def test_a_later_turns_usage_counts_its_whole_prompt(talk, session, engine, store):
+    async def scenario(client):
+        first = (await ask(client)).choices[0].message
+        return await ask(client, messages=[*USER, {"role": "assistant", "content": first.content}, *USER])
+
+    usage = talk(session, scenario).usage
+    assert usage.prompt_tokens == len(engine.log[1].request.prompt_ids) > len(store.interactions[1].prompt_ids)
+
+
 def test_token_ids_are_given_on_request_only(talk, session, engine):
     async def scenario(client):
         asked = {"extra_body": {"return_token_ids": True}}

@@ -1,6 +1,8 @@
 """What the socket's side does before and around the routes."""
 
 import asyncio
+import io
+import logging
 import socket
 
 import httpx2
@@ -51,3 +53,14 @@ def test_no_body_is_read_from_those_who_may_not_call(gateway, session, open_sess
     assert b" 401 " in answer_to_headers(gateway, "/s/unknown" + path)
     assert b" 403 " in answer_to_headers(gateway, mine + path, key)
     assert b" 410 " in answer_to_headers(gateway, theirs + path)
+
+
+def test_a_users_log_gets_no_paths_as_they_hold_tokens(gateway, session, open_session, caplog, monkeypatch):
+    log = io.StringIO()
+    # Not caplog's own text: pytest listens to loggers, too, that pass nothing on to the user's handlers.
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(log)])
+    caplog.set_level("DEBUG")
+    path = session.base_url.removeprefix(gateway.url) + "/v1/chat/completions"
+    key = f"authorization: Bearer {open_session(gateway).api_key}"
+    assert b" 403 " in answer_to_headers(gateway, path, key)
+    assert session.token not in log.getvalue()
