@@ -44,6 +44,11 @@ TOOLS_LAST = """{% for m in messages %}{% if loop.last and tools %}{{ tools | to
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+PROMPTS_FOR_TOOLS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{{ ' or tool' if tools else '' }}
+{% endif %}"""
+
 
 def continuation(chat, history, new, tools=(), last="<|im_end|>"):
     ids = chat.continuation_ids(history, new, tools, chat.encode(last)[-1])
@@ -139,6 +144,12 @@ def test_cached_prompts_do_not_mix_up_conversations(chat):
     assert chat.prompt_ids([USER], TOOLS) == first
     assert chat.decode(chat.prompt_ids([USER])) == chat.render([USER])
     assert chat.decode(first) == chat.render([USER], TOOLS)
+
+
+def test_cached_continuations_with_and_without_tools_are_kept_apart(make_chat):
+    chat = make_chat(PROMPTS_FOR_TOOLS)
+    for tools, end in (((), "assistant\n"), (TOOLS, "assistant or tool\n")):
+        assert continuation(chat, [USER, ASSISTANT], [USER], tools).endswith(end)
 
 
 def test_a_stream_decoder_gives_whole_characters(chat):
