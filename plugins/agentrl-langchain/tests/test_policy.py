@@ -63,6 +63,12 @@ def test_a_model_that_wants_nothing_gets_the_runs_own_sampling(world, model, rep
     assert not episode.interactions[0].requested
 
 
+def test_a_seed_is_recorded_as_for_any_client(world, model, reply_of):
+    world.says("a")
+    _, episode = reply_of(model, seed=5)
+    assert episode.interactions[0].requested == {"seed": 5}
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_tokens_are_reported_where_they_are_asked_for(world, reply_of, streaming):
     tokens = []
