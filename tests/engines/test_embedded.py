@@ -118,6 +118,20 @@ def test_a_live_module_is_copied_when_it_is_loaded(start, policies, load, full_f
     assert result.logprobs == pytest.approx(full_forward(frozen, PROMPT, result.ids), abs=1e-4)
 
 
+def test_buffers_are_loaded_into_generate_too(start, policies, load, full_forward):
+    engine = start(implementation="generate")
+    module = copy.deepcopy(load(policies("qwen3")))
+    for buffer in module.buffers():
+        buffer.mul_(0.5)
+
+    async def update():
+        await engine.load_weights(1, ModuleWeights(module))
+        return await ask(engine, PROMPT)
+
+    result = run(update())
+    assert result.logprobs == pytest.approx(full_forward(module, PROMPT, result.ids), abs=1e-4)
+
+
 def test_the_cache_grows_in_the_middle_of_generations(start, policies, load, full_forward):
     """From 8 rows of 256 tokens to more of both, while rows are in use."""
     engine = start()
