@@ -14,7 +14,30 @@ settings.register_profile(
 )
 settings.load_profile("untimed")
 
+FAULTY = '''
+import asyncio
+import zlib
+
+
+class Faulty({base}):
+    """One attempt in ten raises, one in twenty hangs, one in twenty returns NaN: by the record, not by chance."""
+
+    async def run(self, data, *, base_url, api_key, http_client, record_id):
+        reward = await super().run(data, base_url=base_url, api_key=api_key, http_client=http_client)
+        fate = zlib.crc32(record_id.encode()) % 20
+        if fate in (0, 1):
+            raise RuntimeError("the environment broke")
+        if fate == 2:
+            await asyncio.Event().wait()
+        return float("nan") if fate == 3 else reward
+'''
 SAMPLES = Path(__file__).parent / "plugins_sample"
+
+
+@pytest.fixture
+def faulty_agent():
+    """The source of a workflow class `Faulty` that spoils a fifth of the episodes of the class `base`."""
+    return lambda base: FAULTY.format(base=base)
 
 
 @pytest.fixture(scope="session")

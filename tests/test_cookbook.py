@@ -80,31 +80,13 @@ def test_the_quickstart_learns(tmp_path):
     assert max(gaps) < 1e-4
 
 
-FAULTY = '''
-import asyncio
-import zlib
-from workflow import QuestAgent
-
-
-class FaultyAgent(QuestAgent):
-    """One attempt in ten raises, one in twenty hangs, one in twenty returns NaN."""
-
-    async def run(self, data, *, base_url, api_key, http_client, record_id):
-        reward = await super().run(data, base_url=base_url, api_key=api_key, http_client=http_client)
-        fate = zlib.crc32(record_id.encode()) % 20
-        if fate in (0, 1):
-            raise RuntimeError("the environment broke")
-        if fate == 2:
-            await asyncio.Event().wait()
-        return float("nan") if fate == 3 else reward
-'''
-
-
 @pytest.mark.slow
-def test_the_quickstart_learns_although_a_fifth_of_its_episodes_fail(tmp_path, monkeypatch):
-    (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
+def test_the_quickstart_learns_although_a_fifth_of_its_episodes_fail(tmp_path, monkeypatch, faulty_agent):
+    (tmp_path / "faulty.py").write_text(
+        "from workflow import QuestAgent\n" + faulty_agent("QuestAgent"), encoding="utf-8"
+    )
     monkeypatch.setenv("PYTHONPATH", str(COOKBOOK / "quickstart"))
-    overrides = (f"workflow={tmp_path / 'faulty.py'}:FaultyAgent", "rollout.timeout_s=4", "trainer.steps=14")
+    overrides = (f"workflow={tmp_path / 'faulty.py'}:Faulty", "rollout.timeout_s=4", "trainer.steps=14")
     events = run_recipe("quickstart", tmp_path, *overrides, "eval.tasks=64", "eval.every=0")
     rewards = step_rewards(events)
     assert sum(rewards[-3:]) / 3 > 0.7

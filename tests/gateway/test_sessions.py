@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from agentrl_core.gateway.sessions import without_secrets
+
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -101,3 +103,8 @@ def test_only_as_many_ends_are_remembered_as_fit(gateway, session, send, monkeyp
     asyncio.run(gateway.close_session(session))
     codes = {status(send(session, BODY)), status(send(session, BODY, headers=bearer(session.api_key), token=False))}
     assert codes == {(401, "invalid_api_key"), (410, "session_ended")}
+
+
+def test_keys_and_addresses_are_taken_out_of_a_text(session):
+    text = without_secrets(f"{session.api_key} at {session.base_url}/v1, half of it: {session.api_key[:20]}")
+    assert text == f"sk-agentrl-… at {session.base_url.removesuffix(session.token)}…/v1, half of it: sk-agentrl-…"

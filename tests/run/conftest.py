@@ -10,7 +10,6 @@ from agentrl_core.testing.policy import toy_policy
 AGENT = '''
 """Rewards a reply for how many of its characters are letters, so that there is always something to learn."""
 import asyncio
-import zlib
 
 
 async def ask(data, base_url, api_key, http_client, **extra):
@@ -60,19 +59,6 @@ class Stuck(Agent):
     async def run(self, data, *, base_url, api_key, http_client):
         await ask(data, base_url, api_key, http_client)
         await asyncio.Event().wait()
-
-
-class Faulty(Agent):
-    """One attempt in ten raises, one in twenty hangs, one in twenty returns NaN: by the record, not by chance."""
-
-    async def run(self, data, *, base_url, api_key, http_client, record_id):
-        reward = await super().run(data, base_url=base_url, api_key=api_key, http_client=http_client)
-        fate = zlib.crc32(record_id.encode()) % 20
-        if fate in (0, 1):
-            raise RuntimeError("the environment broke")
-        if fate == 2:
-            await asyncio.Event().wait()
-        return float("nan") if fate == 3 else reward
 '''
 
 
@@ -82,9 +68,9 @@ def policy_dir(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def project(tmp_path, policy_dir, monkeypatch):
+def project(tmp_path, policy_dir, monkeypatch, faulty_agent):
     """`project(overrides…)` is a config as a mapping; the working directory holds the agent and the tasks."""
-    (tmp_path / "letters.py").write_text(AGENT, encoding="utf-8")
+    (tmp_path / "letters.py").write_text(AGENT + faulty_agent("Agent"), encoding="utf-8")
     rows = [{"id": f"t{i}", "query": f"Say {word}.", "answer": word} for i, word in enumerate("abcde")]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -128,8 +128,8 @@ def test_a_blocked_loop_is_told_once_and_raises_with_the_line_that_blocks(make_l
 
 def test_a_loop_that_waits_is_not_blocked(make_loop):
     notices = []
-    loop = make_loop(notice=notices.append, patience_s=0.0)
-    assert loop.run(asyncio.sleep(1.2, 42)) == 42
+    loop = make_loop(notice=notices.append, patience_s=1.4)  # a busy machine may turn the loop late once or twice
+    assert loop.run(asyncio.sleep(2.2, 42)) == 42
     assert notices == []
 
 

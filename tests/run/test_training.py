@@ -1,6 +1,7 @@
 """The whole loop on a random policy: agent, gateway, engine, store, learner, weights."""
 
 import asyncio
+import itertools
 import json
 import re
 from pathlib import Path
@@ -23,6 +24,10 @@ def weights(summary, step):
 def events(summary):
     text = (Path(summary.directory) / "metrics.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+def steps_of(summary):
+    return [event["metrics"] for event in events(summary) if event["event"] == "step_finished"]
 
 
 def records(summary):
@@ -61,7 +66,7 @@ def test_a_run_reports_steps_outcomes_and_cpu_seconds(project):
 
 def test_the_learner_computes_the_engines_logprobs(project):
     summary = Trainer(project(name="gap")).train()
-    gaps = [event["metrics"]["loss/logprob_gap_max"] for event in events(summary) if event["event"] == "step_finished"]
+    gaps = [step["loss/logprob_gap_max"] for step in steps_of(summary)]
     assert len(gaps) == 2
     assert max(gaps) < 1e-4
 
@@ -80,16 +85,20 @@ def test_any_local_chat_model_directory_trains(project, tmp_path, architecture):
 
 def test_every_token_of_a_synchronous_run_has_lag_zero(project):
     summary = Trainer(project(name="lag")).train()
-    lags = [event["metrics"]["rollout/lag_max"] for event in events(summary) if event["event"] == "step_finished"]
+    lags = [step["rollout/lag_max"] for step in steps_of(summary)]
     assert lags == [0.0, 0.0]
+    for step in steps_of(summary):
+        assert step["rollout/tokens"] / step["rollout/tokens_per_s"] == pytest.approx(step["time/rollout_s"])
 
 
 def test_an_asynchronous_run_keeps_to_its_bound(project):
     rollout = {"max_head_offpolicyness": 2, "max_concurrent_rollouts": 8}
     summary = Trainer(project(name="async", rollout=rollout, trainer={"steps": 6})).train()
-    lags = [event["metrics"]["rollout/lag_max"] for event in events(summary) if event["event"] == "step_finished"]
+    lags = [step["rollout/lag_max"] for step in steps_of(summary)]
     assert summary.steps == 6
     assert 0 < max(lags) <= 2
+    for before, step in itertools.pairwise(steps_of(summary)):  # sampling went on while the step before was trained
+        assert step["rollout/tokens"] / step["rollout/tokens_per_s"] >= before["time/train_s"] + step["time/rollout_s"]
 
 
 def test_the_same_seed_gives_the_same_weights(project):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import threading
 from collections import OrderedDict
@@ -29,6 +30,9 @@ _REMEMBERED_ENDS = 100_000
 """Secrets of ended sessions that are still answered by 410 (gone) in place of 401 (unknown)."""
 
 _LONGEST_REFUSAL = 1000
+
+_KEY_PREFIX = "sk-agentrl-"
+_SECRET = re.compile(rf"(\b{_KEY_PREFIX}|://[\w.:\[\]-]+/s/)[\w-]+")
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -85,7 +89,7 @@ class SessionBook:
         session = Session(
             record_id=record.id,
             base_url=f"{url}/s/{token}",
-            api_key=f"sk-agentrl-{secrets.token_urlsafe(32)}",
+            api_key=f"{_KEY_PREFIX}{secrets.token_urlsafe(32)}",
             token=token,
             group_id=record.group_id,
             policy=policy,
@@ -137,6 +141,11 @@ class SessionBook:
         if digest in self._ended:
             raise session_ended()
         raise RequestError(401, "invalid_api_key", "unknown session: its URL or API key was never issued by this run")
+
+
+def without_secrets(text: str) -> str:
+    """Take the keys and addresses of all sessions out of a text: what agents raise may quote them."""
+    return _SECRET.sub(r"\1…", text)
 
 
 def session_ended() -> RequestError:

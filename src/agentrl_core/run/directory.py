@@ -17,11 +17,10 @@ from typing import Any, TextIO
 import attrs
 
 from agentrl_core.errors import RunError, UsageError
+from agentrl_core.gateway.sessions import without_secrets
 
 _ADJECTIVES = ("brisk", "calm", "clever", "eager", "gentle", "keen", "lively", "patient", "quick", "steady")
 _ANIMALS = ("badger", "crane", "falcon", "heron", "lynx", "marten", "otter", "raven", "swift", "wren")
-
-_SECRETS = re.compile(r"(\bsk-agentrl-|://[\w.:\[\]-]+/s/)[\w-]+")
 
 
 @attrs.frozen
@@ -178,11 +177,11 @@ class RunDirectory:
 
 
 class _WithoutSecrets(logging.Formatter):
-    """Takes the keys and addresses of sessions out of what is logged: agents' exceptions may quote them."""
+    """Takes sessions' keys and addresses out of what is logged."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write one record."""
-        return _SECRETS.sub(r"\1…", super().format(record))
+        return without_secrets(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
