@@ -61,7 +61,9 @@ def launch(tmp_path):
         if site is not None:
             environ["PYTHONPATH"] = os.pathsep.join([str(site), environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         command = [sys.executable, *program, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environ, cwd=tmp_path)
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environ, cwd=tmp_path, timeout=120
+        )
 
     return run
 
