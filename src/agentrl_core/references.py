@@ -7,11 +7,11 @@ What is not there is told apart from what is there and cannot be imported.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import sys
 import traceback
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -158,7 +158,7 @@ def _module_name(path: Path) -> str:
         spec = importlib.util.find_spec(stem)
         if spec is not None and spec.origin == str(path):
             return stem
-    return f"agentrl_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    return f"agentrl_file_{zlib.crc32(str(path).encode()):08x}"
 
 
 def _run(load: Callable[[], object], what: str) -> None:

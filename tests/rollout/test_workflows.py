@@ -158,8 +158,9 @@ def test_a_factory_is_called_once_and_what_it_makes_is_adapted(resolve, tmp_path
     assert len(asked) == 1
 
 
-def test_options_are_shared_out_between_factory_and_adapter(resolve, tmp_path):
-    (tmp_path / "factory.py").write_text(f"import sys\nmake = sys.modules[{__name__!r}].make_framework_agent\n")
+def test_options_are_shared_out_between_factory_and_adapter(resolve, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "the_framework", SimpleNamespace(make=make_framework_agent))
+    (tmp_path / "factory.py").write_text("from the_framework import make\n")
     agent, options = run(resolve(Component("factory.py:make", {"model": "mine", "recursion_limit": 9})))
     assert (agent.model, options) == ("mine", {"recursion_limit": 9})
 
