@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
@@ -36,6 +36,15 @@ class Task:
 
 
 @attrs.frozen(kw_only=True)
+class Grammar:
+    """What the text of an output must look like; an engine that cannot hold to it refuses the request."""
+
+    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    value: str = ""
+    """JSON text of the schema, the regular expression, or the Lark grammar; empty for `json_object`."""
+
+
+@attrs.frozen(kw_only=True)
 class Sampling:
     """Effective sampling parameters of one LLM call."""
 
@@ -51,6 +60,8 @@ class Sampling:
     """Token ids that end generation (the end-of-turn token among them); the matched id is part of the output."""
     seed: int = 0
     """Seed of the counter-based random numbers of this one call; equal requests with equal seeds sample equally."""
+    grammar: Grammar | None = None
+    """Tokens that it rules out are never sampled; logprobs stay those of the distribution without it."""
 
 
 class FinishReason(enum.StrEnum):
@@ -74,6 +85,10 @@ class GenerateRequest:
     """Groups sessions that share a prompt (a hint likewise)."""
     stream: bool = False
     """Whether every decode step gives a chunk; otherwise the chunks come together at the end."""
+    top_logprobs: int = 0
+    """How many of the likeliest tokens to tell at each position."""
+    images: tuple[str, ...] = ()
+    """Data URLs of the images that the prompt has places for, in their order."""
 
 
 @attrs.frozen(kw_only=True)
@@ -82,7 +97,7 @@ class Chunk:
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of `ids`, under the temperature-scaled distribution before top-p and top-k. [T]"""
+    """Of `ids`, under the temperature-scaled distribution before top-p, top-k and grammar. [T]"""
     version: int
     """Policy version that sampled `ids`."""
     finish_reason: FinishReason | None = None
@@ -91,6 +106,8 @@ class Chunk:
     """The stop string that matched, on the last chunk."""
     cached_tokens: int = 0
     """Prompt tokens served from the prefix store, on the last chunk."""
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """Token ids and logprobs of the likeliest tokens at each position, likeliest first; empty unless asked. [T][K]"""
 
 
 @attrs.frozen(kw_only=True)
@@ -123,7 +140,11 @@ class Interaction:
     """Sampling fields as the agent asked for them, where they differ from `sampling`."""
     finish_reason: FinishReason = FinishReason.STOP
     model: str = "default"
+    api: str = "chat"
+    """What the agent spoke: `chat`, `responses`, `messages` or `completions`."""
     trainable: bool = True
+    upstream: str = ""
+    """Name of the upstream provider that answered in place of the policy; then there are no token ids."""
     cached_tokens: int = 0
     tool_errors: int = 0
     """Malformed tool calls in this output."""

@@ -11,7 +11,7 @@ import orjson
 
 from agentrl_core.errors import UnstorableError
 from agentrl_core.stores.base import RunRow, StepRow
-from agentrl_core.types import FinishReason, Interaction, Outcome, Record, Sampling, Task
+from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +47,8 @@ RECORDS = Table(
 INTERACTIONS = Table(
     "interactions",
     "run_id, id, record_id, seq, parent, prompt_ids, output_ids, logprobs, versions, messages, output, tools, "
-    "sampling, requested, finish_reason, model, trainable, cached_tokens, tool_errors, started_at, finished_at",
+    "sampling, requested, finish_reason, model, api, trainable, upstream, cached_tokens, tool_errors, "
+    "started_at, finished_at",
 )
 TOOLS = INTERACTIONS.columns.split(", ").index("tools")
 """Position of an interaction's tools' key."""
@@ -184,7 +185,9 @@ def interaction_row(run_id: str, interaction: Interaction, tools: bytes | None) 
         to_json_fast(dict(interaction.requested), what),
         interaction.finish_reason.value,
         interaction.model,
+        interaction.api,
         interaction.trainable,
+        interaction.upstream,
         interaction.cached_tokens,
         interaction.tool_errors,
         interaction.started_at,
@@ -210,11 +213,13 @@ def interaction_from(row: Sequence[Any], tools: Mapping[bytes | None, Tools]) ->
         requested=_from_json(row[13]),
         finish_reason=FinishReason(row[14]),
         model=row[15],
-        trainable=bool(row[16]),
-        cached_tokens=row[17],
-        tool_errors=row[18],
-        started_at=row[19],
-        finished_at=row[20],
+        api=row[16],
+        trainable=bool(row[17]),
+        upstream=row[18],
+        cached_tokens=row[19],
+        tool_errors=row[20],
+        started_at=row[21],
+        finished_at=row[22],
     )
 
 
@@ -252,13 +257,16 @@ def step_from(row: Sequence[Any]) -> StepRow:
 
 def _sampling_to(sampling: Sampling) -> dict[str, object]:
     """Keep what differs from the defaults."""
-    return {name: value for name, default in _SAMPLING_DEFAULTS if (value := getattr(sampling, name)) != default}
+    kept = {name: value for name, default in _SAMPLING_DEFAULTS if (value := getattr(sampling, name)) != default}
+    return kept if sampling.grammar is None else {**kept, "grammar": attrs.asdict(sampling.grammar)}
 
 
 def _sampling_from(value: str) -> Sampling:
     kept: dict[str, Any] = {
         name: tuple(item) if isinstance(item, list) else item for name, item in orjson.loads(value).items()
     }
+    if "grammar" in kept:
+        kept["grammar"] = Grammar(**kept["grammar"])
     return Sampling(**kept)
 
 

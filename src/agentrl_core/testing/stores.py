@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from agentrl_core.errors import StoreError
 from agentrl_core.stores.base import ResumePoint, RunRow, StepRow, Store, Usage
 from agentrl_core.testing.base import ConformanceSuite
-from agentrl_core.types import FinishReason, Group, Interaction, Outcome, Record, Sampling, Task, run_lengths
+from agentrl_core.types import FinishReason, Grammar, Group, Interaction, Outcome, Record, Sampling, Task, run_lengths
 
 Reopen: TypeAlias = Callable[[], Store]
 
@@ -64,6 +64,7 @@ _sampling = st.builds(
     stop=st.lists(_texts, max_size=2).map(tuple),
     stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=2).map(tuple),
     seed=st.integers(0, 2**63 - 1),
+    grammar=st.none() | st.builds(Grammar, kind=st.sampled_from(("json_object", "lark")), value=_texts),
 )
 _token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=40).map(tuple)
 
@@ -89,7 +90,9 @@ def _interactions(draw: st.DrawFn) -> Interaction:
         requested=draw(_objects),
         finish_reason=draw(st.sampled_from(FinishReason)),
         model=draw(_texts),
+        api=draw(_texts),
         trainable=draw(st.booleans()),
+        upstream=draw(_texts),
         cached_tokens=draw(st.integers(0, 9999)),
         tool_errors=draw(st.integers(0, 9)),
         started_at=draw(_times),
