@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from agentrl_core.chat import ParsedReply
+from agentrl_core.chat.reasoning import REASONING_FORMATS
+from agentrl_core.chat.replies import ReplyFormat
 from agentrl_core.errors import EngineError, UnservableError, UnstorableError
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
@@ -23,17 +24,23 @@ def test_half_a_character_in_a_sampled_call_is_a_malformed_call(gateway, session
 
 def test_a_parser_that_makes_what_cannot_be_sent_costs_no_run(gateway, session, send, engine, store, chat, tools):
     class Careless:
-        openers = ()
+        openers = ("o",)
+        starters = ()
+        frames_text = False
 
-        def parse(self, text):
-            return ParsedReply(content="\ud800")
+        def read(self, source, sink, tools):
+            yield from ()
+            sink.call("\ud800", "{}")
+            source.at = 2
 
-    chat.parser, before = Careless(), chat.parser
+    replaced = {"parser": Careless(), "replies": ReplyFormat(Careless(), REASONING_FORMATS["none"])}
+    before = {name: getattr(chat, name) for name in replaced}
     try:
+        vars(chat).update(replaced)
         reply = send(session, {**BODY, "tools": tools})
     finally:
-        chat.parser = before
-    assert reply.json()["choices"][0]["message"]["content"] == "ok"
+        vars(chat).update(before)
+    assert reply.json()["choices"][0]["message"]["content"] == "?: {}"
     assert store.interactions[0].tool_errors == 1
 
 

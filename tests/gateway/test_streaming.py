@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_core.chat.parsers.hermes import HermesParser
+from agentrl_core.chat.reasoning import REASONING_FORMATS
+from agentrl_core.chat.replies import ReplyFormat, parse_reply
 from agentrl_core.gateway.streaming import TextStream
 
 
@@ -31,7 +33,7 @@ pieces = st.lists(
 def test_pieces_and_rest_are_the_content(texts):
     text = "".join(texts)
     cut = text.split("END")[0]
-    content = HermesParser().parse(cut).content
+    content = parse_reply(cut, ReplyFormat(HermesParser(), REASONING_FORMATS["none"])).content
     stream, shown = play(texts, openers=HermesParser.openers, stop=("END",))
     assert "".join(shown) + stream.rest(content) == content
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import orjson
 
 from agentrl_core.chat.continuation import TurnContinuation
-from agentrl_core.chat.parsers.hermes import HermesParser
+from agentrl_core.chat.reasoning import REASONING_FORMATS
+from agentrl_core.chat.recognition import recognise_parser, recognise_reasoning
+from agentrl_core.chat.replies import ReplyFormat, ReplyReader, parse_reply
 from agentrl_core.chat.template import ChatTemplate
 from agentrl_core.chat.tokenizer import StreamDecoder, TextTokenizer, read_tokenizer_files
 
@@ -17,10 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.chat.parsers.base import ParsedReply, ToolParser
+    from agentrl_core.chat.reasoning import ReasoningFormat
     from agentrl_core.types import Message
 
 _Key = TypeVar("_Key")
 
+_END_OF_PROMPT = 16
+"""Tokens in which a tag at a prompt's end has room, even in pieces."""
 _CACHED_PROMPTS = 1024
 _CACHED_CONTINUATIONS = 8192
 _LARGEST_CACHED_BYTES = 65_536
@@ -30,25 +35,46 @@ class Chat:
     """One policy's way of talking. Stateless but for caches; usable from several threads."""
 
     def __init__(
-        self, template: ChatTemplate, tokenizer: TextTokenizer, parser: ToolParser, stop_token_ids: Sequence[int]
+        self,
+        template: ChatTemplate,
+        tokenizer: TextTokenizer,
+        *,
+        parser: ToolParser,
+        reasoning: ReasoningFormat,
+        stop_token_ids: Sequence[int],
     ) -> None:
         self._template = template
         self._tokenizer = tokenizer
         self.parser = parser
+        self.reasoning = reasoning
+        self.replies = ReplyFormat(parser, reasoning)
         self._continuation = TurnContinuation(template)
         self.stop_token_ids = self._with_end_of_turn(stop_token_ids)
         """Ids that end a generation: those that the model directory names, and the template's end of turn."""
         self._continuation.ends = tuple(text for token in self.stop_token_ids if (text := self.decode([token])))
+        self._end_ids = frozenset(self.stop_token_ids)
+        self._thinking_ends: dict[tuple[int, ...], bool] = {}
         self._prompts: dict[bytes, tuple[int, ...]] = {}
         self._continuations: dict[tuple[bytes, bool], tuple[int, ...]] = {}
         """Ids that follow a turn, by the new messages and whether the turn was ended."""
 
     @classmethod
-    def from_directory(cls, path: Path | str, parser: ToolParser | None = None) -> Self:
-        """Read a Hugging Face model directory; `ConfigError` names the file that is missing or broken."""
+    def from_directory(
+        cls, path: Path | str, parser: ToolParser | None = None, reasoning: ReasoningFormat | None = None
+    ) -> Self:
+        """Read a Hugging Face model directory; `ConfigError` names the file that is missing or broken.
+
+        How the model writes tool calls and thoughts is recognised from its template where it is not given.
+        """
         files = read_tokenizer_files(Path(path))
         template = ChatTemplate(files.template, files.special_tokens, where=str(files.template_path))
-        return cls(template, files.tokenizer, parser or HermesParser(), files.stop_token_ids)
+        return cls(
+            template,
+            files.tokenizer,
+            parser=parser or recognise_parser(files.template),
+            reasoning=reasoning or recognise_reasoning(files.template, files.tokenizer.is_added),
+            stop_token_ids=files.stop_token_ids,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -88,9 +114,37 @@ class Chat:
         """Return a decoder for ids that arrive one by one."""
         return self._tokenizer.decoder()
 
+    def reader(
+        self,
+        *,
+        parse_tools: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        stop: Sequence[str] = (),
+        prompt_ids: Sequence[int] = (),
+    ) -> ReplyReader:
+        """Return a reader for one reply to a prompt.
+
+        `parse_tools`: whether tool calls are calls, not text; `tools` are those of the request. The reply ends
+        before the first of the `stop` strings. `prompt_ids` tell whether the prompt began the first thought.
+        """
+        thinking = bool(prompt_ids) and self._opens_thought(tuple(prompt_ids[-_END_OF_PROMPT:]))
+        steps = functools.partial(self.replies.steps, tools=tools, calls=parse_tools, thinking=thinking)
+        return ReplyReader(self.decoder(), steps, holds_blanks=parse_tools, stop=stop, stop_token_ids=self._end_ids)
+
     def parse(self, text: str) -> ParsedReply:
-        """Take a reply apart with the policy's tool-call parser."""
-        return self.parser.parse(text)
+        """Take a text apart that leaves thoughts in the content."""
+        plain = ReplyFormat(self.parser, REASONING_FORMATS["none"])
+        return parse_reply(text, plain)
+
+    def _opens_thought(self, end: tuple[int, ...]) -> bool:
+        """Whether a prompt with these last ids ends inside of a thought."""
+        known = self._thinking_ends.get(end)
+        if known is None:
+            known = self.decode(end).rstrip().endswith(self.reasoning.open)
+            if len(self._thinking_ends) >= _CACHED_PROMPTS:
+                self._thinking_ends.clear()
+            self._thinking_ends[end] = known
+        return known
 
     def reply_text(self, ids: Sequence[int]) -> str:
         """Return the text of a sampled turn, without the token that ended it."""

@@ -46,6 +46,10 @@ class TextTokenizer:
         """Return the id of a whole token; None where the vocabulary lacks it."""
         return self._tokenizer.token_to_id(token)
 
+    def is_added(self, token: str) -> bool:
+        """Whether `token` is an added (special) token."""
+        return self.id_of(token) in self._added
+
     def added_token(self, token_id: int) -> str | None:
         """Return the text of an added (special) token; None for ordinary ids."""
         return self._added.get(token_id)
@@ -121,6 +125,14 @@ class StreamDecoder:
             self._context, self._known = self._context + new, text
         self._new, self._retry_at = [], 0
         return certain
+
+    def end(self, ids: Iterable[int] = ()) -> str:
+        """Return the rest of the text, with `ids` as the last ones."""
+        self._new.extend(ids)
+        if not self._new:
+            return ""
+        text = self._decode(self._context + self._new if self._context else self._new)
+        return text[len(self._known) :]
 
 
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:

@@ -1,139 +1,85 @@
 """Read tool calls in the Hermes format: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Qwen models do.
 
-Calls are looked for after the last `</think>` only: what a model merely considers is not a call. The JSON is
-read from its opening brace, so tags inside of its strings do no harm.
+The JSON is read from its opening brace, so tags inside of its strings do no harm.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from typing import Any
+from typing import TYPE_CHECKING
 
-from agentrl_core.chat.parsers.base import ParsedReply, tool_call
+from agentrl_core.chat.parsers.base import MalformedCallError
+from agentrl_core.chat.parsers.grammars import by_tool, one_or_more
+from agentrl_core.chat.parsers.json_text import read_call, read_object
+from agentrl_core.chat.parsers.source import Marks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentrl_core.chat.parsers.base import Sink, Steps, Tools
+    from agentrl_core.chat.parsers.source import Source
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
-_THINK_END = "</think>"
-_BLANKS = re.compile(r"\s*")
-_CODE = re.compile(r"\s*<code>\n?(?P<code>.*?)\n?</code>\s*", re.DOTALL)
+_TAGS = Marks((_OPEN, _CLOSE))
+_CODE = "<code>"
+_CODE_END = Marks(("</code>",))
 _CODE_TOOLS = frozenset({"execute_code", "PythonInterpreter"})
 """Tools whose program may follow the JSON in `<code>` tags (AgentCPM's convention)."""
-
-
-class _MalformedCallError(ValueError):
-    """Why a call cannot be read."""
 
 
 class HermesParser:
     """Parser of `<tool_call>` blocks with one JSON object each; several blocks are parallel calls."""
 
     openers = (_OPEN,)
+    starters = ()
+    frames_text = False
 
-    def parse(self, text: str) -> ParsedReply:
-        """Take a whole reply apart; a block that cannot be read stays in the content."""
-        start = text.find(_OPEN, text.rfind(_THINK_END) + 1)
-        content, end = "", 0
-        calls: list[dict[str, Any]] = []
-        errors: list[str] = []
-        while start >= 0:
-            content += text[end:start]
-            try:
-                call, after = _read_call(text, start + len(_OPEN))
-            except _MalformedCallError as error:
-                errors.append(str(error))
-                end = _end_of_malformed(text, start + len(_OPEN))
-                content += text[start:end]
-            else:
-                calls.append(call)
-                end = text.find(_CLOSE, after) + len(_CLOSE)
-                content = content.rstrip()  # templates put a line break before a call
-                if rest := text[after : end - len(_CLOSE)].strip():
-                    errors.append(f"tool call {call['function']['name']!r}: text after its JSON object")
-                    content += rest
-            start = text.find(_OPEN, end)
-        content += text[end:]
-        return ParsedReply(
-            content=content.rstrip() if calls else content, tool_calls=tuple(calls), errors=tuple(errors)
-        )
+    def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
+        """Read one block; one that cannot be read stays in the content."""
+        begin = source.at + len(_OPEN)
+        try:
+            name, arguments, end = yield from _read_block(source, begin)
+        except MalformedCallError as error:
+            # Behind its closing tag, else at the next block, else nowhere.
+            mark, end = yield from source.find(_TAGS, begin)
+            end += len(_CLOSE) if mark == _CLOSE else 0
+            sink.malformed(source.text[source.at : end], str(error))
+            source.at = end
+            return
+        mark, close = yield from source.find(_TAGS, end)
+        if mark != _CLOSE:
+            sink.malformed(source.text[source.at : close], f"tool call {name!r} is not closed by {_CLOSE}")
+            source.at = close
+            return
+        sink.call(name, arguments)
+        if rest := source.text[end:close].strip():
+            sink.malformed(rest, f"tool call {name!r}: text after its JSON object")
+        source.at = close + len(_CLOSE)
 
-
-def _end_of_malformed(text: str, begin: int) -> int:
-    """Where a block that cannot be read ends: behind its closing tag, else at the next block, else nowhere."""
-    close, following = text.find(_CLOSE, begin), text.find(_OPEN, begin)
-    if close >= 0 and not 0 <= following < close:
-        return close + len(_CLOSE)
-    return following if following >= 0 else len(text)
+    def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:
+        """Return the rules of a block, or of blocks on lines of their own."""
+        body = r'"\n{\"name\": \"{name}\", \"arguments\": " {schema} "}\n"'
+        return one_or_more(parallel=parallel, between=r'"\n"') + by_tool(tools, f"{mark(_OPEN)} {body} {mark(_CLOSE)}")
 
 
-def _read_call(text: str, begin: int) -> tuple[dict[str, Any], int]:
-    """Read the call whose JSON begins at `begin`, and where the JSON (with its code block) ends."""
-    try:
-        fields, end = _read_object(text, begin)
-    except (ValueError, RecursionError) as error:
-        raise _MalformedCallError(f"tool call is not a JSON object: {error}") from error
-    name, _ = fields.get("name", (None, ""))
-    if not isinstance(name, str) or not name:
-        raise _MalformedCallError('tool call has no "name"')
-    if "arguments" not in fields:
-        raise _MalformedCallError(f'tool call {name!r} has no "arguments"')
-    value, arguments = fields["arguments"]
-    if not isinstance(value, dict):
-        raise _MalformedCallError(f'tool call {name!r}: "arguments" is not a JSON object')
-    _check_text(name, value)
-    if name in _CODE_TOOLS and (code := _CODE.match(text, end)):
-        arguments = json.dumps({**value, "code": code["code"]}, ensure_ascii=False)
-        end = code.end()
-    close, following = text.find(_CLOSE, end), text.find(_OPEN, end)
-    if close < 0 or 0 <= following < close:
-        raise _MalformedCallError(f"tool call {name!r} is not closed by {_CLOSE}")
-    return tool_call(name, arguments), end
-
-
-def _check_text(name: str, arguments: dict[str, Any]) -> None:
-    """Refuse escapes of half a character (lone surrogates): what they stand for can be neither sent nor stored."""
-    try:
-        json.dumps([name, arguments], ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError) as error:
-        raise _MalformedCallError(f"tool call {name!r} is not valid text: {error}") from error
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def _read_object(text: str, begin: int) -> tuple[dict[str, tuple[Any, str]], int]:
-    """Read one JSON object: key -> (value, the value's own text), and where it ends.
-
-    `json` alone would lose how the model wrote the arguments.
-    """
-    at = _skip(text, begin)
-    if text[at : at + 1] != "{":
-        raise ValueError("no opening brace")
-    fields: dict[str, tuple[Any, str]] = {}
-    at = _skip(text, at + 1)
-    if text[at : at + 1] == "}":
-        return fields, at + 1
-    while True:
-        key, at = _DECODER.raw_decode(text, at)
-        at = _skip(text, at)
-        if not isinstance(key, str) or text[at : at + 1] != ":":
-            raise ValueError("expected a key and a colon")
-        start = _skip(text, at + 1)
-        value, end = _DECODER.raw_decode(text, start)
-        fields[key] = (value, text[start:end])
-        at = _skip(text, end)
-        if text[at : at + 1] == "}":
-            return fields, at + 1
-        if text[at : at + 1] != ",":
-            raise ValueError("expected a comma or a closing brace")
-        at = _skip(text, at + 1)
-
-
-def _skip(text: str, at: int) -> int:
-    """Return the index of the next character that is no blank."""
-    match = _BLANKS.match(text, at)
-    return match.end() if match else at
+def _read_block(source: Source, begin: int) -> Steps[tuple[str, str, int]]:
+    """Read the call whose JSON begins at `begin`: name, arguments, and where the JSON (with its code) ends."""
+    start = yield from source.visible(begin)
+    opened = yield from source.starts("{", start)
+    if not opened:
+        raise MalformedCallError("tool call is not a JSON object: no opening brace")
+    end = yield from source.json_end(start)
+    if end < 0:
+        raise MalformedCallError("tool call is not a JSON object: it does not end")
+    name, value, arguments = read_call(read_object(source.text[start:end]))
+    if name in _CODE_TOOLS:
+        code_at = yield from source.visible(end)
+        has_code = yield from source.starts(_CODE, code_at)
+        if has_code:
+            code_at += len(_CODE)
+            mark, close = yield from source.find(_CODE_END, code_at)
+            if mark:
+                code = source.text[code_at:close].removeprefix("\n").removesuffix("\n")
+                return name, json.dumps({**value, "code": code}, ensure_ascii=False), close + len(mark)
+    return name, arguments, end

@@ -1,0 +1,144 @@
+"""A text that grows while it is read: every question waits until its answer can no longer change."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agentrl_core.chat.parsers.base import Steps
+
+_VISIBLE = re.compile(r"\S")
+_IN_STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
+_OUTSIDE = re.compile(r"""[^\s\w.+\-:,]""")
+"""What matters between the strings of JSON: quotes, brackets, and characters that cannot stand there."""
+
+
+class Marks:
+    """Strings to look for, all at once."""
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        ordered = sorted(set(marks), key=len)
+        # A mark that begins with another one is never found: the shorter one is certain first.
+        self.strings = tuple(
+            mark for index, mark in enumerate(ordered) if not any(mark.startswith(other) for other in ordered[:index])
+        )
+        self._pattern = re.compile("|".join(map(re.escape, self.strings)) or "(?!)")
+        self._firsts = re.compile("|".join({re.escape(mark[0]) for mark in self.strings}) or "(?!)")
+        self._longest = max(map(len, self.strings), default=0)
+
+    def search(self, text: str, start: int, *, final: bool) -> tuple[str, int]:
+        """Return the first mark at or behind `start` and its index.
+
+        Where there is none, or one of an earlier beginning may still come: an empty string, and the index up to
+        which no mark begins.
+        """
+        found = self._pattern.search(text, start)
+        end = found.start() if found else len(text)
+        if not final and len(text) - end < self._longest:
+            begun = self._begun(text, max(start, len(text) - self._longest + 1), end)
+            if begun < end:
+                return "", begun
+        return (found[0] if found else ""), end
+
+    def _begun(self, text: str, start: int, end: int) -> int:
+        """Return the first index from which the text, to its end, is the beginning of a mark; else `end`."""
+        while (first := self._firsts.search(text, start, end)) is not None:
+            start = first.start()
+            tail = text[start:]
+            if any(mark.startswith(tail) for mark in self.strings):
+                return start
+            start += 1
+        return end
+
+
+class Source:
+    """The text of a reply as far as it is known. Indexes hold until `copy` has moved on."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        """Where reading goes on."""
+        self.final = False
+        """Whether the text is complete."""
+
+    def copy(self, marks: Marks, emit: Callable[[str], None]) -> Steps[str]:
+        """Pass text to `emit` up to the next mark, which is returned and not passed; empty at the end."""
+        while True:
+            mark, end = marks.search(self.text, self.at, final=self.final)
+            if end > self.at:
+                emit(self.text[self.at : end])
+            self.text, self.at = self.text[end:], 0
+            if mark or self.final:
+                return mark
+            yield
+
+    def find(self, marks: Marks, start: int) -> Steps[tuple[str, int]]:
+        """Return the next mark and its index; an empty string and the text's length where none comes."""
+        while True:
+            mark, start = marks.search(self.text, start, final=self.final)
+            if mark or self.final:
+                return mark, start
+            yield
+
+    def visible(self, start: int) -> Steps[int]:
+        """Return the index of the first character from `start` on that is no blank; the text's length for none."""
+        while True:
+            found = _VISIBLE.search(self.text, start)
+            if found:
+                return found.start()
+            start = len(self.text)
+            if self.final:
+                return start
+            yield
+
+    def starts(self, prefix: str, at: int) -> Steps[bool]:
+        """Whether `prefix` stands at `at`."""
+        while True:
+            if self.text.startswith(prefix, at):
+                return True
+            if self.final or not prefix.startswith(self.text[at:]):
+                return False
+            yield
+
+    def json_end(self, start: int) -> Steps[int]:
+        """Return where the JSON object or array that begins at `start` ends; -1 where it does not.
+
+        Only brackets and strings are looked at: what lies between the two indexes may still be no JSON.
+        """
+        depth, at = 0, start
+        while True:
+            found = _OUTSIDE.search(self.text, at)
+            if found is None:
+                at = len(self.text)
+                if self.final:
+                    return -1
+                yield
+                continue
+            at = found.end()
+            character = found[0]
+            if character in "{[":
+                depth += 1
+            elif character in "}]":
+                depth -= 1
+                if depth <= 0:
+                    return at if depth == 0 else -1
+            elif character == '"':
+                at = yield from self._string_end(at)
+            else:
+                at = -1
+            if at < 0:
+                return -1
+
+    def _string_end(self, at: int) -> Steps[int]:
+        """Return the index behind the quote that ends the string whose inside `at` is in; -1 for none."""
+        while True:
+            inside = _IN_STRING.match(self.text, at)
+            at = inside.end() if inside else at
+            if self.text.startswith('"', at):
+                return at + 1
+            if self.final:
+                return -1
+            yield

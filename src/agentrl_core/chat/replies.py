@@ -1,0 +1,318 @@
+"""Read a sampled reply, whole or as it grows: content, reasoning and complete tool calls.
+
+Both ways are one: a reply is read in steps that wait for more text, and what a step found is never taken back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_core.chat.parsers.base import ParsedReply, make_call
+from agentrl_core.chat.parsers.source import Marks, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+    from agentrl_core.chat.parsers.base import Steps, ToolParser, Tools
+    from agentrl_core.chat.reasoning import ReasoningFormat
+    from agentrl_core.chat.tokenizer import StreamDecoder
+
+_WAITS = "the tool-call parser waits for more text behind the reply's end"
+
+
+@attrs.frozen(kw_only=True)
+class Piece:
+    """What became certain of a reply."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    """Complete and well-formed."""
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.tool_calls)
+
+
+class ReplyReader:
+    """Reads one reply from its token ids. The pieces, put together, are the reply that `end` returns."""
+
+    def __init__(
+        self,
+        decoder: StreamDecoder,
+        reading: Callable[[Source, Collector], Steps[None]],
+        *,
+        holds_blanks: bool,
+        stop: Sequence[str] = (),
+        stop_token_ids: Iterable[int] = (),
+    ) -> None:
+        self._decoder = decoder
+        self._ends = frozenset(stop_token_ids)
+        self._collector = Collector(holds_blanks=holds_blanks)
+        self._source = Source()
+        self._steps: Generator[None, None, None] | None = reading(self._source, self._collector)
+        self._stop = _StopStrings(stop) if stop else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found: what comes behind it is not read."""
+        return self._stop is not None and self._stop.found
+
+    def feed(self, ids: Sequence[int]) -> Piece:
+        """Read more ids; what became certain with them."""
+        self._read(self._decoder.feed(self._without_ends(ids)), final=False)
+        return self._collector.take()
+
+    def end(self, ids: Sequence[int] = ()) -> ParsedReply:
+        """Read the last ids; the whole reply."""
+        self._read(self._decoder.end(self._without_ends(ids)), final=True)
+        return self._collector.whole()
+
+    def rest(self) -> Piece:
+        """Return what `end` found beyond the pieces that `feed` returned."""
+        return self._collector.take()
+
+    def _without_ends(self, ids: Sequence[int]) -> Sequence[int]:
+        return ids if self._ends.isdisjoint(ids) else [token for token in ids if token not in self._ends]
+
+    def _read(self, text: str, *, final: bool) -> None:
+        if self._steps is None or (not text and not final):
+            return
+        if self._stop is not None:
+            text = self._stop.certain(text, final=final)
+        self._source.text += text
+        self._source.final = final or self.stopped
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._steps = None
+            self._collector.finish()
+        else:
+            if self._source.final:
+                raise RuntimeError(_WAITS)
+
+
+class Collector:
+    """Puts together what a parser finds. Blanks around calls and behind thoughts are not content."""
+
+    def __init__(self, *, holds_blanks: bool) -> None:
+        self._holds_blanks = holds_blanks
+        self._content = _Text()
+        self._reasoning = _Text()
+        self._calls: list[dict[str, Any]] = []
+        self._errors: list[str] = []
+        self._calls_taken = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing but thoughts was found so far."""
+        return not self._calls and self._content.is_empty
+
+    def text(self, text: str) -> None:
+        """Add to the content."""
+        self._content.add(text, hold=self._holds_blanks)
+
+    def reasoning(self, text: str) -> None:
+        """Add to the reasoning."""
+        self._reasoning.add(text, hold=True)
+
+    def begin_reasoning(self) -> None:
+        """Begin a thought: thoughts stand on lines of their own."""
+        self._reasoning.begin_paragraph()
+
+    def end_reasoning(self) -> None:
+        """End a thought; the blanks behind it belong to nothing."""
+        self._content.skip_blanks()
+
+    def call(self, name: str, arguments: str) -> None:
+        """Add a call; one that cannot be sent as text is malformed, whatever a parser made of it."""
+        try:
+            (name + arguments).encode()
+        except UnicodeEncodeError as error:
+            shown = f"{name}: {arguments}".encode(errors="replace").decode()
+            self.malformed(shown, f"tool call is not valid text: {error.reason}")
+            return
+        self._content.drop_held()
+        self._calls.append(make_call(name, arguments))
+
+    def malformed(self, text: str, error: str) -> None:
+        """Keep a call that cannot be read as content."""
+        self._errors.append(error)
+        self.text(text)
+
+    def report(self, error: str) -> None:
+        """Tell of a call whose text is already somewhere."""
+        self._errors.append(error)
+
+    def finish(self) -> None:
+        """Nothing follows."""
+        if not self._calls:
+            self._content.give_held()
+
+    def take(self) -> Piece:
+        """Return what is new since the last time."""
+        calls = tuple(self._calls[self._calls_taken :])
+        self._calls_taken = len(self._calls)
+        return Piece(content=self._content.take(), reasoning=self._reasoning.take(), tool_calls=calls)
+
+    def whole(self) -> ParsedReply:
+        """Return everything."""
+        return ParsedReply(
+            content=self._content.whole(),
+            reasoning=self._reasoning.whole(),
+            tool_calls=tuple(self._calls),
+            errors=tuple(self._errors),
+        )
+
+
+class _Text:
+    """A growing text whose last blanks may be held back."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._held: list[str] = []
+        self._taken = 0
+        self._skipping = False
+
+    def add(self, text: str, *, hold: bool) -> None:
+        if self._skipping:
+            text = text.lstrip()
+            self._skipping = not text
+        if hold:
+            visible = text.rstrip()
+            if not visible:
+                if text:
+                    self._held.append(text)
+                return
+            text, blanks = visible, text[len(visible) :]
+            self.give_held()
+            self._parts.append(text)
+            if blanks:
+                self._held.append(blanks)
+        elif text:
+            self._parts.append(text)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._parts
+
+    def skip_blanks(self) -> None:
+        self._skipping = True
+
+    def begin_paragraph(self) -> None:
+        self._skipping = True
+        self._held = ["\n\n"] if self._parts else []
+
+    def give_held(self) -> None:
+        self._parts += self._held
+        self._held = []
+
+    def drop_held(self) -> None:
+        self._held = []
+
+    def take(self) -> str:
+        new = self._parts[self._taken :]
+        self._taken = len(self._parts)
+        return new[0] if len(new) == 1 else "".join(new)
+
+    def whole(self) -> str:
+        return "".join(self._parts)
+
+
+class _StopStrings:
+    """Lets text through up to the first stop string."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._marks = Marks(stop)
+        self._held = ""
+        self.found = False
+
+    def certain(self, text: str, *, final: bool) -> str:
+        if self.found:
+            return ""
+        text = self._held + text
+        mark, end = self._marks.search(text, 0, final=final)
+        self.found = bool(mark)
+        self._held = text[end:]
+        return text[:end]
+
+
+class ReplyFormat:
+    """How replies are taken apart: where thoughts stand, and in which format the calls are."""
+
+    def __init__(self, parser: ToolParser, reasoning: ReasoningFormat | None) -> None:
+        self._parser = parser
+        self._reasoning = reasoning
+        openers, thought = parser.openers, (reasoning.open,) if reasoning else ()
+        self._marks = {
+            True: Marks((*openers, *thought)),
+            False: Marks((*(openers if parser.frames_text else ()), *thought)),
+        }
+        self._in_thought = {
+            True: Marks((*openers, reasoning.close)) if reasoning else Marks(()),
+            False: Marks((reasoning.close,)) if reasoning else Marks(()),
+        }
+
+    def steps(self, source: Source, collector: Collector, *, tools: Tools, calls: bool, thinking: bool) -> Steps[None]:
+        """Read a reply.
+
+        `calls`: whether calls are calls, not text. `thinking`: whether the prompt began the first thought.
+        """
+        parser, reasoning = self._parser, self._reasoning
+        starters = parser.starters if calls else ()
+        if reasoning and thinking:
+            yield from self._think(source, collector, reasoning, calls=calls)
+        while True:
+            if starters and collector.is_empty and (yield from _starts(source, collector, starters)):
+                yield from parser.read(source, collector, tools)
+            mark = yield from source.copy(self._marks[calls], collector.text)
+            if not mark:
+                return
+            if reasoning and mark == reasoning.open:
+                source.at += len(mark)
+                if not reasoning.separate:
+                    collector.text(mark)
+                yield from self._think(source, collector, reasoning, calls=calls)
+            else:
+                yield from parser.read(source, collector, tools)
+
+    def _think(self, source: Source, collector: Collector, reasoning: ReasoningFormat, *, calls: bool) -> Steps[None]:
+        """Read the inside of a thought and its end."""
+        emit = collector.reasoning if reasoning.separate else collector.text
+        if reasoning.separate:
+            collector.begin_reasoning()
+        considered = ""
+        while mark := (yield from source.copy(self._in_thought[calls], emit)):
+            source.at += len(mark)
+            if mark == reasoning.close:
+                if reasoning.separate:
+                    collector.end_reasoning()
+                else:
+                    collector.text(mark)
+                return
+            considered = mark
+            emit(mark)
+        if considered:
+            collector.report(f"{considered} stands in a thought that is not closed by {reasoning.close}: not a call")
+
+
+def parse_reply(text: str, replies: ReplyFormat, *, tools: Tools = (), thinking: bool = False) -> ParsedReply:
+    """Take a whole text apart, calls included."""
+    source, collector = Source(), Collector(holds_blanks=True)
+    source.text, source.final = text, True
+    for _ in replies.steps(source, collector, tools=tools, calls=True, thinking=thinking):
+        raise RuntimeError(_WAITS)
+    collector.finish()
+    return collector.whole()
+
+
+def _starts(source: Source, collector: Collector, starters: Sequence[str]) -> Steps[bool]:
+    """Whether a starter comes next; the blanks before it are passed."""
+    at = yield from source.visible(source.at)
+    for starter in starters:
+        if (yield from source.starts(starter, at)):
+            collector.text(source.text[source.at : at])
+            source.at = at
+            return True
+    return False
