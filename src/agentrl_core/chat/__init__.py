@@ -2,5 +2,7 @@
 
 from agentrl_core.chat.facade import Chat
 from agentrl_core.chat.parsers.base import ParsedReply, ToolParser
+from agentrl_core.chat.reasoning import ReasoningFormat
+from agentrl_core.chat.replies import Piece, ReplyReader
 
-__all__ = ["Chat", "ParsedReply", "ToolParser"]
+__all__ = ["Chat", "ParsedReply", "Piece", "ReasoningFormat", "ReplyReader", "ToolParser"]
