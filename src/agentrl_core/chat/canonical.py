@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from agentrl_core.types import Message
 
+_THINK_END = "</think>"
+
 _DEEPEST = 200
 """Objects and arrays in arguments that are compared by value, not by text; orjson writes 254 levels."""
 
@@ -40,11 +42,20 @@ class Fingerprint:
         self._digest = hasher.digest()
         return self._digest
 
+    def after(self, message: Message) -> bytes:
+        """Return the digest that the conversation would have with one more message."""
+        digest, calls = self._digest, dict(self._calls)
+        try:
+            return self.add(message)
+        finally:
+            self._digest, self._calls = digest, calls
+
     def _canonical(self, message: Message) -> list[Any]:
         role = message["role"]
         content = message.get("content") or ""
-        if role == "assistant":  # many agents strip a reply before they keep it
-            content = content.strip()
+        if role == "assistant" and isinstance(content, str):
+            # Many agents strip a reply before they keep it, and leave out its thoughts.
+            content = content.rpartition(_THINK_END)[2].strip()
         calls = message.get("tool_calls") or ()
         for call in calls:
             self._calls.setdefault(call.get("id") or "", len(self._calls))
@@ -55,7 +66,7 @@ class Fingerprint:
             # Ids may be rewritten by the client: what counts is which call a result answers.
             self._calls.get(message.get("tool_call_id") or "") if role == "tool" else None,
             "" if role == "assistant" else message.get("name") or "",  # frameworks add their agent's name
-            message.get("reasoning_content") or "",
+            "" if role == "assistant" else message.get("reasoning_content") or "",
         ]
 
 

@@ -11,16 +11,19 @@ import attrs
 import orjson
 
 from agentrl_core.errors import AgentRLError, RequestError, RunError, UnservableError, UnstorableError
-from agentrl_core.gateway.exchange import Delta
+from agentrl_core.gateway.exchange import Delta, Reply
 from agentrl_core.gateway.openai_chat import OpenAIChat
-from agentrl_core.gateway.streaming import TextStream
+from agentrl_core.gateway.retries import Attempt, retry_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
-    from agentrl_core.gateway.exchange import ChatRequest, Dialect
-    from agentrl_core.gateway.service import Call, PolicyService
+    from agentrl_core.chat.replies import Piece
+    from agentrl_core.gateway.calls import Call
+    from agentrl_core.gateway.exchange import ChatRequest, Decode, Dialect
+    from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session, SessionBook
+    from agentrl_core.types import Chunk
 
 MAX_BODY_BYTES = 16 * 2**20
 """Largest request body; a million tokens of text are about 4 MB."""
@@ -115,32 +118,53 @@ class Api:
         return _json_response({"object": "list", "data": [model]})
 
     async def _chat(self, dialect: Dialect, request: HttpRequest, session: Session) -> HttpResponse:
-        service = self._service
         try:
             parsed = dialect.parse(_decode_body(request.body), request.headers)
-            call = service.begin(session, parsed, dialect.id_prefix)
-            if parsed.stream:
-                return HttpResponse(headers=_EVENTS, body=self._stream(dialect, parsed, call))
-            return _json_response(dialect.response(await service.complete(call), service.chat.decode))
+            attempt = await session.attempts.enter(retry_key(request))
+            if attempt is not None and attempt.choices is not None:  # the client asks again for what it has missed
+                return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
+            return await self._generate(dialect, session, parsed, attempt)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             refusal = self._refusal(error, session)
             return _json_response(dialect.error(refusal), status=refusal.status)
 
-    async def _stream(self, dialect: Dialect, request: ChatRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        service, chat = self._service, self._service.chat
-        writer = dialect.writer(request, call.id, chat.decode)
-        openers = chat.parser.openers if request.parse_tools else ()
-        text = TextStream(chat.decoder(), openers=openers, stop=request.stop)
-        ends = call.sampling.stop_token_ids
+    async def _generate(
+        self, dialect: Dialect, session: Session, request: ChatRequest, attempt: Attempt | None
+    ) -> HttpResponse:
+        service = self._service
+        call = service.begin(session, request, dialect.id_prefix)
+        if request.stream:
+            return HttpResponse(headers=_EVENTS, body=self._stream(dialect, request, call, attempt))
+        with session.attempts.running(attempt):
+            reply = await service.complete(call)
+            session.attempts.finish(attempt, reply.choices)
+        return self._answer(dialect, reply)
+
+    def _answer(self, dialect: Dialect, reply: Reply) -> HttpResponse:
+        """Send a reply that is there as a whole."""
+        decode = self._service.chat.decode
+        if not reply.request.stream:
+            return _json_response(dialect.response(reply, decode))
+        return HttpResponse(headers=_EVENTS, body=_replay(dialect, reply, decode))
+
+    async def _stream(
+        self, dialect: Dialect, request: ChatRequest, call: Call, attempt: Attempt | None
+    ) -> AsyncGenerator[bytes, None]:
+        service, attempts = self._service, call.session.attempts
+        prompt_tokens = sum(len(generation.prompt.ids) for generation in call.generations[:: request.n])
+        writer = dialect.writer(request, call.id, prompt_tokens, service.chat.decode)
         yield writer.begin()
         try:
-            async with aclosing(service.sample(call)) as chunks:
-                async for chunk in chunks:
-                    certain = text.feed([token for token in chunk.ids if token not in ends])
-                    if data := writer.delta(Delta(text=certain, ids=chunk.ids, logprobs=chunk.logprobs)):
-                        yield data
-            reply = await service.finish(call)
-            yield writer.end(reply, text.rest(reply.interaction.output["content"] or ""))
+            with attempts.running(attempt):
+                async with aclosing(service.sample(call)) as chunks:
+                    async for generation, chunk in chunks:
+                        piece = generation.reader.feed(chunk.ids)
+                        if data := writer.delta(_delta(generation.index, piece, chunk)):
+                            yield data
+                reply = await service.finish(call)
+                attempts.finish(attempt, reply.choices)
+            rests = [writer.delta(_delta(item.index, item.reader.rest())) for item in call.generations]
+            yield b"".join([*rests, writer.end(reply)])
         except Exception as error:  # noqa: BLE001 - the status is sent: the error goes where the client reads
             yield writer.error(self._refusal(error, call.session))
 
@@ -171,6 +195,38 @@ def too_large() -> HttpResponse:
     """Refuse a body over `MAX_BODY_BYTES`."""
     refusal = RequestError(413, "request_too_large", f"the body exceeds {MAX_BODY_BYTES} bytes")
     return _json_response(OpenAIChat().error(refusal), status=413)
+
+
+def _delta(index: int, piece: Piece, chunk: Chunk | None = None) -> Delta:
+    return Delta(
+        index=index,
+        content=piece.content,
+        reasoning=piece.reasoning,
+        tool_calls=piece.tool_calls,
+        ids=chunk.ids if chunk else (),
+        logprobs=chunk.logprobs if chunk else (),
+        top_logprobs=chunk.top_logprobs if chunk else (),
+    )
+
+
+async def _replay(dialect: Dialect, reply: Reply, decode: Decode) -> AsyncGenerator[bytes, None]:
+    """Stream a reply that is there as a whole."""
+    writer = dialect.writer(reply.request, reply.id, reply.usage.prompt_tokens, decode)
+    yield writer.begin()
+    for index, choice in enumerate(reply.choices):
+        output = choice.interaction.output
+        yield writer.delta(
+            Delta(
+                index=index,
+                content=output.get("content") or "",
+                reasoning=output.get("reasoning_content", ""),
+                tool_calls=tuple(output.get("tool_calls", ())),
+                ids=choice.interaction.output_ids,
+                logprobs=choice.interaction.logprobs,
+                top_logprobs=choice.top_logprobs,
+            )
+        )
+    yield writer.end(reply)
 
 
 def _split(path: str) -> tuple[str | None, str]:

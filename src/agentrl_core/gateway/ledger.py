@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 from agentrl_core.chat.canonical import Fingerprint
+from agentrl_core.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from agentrl_core.chat.facade import Chat
     from agentrl_core.gateway.exchange import ChatRequest
     from agentrl_core.types import Interaction, Message
+
+
+INSTRUCTIONS = "instructions"
+"""Key of a message that holds instructions for one reply, which a later one does not inherit."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -43,19 +48,22 @@ class Node:
         """Prompt and output of the whole lineage. [T]."""
         ids = self._ids
         if ids is None:
-            lineage: list[Node] = []
-            node: Node | None = self
-            while node is not None:
-                lineage.append(node)
-                node = node.parent
             return tuple(
                 chain.from_iterable(
-                    ids
-                    for item in reversed(lineage)
-                    for ids in (item.interaction.prompt_ids, item.interaction.output_ids)
+                    ids for item in self.lineage() for ids in (item.interaction.prompt_ids, item.interaction.output_ids)
                 )
             )
         return ids
+
+    def lineage(self) -> list[Node]:
+        """The calls from the root to this one, inclusive."""
+        found: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        found.reverse()
+        return found
 
     def release(self) -> None:
         """Drop the full ids: a child holds them now."""
@@ -71,9 +79,11 @@ class Prompt:
     new_ids: tuple[int, ...]
     """The part after the parent's prompt and output. [T]."""
     parent: Node | None
-    fingerprint: Fingerprint
-    """Of all the request's messages; the output is added when it is known."""
+    fingerprint: Fingerprint | None
+    """Of all the request's messages; the output is added when it is known. None where there are no messages."""
     messages: tuple[Message, ...]
+    images: tuple[str, ...] = ()
+    """Data URLs of the images that the ids have places for."""
 
     @property
     def new_messages(self) -> tuple[Message, ...]:
@@ -86,6 +96,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, list[Node]] = {}
+        self._by_id: dict[str, Node] = {}
         self._lock = threading.Lock()
 
     def add(self, prompt: Prompt, interaction: Interaction) -> None:
@@ -96,17 +107,40 @@ class Ledger:
             length=len(prompt.messages) + 1,
             ids=prompt.ids + interaction.output_ids,
         )
-        digest = prompt.fingerprint.add(interaction.output)
+        if prompt.fingerprint is None:
+            return
+        digest = prompt.fingerprint.after(interaction.output)
         with self._lock:
+            self._by_id[interaction.id] = node
             self._by_digest.setdefault(digest, []).append(node)
         if prompt.parent is not None:
             prompt.parent.release()
 
-    def ancestors(self, digests: Sequence[bytes], messages: Sequence[Message]) -> list[Node]:
-        """Earlier calls that the conversation continues, the longest first."""
+    def conversation(self, request: ChatRequest) -> list[Message]:
+        """Return the messages up to and with the reply that a request names as its `previous` one.
+
+        Instructions were for one reply only. `RequestError` (400) where this session never gave that reply.
+        """
+        with self._lock:
+            node = self._by_id.get(request.previous or "")
+        if node is None:
+            raise RequestError(
+                400,
+                "previous_response_not_found",
+                f"Previous response with id '{request.previous}' not found: it is no reply of this session",
+                param="previous_response_id",
+            )
+        calls = (item.interaction for item in node.lineage())
+        messages = (message for call in calls for message in (*call.messages, call.output))
+        return [message for message in messages if not message.get(INSTRUCTIONS)]
+
+    def ancestors(
+        self, digests: Sequence[bytes], messages: Sequence[Message], previous: str | None = None
+    ) -> list[Node]:
+        """Earlier calls that the conversation continues, the longest first; of equal ones `previous`."""
         with self._lock:
             return [
-                _best(nodes, messages[index])
+                _best(nodes, messages[index], previous)
                 for index in range(len(messages) - 1, -1, -1)
                 if messages[index]["role"] == "assistant" and (nodes := self._by_digest.get(digests[index]))
             ]
@@ -117,7 +151,7 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
     fingerprint = Fingerprint(request.tools)
     messages = request.messages
     digests = [fingerprint.add(message) for message in messages]
-    ancestors = ledger.ancestors(digests, messages)
+    ancestors = ledger.ancestors(digests, messages, request.previous)
     if history == "exact" and ancestors:
         parent = ancestors[0]
         new_ids = chat.continuation_ids(
@@ -142,10 +176,32 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
     return Prompt(ids=ids, new_ids=ids, parent=None, fingerprint=fingerprint, messages=messages)
 
 
-def _best(nodes: Sequence[Node], message: Message) -> Node:
-    """Of calls with the same text, the one whose tool calls have the ids that came back; else the latest."""
+def raw_prompt(chat: Chat, prompt: str | tuple[int, ...]) -> Prompt:
+    """Begin anew with a text, or token ids, as they are."""
+    ids = tuple(chat.encode(prompt)) if isinstance(prompt, str) else prompt
+    if not ids:
+        raise RequestError(400, "invalid_value", "prompt is empty; there is nothing to continue", param="prompt")
+    text = prompt if isinstance(prompt, str) else chat.decode(ids)
+    message = {"role": "user", "content": text}
+    return Prompt(ids=ids, new_ids=ids, parent=None, fingerprint=None, messages=(message,))
+
+
+def _best(nodes: Sequence[Node], message: Message, previous: str | None) -> Node:
+    """Of calls with the same text, the one that the client means by ids or by thoughts that came back; else the latest.
+
+    A client names it by the `previous` reply, or by the ids of its tool calls, or by sending its thoughts.
+    """
+    if len(nodes) == 1:
+        return nodes[0]
     calls = [call["id"] for call in message.get("tool_calls", ())]
-    same = (
-        node for node in reversed(nodes) if calls and [c["id"] for c in node.interaction.output["tool_calls"]] == calls
-    )
-    return next(same, nodes[-1])
+    thoughts = message.get("reasoning_content")
+
+    def likeness(node: Node) -> tuple[bool, bool, bool]:
+        output = node.interaction.output
+        return (
+            node.interaction.id == previous,
+            bool(calls) and [call["id"] for call in output.get("tool_calls", ())] == calls,
+            thoughts is not None and output.get("reasoning_content") == thoughts,
+        )
+
+    return max(reversed(nodes), key=likeness)

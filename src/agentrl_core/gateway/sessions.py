@@ -18,6 +18,7 @@ import attrs
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.ledger import Ledger
+from agentrl_core.gateway.retries import Attempts
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -49,6 +50,7 @@ class Session:
     seed_key: tuple[int, ...] = attrs.field(repr=False)
     closed: bool = False
     ledger: Ledger = attrs.field(factory=Ledger, init=False, repr=False)
+    attempts: Attempts = attrs.field(factory=Attempts, init=False, repr=False)
     lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
     """Guards what follows, and the ledger; held for moments only, never across an await."""
     num_calls: int = attrs.field(default=0, init=False)

@@ -1,0 +1,133 @@
+"""One LLM call on its way from the request to the stored interactions."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_core.gateway.exchange import Choice
+from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Interaction, Message, Sampling, run_lengths
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agentrl_core.chat.parsers.base import ParsedReply
+    from agentrl_core.chat.replies import ReplyReader
+    from agentrl_core.gateway.exchange import ChatRequest
+    from agentrl_core.gateway.ledger import Prompt
+    from agentrl_core.gateway.sessions import Session
+
+
+@attrs.define(kw_only=True, eq=False)
+class Generation:
+    """One reply of a call, while the engine samples it."""
+
+    id: str
+    """Of the interaction that it becomes."""
+    index: int
+    prompt: Prompt
+    sampling: Sampling
+    reader: ReplyReader
+    chunks: list[Chunk] = attrs.field(factory=list, init=False)
+    """What was sampled so far; once it is complete, the last one has the finish reason."""
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """All sampled tokens. [T]."""
+        if len(self.chunks) == 1:
+            return self.chunks[0].ids
+        return tuple(chain.from_iterable(chunk.ids for chunk in self.chunks))
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the engine stopped, if it has."""
+        return self.chunks[-1].finish_reason if self.chunks else None
+
+
+@attrs.define(kw_only=True, eq=False)
+class Call:
+    """One LLM call on its way."""
+
+    id: str
+    session: Session
+    request: ChatRequest
+    requested: Mapping[str, Any]
+    generations: tuple[Generation, ...]
+    """`n` for each prompt."""
+    started_at: float
+
+    def add(self, generation: Generation, chunk: Chunk) -> None:
+        """Append sampled tokens; refused once the episode has ended."""
+        self.session.check_open()
+        generation.chunks.append(chunk)
+
+    def engine_request(self, generation: Generation) -> GenerateRequest:
+        """What the engine is asked."""
+        return GenerateRequest(
+            request_id=generation.id,
+            prompt_ids=generation.prompt.ids,
+            sampling=generation.sampling,
+            session=self.session.record_id,
+            group=self.session.group_id,
+            stream=self.request.stream,
+            top_logprobs=self.request.top_logprobs,
+            images=generation.prompt.images,
+        )
+
+    def interaction(
+        self, generation: Generation, parsed: ParsedReply, output: Message, *, seq: int, finished_at: float
+    ) -> Interaction:
+        """What is stored of one finished reply."""
+        prompt, chunks = generation.prompt, generation.chunks
+        return Interaction(
+            id=generation.id,
+            record_id=self.session.record_id,
+            seq=seq,
+            parent=None if prompt.parent is None else prompt.parent.interaction.id,
+            prompt_ids=prompt.new_ids,
+            output_ids=generation.output_ids,
+            logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in chunks)),
+            versions=run_lengths([chunk.version for chunk in chunks for _ in chunk.ids]),
+            messages=prompt.new_messages,
+            output=output,
+            tools=self.request.tools,
+            sampling=generation.sampling,
+            requested=self.requested,
+            finish_reason=generation.finish_reason or FinishReason.STOP,
+            model=self.request.model,
+            api=self.request.api,
+            trainable=self.request.trainable,
+            cached_tokens=chunks[-1].cached_tokens,
+            tool_errors=len(parsed.errors),
+            started_at=self.started_at,
+            finished_at=finished_at,
+        )
+
+
+def message_of(parsed: ParsedReply) -> Message:
+    """The assistant's message that an agent receives."""
+    output: Message = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning:
+        output["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        output["content"] = parsed.content or None
+        output["tool_calls"] = list(parsed.tool_calls)
+    if parsed.errors:
+        output["tool_call_errors"] = list(parsed.errors)
+    return output
+
+
+def choice_of(generation: Generation, interaction: Interaction, *, reasoning_tokens: int) -> Choice:
+    """What the client hears of one stored reply."""
+    cut = interaction.finish_reason is FinishReason.LENGTH
+    called = "tool_calls" in interaction.output
+    return Choice(
+        interaction=interaction,
+        prompt_tokens=len(generation.prompt.ids),
+        finish_reason="length" if cut else "tool_calls" if called else "stop",
+        stop_string=generation.chunks[-1].stop_string,
+        top_logprobs=tuple(chain.from_iterable(chunk.top_logprobs for chunk in generation.chunks)),
+        reasoning_tokens=reasoning_tokens,
+    )

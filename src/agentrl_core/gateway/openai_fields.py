@@ -1,0 +1,112 @@
+"""Fields of requests that OpenAI's APIs have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentrl_core.errors import RequestError
+from agentrl_core.gateway.exchange import ToolChoice
+from agentrl_core.types import Grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.gateway.fields import Fields
+
+MOST_CHOICES = 128
+"""`n`, as in OpenAI's API."""
+MOST_TOP_LOGPROBS = 20
+"""`top_logprobs`, as in OpenAI's API."""
+_MOST_STOP_STRINGS = 16
+_LONGEST_KEPT_CHARS = 4096
+"""Of an unknown field's value; what is longer is shortened."""
+_MOST_KEPT_BYTES = 65_536
+"""Of all unknown fields together, shortened."""
+
+_FALSE = frozenset({"false", "0", "no"})
+_TRUE = frozenset({"true", "1", "yes"})
+
+
+def parse_trainable(headers: Mapping[str, str]) -> bool:
+    """Whether a call may be trained: `x-agentrl-trainable: false` says no."""
+    value = headers.get("x-agentrl-trainable", "true").strip().lower()
+    if value not in _TRUE | _FALSE:
+        raise RequestError(400, "invalid_value", f"header x-agentrl-trainable is {value!r}; expected true or false")
+    return value in _TRUE
+
+
+def parse_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
+    """Check `tool_choice`: a word, or the name of the function that must be called."""
+    if value is None or value == "auto":
+        return ToolChoice()
+    names = [tool["function"]["name"] for tool in tools]
+    if value in ("none", "required"):
+        if value == "required" and not names:
+            raise _wrong_choice("is required, but there are no tools")
+        return ToolChoice(mode=value)
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise _wrong_choice('must be "auto", "none", "required" or {"type": "function", "function": {"name": …}}')
+    if name not in names:
+        raise _wrong_choice(
+            f"names the tool {name!r}; expected one of {', '.join(names) or 'the tools, of which there are none'}"
+        )
+    return ToolChoice(mode="required", names=(name,))
+
+
+def parse_response_format(value: Any) -> Grammar | None:
+    """Check `response_format`: text, any JSON object, or JSON of a schema."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if value is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar(kind="json_object")
+    described = value.get("json_schema") if kind == "json_schema" else None
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if not isinstance(schema, dict):
+        raise RequestError(
+            400,
+            "invalid_value",
+            'response_format must be {"type": "text"}, {"type": "json_object"} or '
+            '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}',
+            param="response_format",
+        )
+    return Grammar(kind="json_schema", value=orjson.dumps(schema).decode())
+
+
+def parse_template_options(fields: Fields) -> Mapping[str, Any]:
+    """Check `chat_template_kwargs`, further variables of the chat template."""
+    value = fields.take("chat_template_kwargs")
+    if not isinstance(value, dict | None):
+        raise RequestError(400, "invalid_type", "chat_template_kwargs must be an object", param="chat_template_kwargs")
+    return value or {}
+
+
+def parse_stop(value: Any) -> tuple[str, ...]:
+    """Check `stop`: one string or several."""
+    strings = [value] if isinstance(value, str) else value or []
+    if not isinstance(strings, list) or not all(isinstance(item, str) and item for item in strings):
+        raise RequestError(400, "invalid_type", "stop must be a string or a list of strings, none empty", param="stop")
+    if len(strings) > _MOST_STOP_STRINGS:
+        raise RequestError(400, "invalid_value", f"at most {_MOST_STOP_STRINGS} stop strings", param="stop")
+    return tuple(strings)
+
+
+def kept(unknown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the unknown fields as the trace keeps them: large values as the beginning of their JSON."""
+    found: dict[str, Any] = {}
+    for name, value in unknown.items():
+        text = orjson.dumps(value).decode()
+        found[name] = value if len(text) <= _LONGEST_KEPT_CHARS else f"{text[:_LONGEST_KEPT_CHARS]}…"
+    if found and len(orjson.dumps(found)) > _MOST_KEPT_BYTES:
+        raise RequestError(
+            400, "invalid_value", f"the body has {len(found)} unknown fields, too many to keep; leave them out"
+        )
+    return found
+
+
+def _wrong_choice(message: str) -> RequestError:
+    return RequestError(400, "invalid_value", f"tool_choice {message}", param="tool_choice")

@@ -1,0 +1,68 @@
+"""Pieces of replies that OpenAI's APIs have in common: errors, usage, logprobs, events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.errors import RequestError
+    from agentrl_core.gateway.exchange import Decode, Reply
+
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_FIRST_SERVER_ERROR = 500
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """Build the body of a refusal."""
+    fallback = "server_error" if error.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
+    kind = _ERROR_TYPES.get(error.status, fallback)
+    return {"error": {"message": shown(error), "type": kind, "param": error.param, "code": error.code}}
+
+
+def shown(error: RequestError) -> str:
+    """Return the message of a refusal; it may quote what UTF-8 cannot hold."""
+    return str(error).encode(errors="backslashreplace").decode()
+
+
+def usage_of(reply: Reply) -> dict[str, Any]:
+    """Build the usage of chat completions and completions."""
+    usage = reply.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def logprobs_of(
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    top_logprobs: Sequence[Sequence[tuple[int, float]]],
+    decode: Decode,
+) -> dict[str, Any]:
+    """Build the logprobs of every sampled token, the one that ended the turn included."""
+    content = [
+        {**token_logprob(token, logprob, decode), "top_logprobs": []}
+        for token, logprob in zip(ids, logprobs, strict=True)
+    ]
+    for entry, likeliest in zip(content, top_logprobs, strict=False):
+        entry["top_logprobs"] = [token_logprob(token, logprob, decode) for token, logprob in likeliest]
+    return {"content": content, "refusal": None}
+
+
+def token_logprob(token_id: int, logprob: float, decode: Decode) -> dict[str, Any]:
+    """Build one token with its logprob."""
+    token = decode((token_id,))
+    whole = "\ufffd" not in token  # part of a character has no text of its own
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode()) if whole else None}
+
+
+def sse_event(data: Mapping[str, Any]) -> bytes:
+    """Encode one server-sent event."""
+    return b"data: " + orjson.dumps(data) + b"\n\n"
