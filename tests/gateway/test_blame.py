@@ -17,7 +17,9 @@ def test_half_a_character_in_a_sampled_call_is_a_malformed_call(gateway, session
     engine.replies = [text := r'<tool_call>{"name": "\ud800", "arguments": {}}</tool_call>']
     reply = send(session, {**BODY, "tools": tools, "stream": stream})
     assert reply.status_code == 200
-    assert store.interactions[0].output == {"role": "assistant", "content": text}
+    output = store.interactions[0].output
+    assert output["content"] == text
+    assert "not valid text" in output["tool_call_errors"][0]
     assert store.interactions[0].tool_errors == 1
     assert gateway.fatal is None
 

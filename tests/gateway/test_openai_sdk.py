@@ -194,12 +194,12 @@ def test_models_lists_the_policy(talk, session):
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 129}, "n"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -240,11 +240,11 @@ def test_bad_requests_name_the_field(gateway, session, send, engine, store, opti
 def test_errors_arrive_as_the_sdks_own(talk, session, engine):
     async def scenario(client):
         with pytest.raises(openai.BadRequestError) as caught:
-            await ask(client, n=2)
+            await ask(client, n=0)
         return caught.value
 
     error = talk(session, scenario)
-    assert (error.param, error.code, error.type) == ("n", "unsupported_value", "invalid_request_error")
+    assert (error.param, error.code, error.type) == ("n", "invalid_type", "invalid_request_error")
 
 
 def test_an_engine_error_reaches_the_agent_and_stores_nothing(talk, session, engine, store):

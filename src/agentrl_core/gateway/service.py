@@ -107,7 +107,9 @@ class PolicyService:
                 index=index,
                 prompt=(prompt := prompts[index // request.n]),
                 sampling=attrs.evolve(decision.sampling, seed=call_seed(self._seed, *session.seed_key, first + index)),
-                reader=self.chat.reader(parse_tools=request.parse_tools, stop=request.stop, prompt_ids=prompt.ids),
+                reader=self.chat.reader(
+                    parse_tools=request.parse_tools, tools=request.tools, stop=request.stop, prompt_ids=prompt.ids
+                ),
             )
             for index in range(count)
         )
