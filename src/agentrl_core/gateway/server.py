@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
 import sys
@@ -12,14 +11,13 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.routing import Route
 
 from agentrl_core.errors import RunError
+from agentrl_core.gateway.connection import CONNECTION, Connection
 from agentrl_core.gateway.http import MAX_BODY_BYTES, HttpRequest, HttpResponse, too_large
 
 if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
+    from agentrl_core.gateway.connection import Message, Receive, Scope, Send
 
 _GRACE_S = 2
 """How long running replies may take when the server closes."""
@@ -37,9 +35,9 @@ class GatewayServer:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
-            Starlette(routes=[Route("/{path:path}", _Endpoint(handle, refuse_early))]),
+            _Endpoint(handle, refuse_early),
             loop="auto" if sys.platform == "win32" else "uvloop",
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -92,28 +90,15 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that disconnects cancels it. Strangers' bodies are not read."""
-        refusal = self._refuse_early(_request(scope, b""))
-        if refusal is not None:
+        connection: Connection = scope[CONNECTION]
+        if not connection.has_whole_body and (refusal := self._refuse_early(_request(scope, b""))) is not None:
             await _send(refusal, send)
             return
         body = await _read_body(receive)
-        if body is None:
-            await _send(too_large(), send)
-            return
-        answer = asyncio.ensure_future(self._answer(scope, body, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            unfinished = [task for task in (answer, gone) if not task.done()]
-            for task in unfinished:
-                task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
-        if not answer.cancelled():
-            answer.result()
-
-    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
-        await _send(await self._handle(_request(scope, body)), send)
+        with connection.answering() as gone:
+            if not gone:
+                answer = too_large() if body is None else await self._handle(_request(scope, body))
+                await _send(answer, send)
 
 
 def _request(scope: Scope, body: bytes) -> HttpRequest:
@@ -136,11 +121,6 @@ async def _read_body(receive: Receive) -> bytes | None:
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _send(response: HttpResponse, send: Send) -> None:
