@@ -12,13 +12,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import attrs
 import pytest
 
 from agentrl_core.errors import StoreError, UnstorableError
-from agentrl_core.stores import sqlite, sqlite_file
-from agentrl_core.stores.base import RunRow, StepRow
+from agentrl_core.stores import sqlite, sqlite_schema
+from agentrl_core.stores.base import RunRow, SessionRow, StepRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.stores import StoreSuite
 from agentrl_core.types import Interaction, Outcome, Record, Task
@@ -314,10 +315,49 @@ def test_a_database_of_another_program_is_left_alone(tmp_path):
 def test_a_newer_schema_is_refused(path, store):
     asyncio.run(store.close())
     with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {sqlite_file.SCHEMA_VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {sqlite_schema.SCHEMA_VERSION + 1}")
     db.close()
     with pytest.raises(StoreError, match=r"newer agentrl-core .* upgrade agentrl-core"):
         SQLiteStore(path=path)
+
+
+@pytest.fixture
+def old_path(tmp_path):
+    """Make a file of schema version 1 with one run, record and interaction."""
+    path = tmp_path / "old.db"
+    with sqlite3.connect(path) as db:
+        db.executescript(Path(__file__).with_name("schema_1.sql").read_text(encoding="utf-8"))
+    db.close()
+    return path
+
+
+def test_a_file_of_version_1_is_upgraded_when_it_is_opened(old_path):
+    for _ in range(2):  # the second time there is nothing left to do
+        store = SQLiteStore(path=old_path)
+        (old,) = asyncio.run(store.episode("record")).interactions
+        assert (old.api, old.upstream, old.output_ids) == ("chat", "", (3,))
+        asyncio.run(store.close())
+    store = SQLiteStore(path=old_path)
+    new = call(1, api="messages", upstream="judge")
+    row = SessionRow(
+        record_id="record", run_id="run", group_id="group", task_id="t", key_hash=b"k", token_hash=b"t",
+        seed_key=(1, 2), policy={}, opened_at=5.0,
+    )  # fmt: skip
+    asyncio.run(store.add_interaction("run", new))
+    asyncio.run(store.add_session(row))
+    assert asyncio.run(store.episode("record")).interactions == (old, new)
+    assert asyncio.run(store.sessions("run")) == [row]
+    asyncio.run(store.close())
+
+
+def test_a_file_of_version_1_is_read_without_being_changed(old_path):
+    before = old_path.read_bytes()
+    store = SQLiteStore.read(old_path)
+    (old,) = asyncio.run(store.episode("record")).interactions
+    assert (old.api, old.upstream) == ("chat", "")
+    assert asyncio.run(store.sessions("run")) == []
+    asyncio.run(store.close())
+    assert old_path.read_bytes() == before
 
 
 def test_a_damaged_file_is_named(path, store):

@@ -6,7 +6,7 @@ compare-and-set, consumption is voided, not deleted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 
@@ -69,6 +69,28 @@ class Usage:
     output_tokens: int
 
 
+@attrs.frozen(kw_only=True)
+class SessionRow:
+    """A session that outlives the process that opened it; one for each record at most."""
+
+    record_id: str
+    run_id: str
+    group_id: str
+    task_id: str
+    """What the agent that opened it says it works on."""
+    key_hash: bytes = attrs.field(repr=False)
+    """Digest of the session's key; the key itself is nowhere."""
+    token_hash: bytes = attrs.field(repr=False)
+    seed_key: tuple[int, ...]
+    policy: Mapping[str, Any]
+    """How its calls are sampled."""
+    opened_at: float
+    state: Literal["open", "ended", "closed"] = "open"
+    """An ended session takes no more calls, but rewards; a closed one nothing."""
+    rewards: Mapping[str, float] = attrs.field(factory=dict)
+    """Interaction id -> reward, as far as they have come."""
+
+
 class Store(Protocol):
     """Async, usable from several event loops and threads of one process.
 
@@ -113,6 +135,20 @@ class Store(Protocol):
         """Append a finished LLM call of an announced record; durable against a killed process when this returns."""
         ...
 
+    async def add_session(self, session: SessionRow) -> None:
+        """Keep a session of an announced record."""
+        ...
+
+    async def update_session(
+        self, record_id: str, *, state: Literal["open", "ended", "closed"], rewards: Mapping[str, float]
+    ) -> None:
+        """Write where a record's session stands; durable against a killed process when this returns."""
+        ...
+
+    async def sessions(self, run_id: str) -> list[SessionRow]:
+        """Return the sessions of a run in the order in which they were opened."""
+        ...
+
     async def finish_record(self, record: Record) -> bool:
         """Move a running record to its final outcome; False (and no change) if it was not running.
 
@@ -147,7 +183,7 @@ class Store(Protocol):
         """Void the steps later than `step`, so that the run can go on from there; the number of steps voided.
 
         Groups that no live step consumed are put aside and never handed out (they are sampled anew), records
-        still running become `cancelled`, and sampling is open again. Nothing is deleted.
+        still running become `cancelled`, their sessions `closed`, and sampling is open again. Nothing is deleted.
         """
         ...
 

@@ -10,11 +10,11 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite_rows as rows
-from agentrl_core.stores.base import ResumePoint, RunRow, StepRow, Usage
+from agentrl_core.stores.base import ResumePoint, RunRow, SessionRow, StepRow, Usage
 from agentrl_core.stores.sqlite_file import open_for_reading, open_for_writing, store_error
 from agentrl_core.stores.wakeups import Wakeups
 from agentrl_core.types import Episode, Group, Interaction, Outcome, Record, Task
@@ -120,6 +120,26 @@ class SQLiteStore:
             self._stored_tools.add((run_id, key))
         return key
 
+    async def add_session(self, session: SessionRow) -> None:
+        """Keep a session of an announced record."""
+        with self._transaction(f"add the session of record {session.record_id}") as db:
+            db.execute(rows.SESSIONS.insert, rows.session_row(session))
+
+    async def update_session(
+        self, record_id: str, *, state: Literal["open", "ended", "closed"], rewards: Mapping[str, float]
+    ) -> None:
+        """Write where a record's session stands; durable against a killed process when this returns."""
+        what = f"the session of record {record_id}"
+        values = (state, rows.to_json(dict(rewards), what), record_id)
+        with self._transaction(f"update {what}") as db:
+            if not db.execute("UPDATE sessions SET state = ?, rewards = ? WHERE record_id = ?", values).rowcount:
+                raise StoreError(f"{self.path}: there is no session of record {record_id} to update")
+
+    async def sessions(self, run_id: str) -> list[SessionRow]:
+        """Return the sessions of a run in the order in which they were opened."""
+        query = rows.SESSIONS.select + " WHERE run_id = ? ORDER BY opened_at, rowid"
+        return [rows.session_from(row) for row in self._select(f"list sessions of run '{run_id}'", query, run_id)]
+
     async def finish_record(self, record: Record) -> bool:
         """Move a running record to its final outcome; False (and no change) if it was not running."""
         if record.outcome is Outcome.RUNNING:
@@ -208,6 +228,11 @@ class SQLiteStore:
             db.executemany(
                 "UPDATE groups SET state = 'aside' WHERE run_id = ? AND id = ?",
                 [(run_id, group_id) for (group_id,) in others if group_id not in kept],
+            )
+            db.execute(
+                "UPDATE sessions SET state = 'closed' WHERE run_id = ? AND record_id IN "
+                "(SELECT id FROM records WHERE run_id = ? AND outcome = 'running')",
+                (run_id, run_id),
             )
             db.execute(
                 "UPDATE records SET outcome = 'cancelled', reason = 'resumed', "

@@ -8,123 +8,14 @@ import time
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import StoreError
+from agentrl_core.stores.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION, create, is_old, patch, upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-APPLICATION_ID = 0x41475254  # "AGRT" in the file's header: how `file` and we tell the file from a foreign database
-SCHEMA_VERSION = 1
-
 BUSY_TIMEOUT_S = 30.0
 """How long a write waits for another process's write."""
-
-_SCHEMA = """
-CREATE TABLE runs (
-    id TEXT PRIMARY KEY,
-    created_at REAL NOT NULL,
-    status TEXT NOT NULL,
-    config TEXT NOT NULL,
-    components TEXT NOT NULL,
-    error TEXT NOT NULL,
-    sampling_closed INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE tasks (
-    run_id TEXT NOT NULL REFERENCES runs (id),
-    id TEXT NOT NULL,
-    data TEXT NOT NULL,
-    answer TEXT,
-    scorer TEXT,
-    answer_schema TEXT NOT NULL,
-    PRIMARY KEY (run_id, id)
-);
-CREATE TABLE groups (
-    run_id TEXT NOT NULL REFERENCES runs (id),
-    id TEXT NOT NULL,
-    task_id TEXT NOT NULL,
-    idx INTEGER NOT NULL,
-    size INTEGER NOT NULL,
-    version INTEGER NOT NULL,
-    is_eval INTEGER NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'dropped', 'taken', 'aside')),
-    PRIMARY KEY (run_id, id)
-);
-CREATE INDEX groups_queue ON groups (run_id, idx) WHERE state IN ('open', 'ready') AND is_eval = 0;
-CREATE TABLE records (
-    id TEXT PRIMARY KEY,
-    run_id TEXT NOT NULL REFERENCES runs (id),
-    task_id TEXT NOT NULL,
-    group_id TEXT NOT NULL,
-    sample_index INTEGER NOT NULL,
-    attempt INTEGER NOT NULL,
-    is_eval INTEGER NOT NULL,
-    outcome TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    detail TEXT NOT NULL,
-    reward REAL,
-    rewards TEXT NOT NULL,
-    score REAL,
-    score_parts TEXT NOT NULL,
-    started_at REAL NOT NULL,
-    finished_at REAL NOT NULL,
-    FOREIGN KEY (run_id, group_id) REFERENCES groups (run_id, id)
-);
-CREATE INDEX records_by_group ON records (run_id, group_id, sample_index, attempt);
-CREATE INDEX records_by_start ON records (run_id, started_at);
-CREATE INDEX records_by_task ON records (run_id, task_id, started_at);
-CREATE INDEX records_running ON records (run_id) WHERE outcome = 'running';
-CREATE TABLE tools (
-    run_id TEXT NOT NULL REFERENCES runs (id),
-    hash BLOB NOT NULL,
-    value TEXT NOT NULL,
-    PRIMARY KEY (run_id, hash)
-);
-CREATE TABLE interactions (
-    run_id TEXT NOT NULL,
-    id TEXT NOT NULL,
-    record_id TEXT NOT NULL REFERENCES records (id),
-    seq INTEGER NOT NULL,
-    parent TEXT,
-    prompt_ids BLOB NOT NULL,
-    output_ids BLOB NOT NULL,
-    logprobs BLOB NOT NULL,
-    versions TEXT NOT NULL,
-    messages TEXT NOT NULL,
-    output TEXT NOT NULL,
-    tools BLOB,
-    sampling TEXT NOT NULL,
-    requested TEXT NOT NULL,
-    finish_reason TEXT NOT NULL,
-    model TEXT NOT NULL,
-    api TEXT NOT NULL,
-    trainable INTEGER NOT NULL,
-    upstream TEXT NOT NULL,
-    cached_tokens INTEGER NOT NULL,
-    tool_errors INTEGER NOT NULL,
-    started_at REAL NOT NULL,
-    finished_at REAL NOT NULL
-);
-CREATE UNIQUE INDEX interactions_by_record ON interactions (record_id, seq);
-CREATE TABLE steps (
-    position INTEGER PRIMARY KEY AUTOINCREMENT,
-    run_id TEXT NOT NULL REFERENCES runs (id),
-    step INTEGER NOT NULL,
-    version INTEGER NOT NULL,
-    groups TEXT NOT NULL,
-    records TEXT NOT NULL,
-    metrics TEXT NOT NULL,
-    voided INTEGER NOT NULL
-);
-CREATE UNIQUE INDEX steps_live ON steps (run_id, step) WHERE voided = 0;
-CREATE INDEX steps_by_run ON steps (run_id, position);
-CREATE TABLE versions (
-    run_id TEXT NOT NULL REFERENCES runs (id),
-    version INTEGER NOT NULL,
-    step INTEGER NOT NULL,
-    published_at REAL NOT NULL,
-    PRIMARY KEY (run_id, version)
-);
-"""
 
 _ADVICE = {
     sqlite3.SQLITE_FULL: "free space on that disk and go on; nothing that was stored before is lost",
@@ -149,7 +40,10 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         if new:
             with _transaction(connection, "BEGIN IMMEDIATE"):
                 if _is_new(connection, path):  # no other process came first
-                    _create(connection)
+                    create(connection)
+        if is_old(connection):
+            with _transaction(connection, "BEGIN IMMEDIATE"):
+                upgrade(connection)
         _use_write_ahead_log(connection)
         connection.execute("PRAGMA foreign_keys = ON")
         # A commit is then in the operating system's hands before it returns, which a killed process cannot undo;
@@ -164,6 +58,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         with _transaction(connection, "BEGIN"):
             if _is_new(connection, path):
                 raise StoreError(f"{path}: an empty database; its run has stored nothing yet")
+            if is_old(connection):
+                patch(connection)
         return connection
 
 
@@ -217,14 +113,6 @@ def _is_new(connection: sqlite3.Connection, path: Path) -> bool:
     if application != APPLICATION_ID and (application or version or tables):
         raise StoreError(f"{path}: a SQLite database of another program; name another store path")
     return not tables
-
-
-def _create(connection: sqlite3.Connection) -> None:
-    """Make the tables and sign the file."""
-    for statement in filter(str.strip, _SCHEMA.split(";")):
-        connection.execute(statement)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:

@@ -10,7 +10,7 @@ import attrs
 import orjson
 
 from agentrl_core.errors import UnstorableError
-from agentrl_core.stores.base import RunRow, StepRow
+from agentrl_core.stores.base import RunRow, SessionRow, StepRow
 from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ INTERACTIONS = Table(
 )
 TOOLS = INTERACTIONS.columns.split(", ").index("tools")
 """Position of an interaction's tools' key."""
+SESSIONS = Table(
+    "sessions",
+    "record_id, run_id, group_id, task_id, key_hash, token_hash, seed_key, policy, opened_at, state, rewards",
+)
 STEPS = Table("steps", "run_id, step, version, groups, records, metrics, voided")
 VERSIONS = Table("versions", "run_id, version, step, published_at")
 
@@ -220,6 +224,42 @@ def interaction_from(row: Sequence[Any], tools: Mapping[bytes | None, Tools]) ->
         tool_errors=row[20],
         started_at=row[21],
         finished_at=row[22],
+    )
+
+
+def session_row(session: SessionRow) -> tuple[object, ...]:
+    """Columns of a session."""
+    what = f"the session of record {session.record_id}"
+    return (
+        session.record_id,
+        session.run_id,
+        session.group_id,
+        text(session.task_id),
+        session.key_hash,
+        session.token_hash,
+        to_json(list(session.seed_key), what),
+        to_json(dict(session.policy), what),
+        session.opened_at,
+        session.state,
+        to_json(dict(session.rewards), what),
+    )
+
+
+def session_from(row: Sequence[Any]) -> SessionRow:
+    """Restore a session from its columns."""
+    record_id, run_id, group_id, task_id, key_hash, token_hash, seed_key, policy, opened_at, state, rewards = row
+    return SessionRow(
+        record_id=record_id,
+        run_id=run_id,
+        group_id=group_id,
+        task_id=task_id,
+        key_hash=key_hash,
+        token_hash=token_hash,
+        seed_key=tuple(json.loads(seed_key)),
+        policy=json.loads(policy),
+        opened_at=opened_at,
+        state=state,
+        rewards=json.loads(rewards),
     )
 
 

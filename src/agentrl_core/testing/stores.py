@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl_core.errors import StoreError
-from agentrl_core.stores.base import ResumePoint, RunRow, StepRow, Store, Usage
+from agentrl_core.stores.base import ResumePoint, RunRow, SessionRow, StepRow, Store, Usage
 from agentrl_core.testing.base import ConformanceSuite
 from agentrl_core.types import FinishReason, Grammar, Group, Interaction, Outcome, Record, Sampling, Task, run_lengths
 
@@ -194,6 +194,55 @@ class StoreSuite(ConformanceSuite):
             assert episode is not None
             assert episode.record == finished
             assert episode.interactions == interactions
+
+        asyncio.run(scenario())
+
+    def test_sessions_come_back_in_order_with_where_they_stand(self, store: Store, reopen: Reopen) -> None:
+        async def scenario() -> list[SessionRow]:
+            run = await _create_run(store)
+            group = await _add_group(store, run)
+            later = _session(await _add_record(store, run, group), opened_at=3.5, task_id="è 😀")
+            first = _session(await _add_record(store, run, group), opened_at=1.5, key_hash=bytes(range(32)))
+            other_run = await _create_run(store)
+            other = _session(await _add_record(store, other_run, await _add_group(store, other_run)))
+            for row in (later, first, other):
+                await store.add_session(row)
+            await store.update_session(first.record_id, state="ended", rewards={"chatcmpl-1": -0.25})
+            assert await store.sessions(run) == [
+                attrs.evolve(first, state="ended", rewards={"chatcmpl-1": -0.25}),
+                later,
+            ]
+            return await store.sessions(run)
+
+        rows = asyncio.run(scenario())
+        assert asyncio.run(reopen().sessions(rows[0].run_id)) == rows
+
+    def test_a_session_needs_a_record_and_has_only_one(self, store: Store) -> None:
+        async def scenario() -> None:
+            run = await _create_run(store)
+            record = await _add_record(store, run, await _add_group(store, run))
+            with pytest.raises(StoreError):
+                await store.update_session(record.id, state="ended", rewards={})
+            with pytest.raises(StoreError):
+                await store.add_session(attrs.evolve(_session(record), record_id="unknown"))
+            await store.add_session(_session(record))
+            with pytest.raises(StoreError):
+                await store.add_session(_session(record))
+            assert await store.sessions(run) == [_session(record)]
+
+        asyncio.run(scenario())
+
+    def test_going_on_from_an_earlier_step_closes_the_sessions_of_cancelled_records(self, store: Store) -> None:
+        async def scenario() -> None:
+            run = await _create_run(store)
+            group = await _add_group(store, run)
+            running, done = await _add_record(store, run, group), await _add_record(store, run, group)
+            for record in (running, done):
+                await store.add_session(_session(record))
+            await store.finish_record(attrs.evolve(done, outcome=Outcome.SCORED, reward=1.0))
+            await store.void_after(run, 0)
+            states = {row.record_id: row.state for row in await store.sessions(run)}
+            assert states == {running.id: "closed", done.id: "open"}
 
         asyncio.run(scenario())
 
@@ -592,6 +641,14 @@ def _call(record: Record, *, seq: int = 0, **fields: Any) -> Interaction:
         "output": {"role": "assistant", "content": "ho"},
     }
     return Interaction(id=f"chatcmpl-{next(_fresh)}", record_id=record.id, seq=seq, **{**default, **fields})
+
+
+def _session(record: Record, **fields: Any) -> SessionRow:
+    """Make a session of `record`."""
+    default = {"task_id": "t", "key_hash": b"key", "token_hash": b"token", "seed_key": (0, 2**62), "opened_at": 2.0}
+    policy = {"temperature": 0.5, "max_tokens": None}
+    ids = {"record_id": record.id, "run_id": record.run_id, "group_id": record.group_id}
+    return SessionRow(policy=policy, **{**ids, **default, **fields})
 
 
 def _step(run: str, step: int, **fields: Any) -> StepRow:

@@ -1,0 +1,181 @@
+"""The tables of a SQLite store, and how files of earlier versions get what they lack."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator
+
+APPLICATION_ID = 0x41475254  # "AGRT" in the file's header: how `file` and we tell the file from a foreign database
+SCHEMA_VERSION = 2
+"""1: runs to versions. 2: sessions; which API and provider an interaction went by."""
+
+_TABLES = """
+CREATE TABLE runs (
+    id TEXT PRIMARY KEY,
+    created_at REAL NOT NULL,
+    status TEXT NOT NULL,
+    config TEXT NOT NULL,
+    components TEXT NOT NULL,
+    error TEXT NOT NULL,
+    sampling_closed INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE tasks (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    id TEXT NOT NULL,
+    data TEXT NOT NULL,
+    answer TEXT,
+    scorer TEXT,
+    answer_schema TEXT NOT NULL,
+    PRIMARY KEY (run_id, id)
+);
+CREATE TABLE groups (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    id TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    idx INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    is_eval INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'dropped', 'taken', 'aside')),
+    PRIMARY KEY (run_id, id)
+);
+CREATE INDEX groups_queue ON groups (run_id, idx) WHERE state IN ('open', 'ready') AND is_eval = 0;
+CREATE TABLE records (
+    id TEXT PRIMARY KEY,
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    task_id TEXT NOT NULL,
+    group_id TEXT NOT NULL,
+    sample_index INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    is_eval INTEGER NOT NULL,
+    outcome TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    detail TEXT NOT NULL,
+    reward REAL,
+    rewards TEXT NOT NULL,
+    score REAL,
+    score_parts TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    finished_at REAL NOT NULL,
+    FOREIGN KEY (run_id, group_id) REFERENCES groups (run_id, id)
+);
+CREATE INDEX records_by_group ON records (run_id, group_id, sample_index, attempt);
+CREATE INDEX records_by_start ON records (run_id, started_at);
+CREATE INDEX records_by_task ON records (run_id, task_id, started_at);
+CREATE INDEX records_running ON records (run_id) WHERE outcome = 'running';
+CREATE TABLE tools (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    hash BLOB NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (run_id, hash)
+);
+CREATE TABLE interactions (
+    run_id TEXT NOT NULL,
+    id TEXT NOT NULL,
+    record_id TEXT NOT NULL REFERENCES records (id),
+    seq INTEGER NOT NULL,
+    parent TEXT,
+    prompt_ids BLOB NOT NULL,
+    output_ids BLOB NOT NULL,
+    logprobs BLOB NOT NULL,
+    versions TEXT NOT NULL,
+    messages TEXT NOT NULL,
+    output TEXT NOT NULL,
+    tools BLOB,
+    sampling TEXT NOT NULL,
+    requested TEXT NOT NULL,
+    finish_reason TEXT NOT NULL,
+    model TEXT NOT NULL,
+    api TEXT NOT NULL,
+    trainable INTEGER NOT NULL,
+    upstream TEXT NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    tool_errors INTEGER NOT NULL,
+    started_at REAL NOT NULL,
+    finished_at REAL NOT NULL
+);
+CREATE UNIQUE INDEX interactions_by_record ON interactions (record_id, seq);
+CREATE TABLE steps (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    step INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    groups TEXT NOT NULL,
+    records TEXT NOT NULL,
+    metrics TEXT NOT NULL,
+    voided INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX steps_live ON steps (run_id, step) WHERE voided = 0;
+CREATE INDEX steps_by_run ON steps (run_id, position);
+CREATE TABLE versions (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    version INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    published_at REAL NOT NULL,
+    PRIMARY KEY (run_id, version)
+);
+"""
+
+_SESSIONS = """
+CREATE TABLE sessions (
+    record_id TEXT PRIMARY KEY REFERENCES records (id),
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    group_id TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    key_hash BLOB NOT NULL,
+    token_hash BLOB NOT NULL,
+    seed_key TEXT NOT NULL,
+    policy TEXT NOT NULL,
+    opened_at REAL NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('open', 'ended', 'closed')),
+    rewards TEXT NOT NULL
+);
+CREATE INDEX sessions_by_run ON sessions (run_id, opened_at);
+"""
+
+_NEW_IN_INTERACTIONS = {"api": "'chat'", "upstream": "''"}
+"""Columns that version 1 lacked, and what is true of its rows."""
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Make the tables and sign the file."""
+    for statement in (*_statements(_TABLES), *_statements(_SESSIONS)):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def is_old(connection: sqlite3.Connection) -> bool:
+    """Whether a file of ours is of an earlier version."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return bool(version < SCHEMA_VERSION)
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Give an old file what it lacks, in the transaction of the caller."""
+    if not is_old(connection):  # another process came first
+        return
+    for column, default in _missing(connection):
+        connection.execute(f"ALTER TABLE interactions ADD COLUMN {column} TEXT NOT NULL DEFAULT {default}")
+    for statement in _statements(_SESSIONS):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def patch(connection: sqlite3.Connection) -> None:
+    """Let a connection that may not write see an old file as if it were upgraded."""
+    columns = "".join(f", {default} AS {column}" for column, default in _missing(connection))
+    connection.execute(f"CREATE TEMP VIEW interactions AS SELECT *{columns} FROM main.interactions")  # noqa: S608 - constants
+    connection.execute(next(_statements(_SESSIONS)).replace("CREATE TABLE", "CREATE TEMP TABLE"))
+
+
+def _missing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    there = {row[1] for row in connection.execute("PRAGMA table_info(interactions)")}
+    return [item for item in _NEW_IN_INTERACTIONS.items() if item[0] not in there]
+
+
+def _statements(script: str) -> Iterator[str]:
+    return filter(str.strip, script.split(";"))
