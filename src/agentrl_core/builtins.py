@@ -64,9 +64,14 @@ def register_filters(register: Register[Any]) -> None:
 
 @hookimpl
 def register_engines(register: Register[Any]) -> None:
-    """Register the engines in this process."""
+    """Register the engines in this process, and the one in front of a server."""
     register(
         "embedded", "agentrl_core.engines.embedded:EmbeddedEngine", summary="any Hugging Face causal LM, in process"
+    )
+    register(
+        "openai_compatible",
+        "agentrl_core.engines.openai_compatible:OpenAICompatibleEngine",
+        summary="a vLLM or SGLang server",
     )
     register("scripted", "agentrl_core.testing.scripted:ScriptedEngine", summary="says what a test wrote down")
 

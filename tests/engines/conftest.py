@@ -1,6 +1,8 @@
 """Tiny policies of several architectures, and the independent full forward that engines are measured against."""
 
+import importlib.util
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,3 +66,12 @@ def full_forward():
         return torch.log_softmax(scaled, -1)[range(len(output_ids)), list(output_ids)].tolist()
 
     return logprobs
+
+
+@pytest.fixture(scope="session")
+def servers():
+    """The module beside this one with a model server for tests; test folders are no packages."""
+    spec = importlib.util.spec_from_file_location("servers", Path(__file__).with_name("servers.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -33,7 +33,7 @@ class Mailbox:
         chunks, self._arrived = self._arrived, []
         if not chunks and self._failure is not None:
             # A new exception each time: one instance raised in several tasks would mix their tracebacks.
-            raise EngineError(str(self._failure)) from self._failure.__cause__
+            raise type(self._failure)(str(self._failure)) from self._failure.__cause__
         return chunks
 
     def put(self, post: list[Chunk] | EngineError) -> None:

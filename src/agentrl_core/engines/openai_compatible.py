@@ -1,0 +1,524 @@
+"""The engine that samples from a vLLM or SGLang server which others run: ids in, ids out."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+
+from agentrl_core.daemons import call_on_thread
+from agentrl_core.engines.jobs import Mailbox, check_request
+from agentrl_core.engines.remote_calls import RemoteCall
+from agentrl_core.engines.server_control import ServerControl
+from agentrl_core.engines.servers import VLLM, Ask, Part, ServerFormat, SGLang, error_text, read_json
+from agentrl_core.engines.stopping import Decode, load_decode
+from agentrl_core.errors import EngineError, UnservableError
+from agentrl_core.http1 import ExchangeError, Http1Client, server_sent_events
+from agentrl_core.types import Chunk, FinishReason, GenerateRequest
+from agentrl_core.weights.base import DirectoryWeights
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+
+    from agentrl_core.engines.server_control import Served
+    from agentrl_core.weights.base import WeightSource
+
+log = logging.getLogger(__name__)
+
+_CLOSED = "the engine was closed"
+_OK = 200
+_ABOUT_ONE_CALL = {400: "", 413: "", 422: "", 429: " It has too much to do; ask for less at a time.", 503: ""}
+"""Status of a server that will not do this one call."""
+_UNAUTHORIZED = {401, 403}
+_MOST_TOKEN_ID = 2**31
+"""The server knows its vocabulary, and refuses what is beyond."""
+_MOST_EMPTY_ABORTS = 3
+_LAST_PARTS_S = 1.0
+"""How long the parts of outputs that a paused server has aborted may take to arrive."""
+
+
+class OpenAICompatibleEngine:
+    """Samples from a model server (see `Engine`).
+
+    `url` is the server's, without `/v1`; `server` its kind. `model` is the name that it serves, the first of its
+    list where None. `api_key_env` names the environment variable that holds its key. `context_length` is asked of
+    the server where None. `max_connections` bounds the calls at a time, per event loop; `connect_timeout_s` how long
+    it may take to be reached, `silence_s` how long it may say nothing, `load_timeout_s` the same while it loads
+    weights. `weights_dir` is where the weights of this process are written for it, a folder that it sees under the
+    same path; a temporary one where None.
+
+    Policy versions of tokens are the server's own where it tells them. The prompt and what was sampled are submitted
+    again after a pause, with the rest of the budget and a seed made from the request's and their length.
+
+    vLLM: loads no weights here. Its logprobs fit a temperature other than 1 only where it was started with
+    `--logprobs-mode processed_logprobs`; requests that would get other logprobs are refused.
+    """
+
+    cpu_seconds = 0.0
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        server: Literal["vllm", "sglang"],
+        model: str | None = None,
+        api_key_env: str | None = None,
+        context_length: int | None = None,
+        max_connections: int = 256,
+        connect_timeout_s: float = 10.0,
+        silence_s: float = 600.0,
+        load_timeout_s: float = 1800.0,
+        weights_dir: Path | None = None,
+        model_dir: Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.version = 0
+        self.notice = ""
+        """What the user should know about this server; empty where there is nothing to say."""
+        self._server: ServerFormat = SGLang() if server == "sglang" else VLLM()
+        self._model = model
+        self._api_key_env = api_key_env
+        self._context_length = context_length
+        self._connect_timeout_s = connect_timeout_s
+        self._weights_dir, self._own_dir = weights_dir, False
+        self._model_dir = model_dir
+        self._decode: Decode | None = None
+        self._seed = seed
+        self._headers: dict[str, str] = {}
+        self._client = Http1Client(
+            url,
+            ssl_context=_ssl_context,
+            headers=lambda: self._headers,
+            max_connections=max_connections,
+            connect_timeout_s=connect_timeout_s,
+            silence_s=silence_s,
+        )
+        self._control = ServerControl(self._client, self._server, load_timeout_s=load_timeout_s)
+        self._scaled = True
+        """Whether the server's logprobs take the temperature into account."""
+        self._labels: dict[str, int] = {}
+        """The server's names of weights, and their policy versions."""
+        self._lock = threading.Lock()
+        """Around what several event loops change: the calls, the pause, the version, the end."""
+        self._calls: dict[str, RemoteCall] = {}
+        self._paused = False
+        self._quiet: concurrent.futures.Future[None] | None = None
+        """Done when no call is with the server; made by a pause."""
+        self._ended: str | None = "the engine has not been started"
+        self._leftovers: set[asyncio.Task[None]] = set()
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens, prompt and output together, of one request; known once the engine has started."""
+        if self._context_length is None:
+            raise EngineError("the engine has not been started")
+        return self._context_length
+
+    def start(self) -> None:
+        """Ask the server what it serves, and have it load the policy's weights where it has others."""
+        import httpx2
+
+        self._headers = _authorization(self._api_key_env)
+        with httpx2.Client(
+            headers=self._headers, timeout=httpx2.Timeout(None, connect=self._connect_timeout_s), trust_env=False
+        ) as http:
+            served = self._control.describe(http, self._model)
+            self._model = served.model
+            if self._context_length is None:
+                self._context_length = served.context_length
+            if self._context_length is None:
+                raise EngineError(f"{self._client.url}: does not say how long a context may be; set context_length")
+            self._begin_weights(http, served)
+        if self.notice:
+            log.warning("%s", self.notice)
+        self._ended = None
+
+    def _begin_weights(self, http: Any, served: Served) -> None:
+        """Make sure that version 0 is what the server samples from, or say what cannot be made sure."""
+        if self._server.name == "vLLM":
+            self._scaled = self._control.takes_temperature_into_account(http, served.model)
+            self.notice = f"{self._client.url}: vLLM serves {served.model} as it was started and is given no weights"
+            return
+        label = served.label
+        if self._model_dir is not None and (
+            label not in {None, "default"} or served.model_path != str(self._model_dir)
+        ):
+            label = "0"
+            self._control.load_at_start(http, self._model_dir, label)
+        self._labels = {} if label is None else {label: 0}
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Sample as `Engine.generate` says."""
+        self._check_alive()
+        limit = check_request(request, context_length=self.context_length, vocab_size=_MOST_TOKEN_ID)
+        self._check_servable(request)
+        call = RemoteCall(
+            request=request,
+            mailbox=Mailbox(),
+            limit=limit,
+            decode=self._read_decode() if request.sampling.stop and self._model_dir else None,
+            seed=self._seed,
+        )
+        with self._lock:
+            self._check_alive()
+            if request.request_id in self._calls:
+                raise EngineError(f"request {request.request_id} is already running; ids are unique among running ones")
+            self._calls[request.request_id] = call
+        call.task = asyncio.create_task(self._run(call))
+        ended = False
+        try:
+            while not ended:
+                for chunk in await call.mailbox.take():
+                    ended = chunk.finish_reason is not None
+                    yield chunk
+        finally:
+            if not ended:
+                self._forget(call)
+                call.task.cancel()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request with finish reason `abort`; unknown ids are ignored."""
+        with self._lock:
+            call = self._calls.get(request_id)
+            if call is None:
+                return
+            call.aborted = True
+        call.wake()
+
+    async def pause(self) -> None:
+        """Return when the server samples nothing for this engine and will not begin to."""
+        with self._lock:
+            self._check_alive()
+            self._paused = True
+            quiet = self._quiet = concurrent.futures.Future()
+            self._note_quiet()
+        if self._server.name == "SGLang":
+            try:
+                await self._control.pause()
+            except EngineError:
+                self._release()
+                raise
+            # What the server aborted comes with the tokens so far. What reached it after the pause waits there.
+            await asyncio.wait([asyncio.wrap_future(quiet)], timeout=_LAST_PARTS_S)
+        with self._lock:
+            rest = [call for call in self._calls.values() if call.asking]
+        for call in rest:
+            call.wake()
+        await asyncio.wrap_future(quiet)
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        if self._server.name == "SGLang":
+            await self._control.resume()
+        self._release()
+
+    async def load_weights(self, version: int, source: WeightSource) -> None:
+        """Have the server read new weights from a directory; requests are paused meanwhile and go on with them."""
+        with self._lock:
+            self._check_alive()
+            if version <= self.version:
+                raise EngineError(
+                    f"weights of version {version} offered, the engine has {self.version}: versions only rise"
+                )
+            was_paused = self._paused
+        if self._server.name == "vLLM":
+            raise EngineError(
+                f"{self._client.url}: vLLM has no route to load weights from a directory. Train with SGLang "
+                "(engine: {use: openai_compatible, server: sglang, …}) or the embedded engine; a vLLM server can be "
+                "used to evaluate, and as an upstream."
+            )
+        directory = await self._directory(version, source)
+        if not was_paused:
+            await self.pause()
+        try:
+            await self._control.load(directory, str(version))
+            with self._lock:
+                self._labels[str(version)] = self.version = version
+        finally:
+            if not was_paused:
+                await self.resume()
+
+    def close(self) -> None:
+        """Fail what runs and end the connections; idempotent."""
+        with self._lock:
+            self._ended = _CLOSED
+            calls = list(self._calls.values())
+        for call in calls:
+            call.wake()
+        self._client.close()
+        if self._own_dir and self._weights_dir is not None:
+            shutil.rmtree(self._weights_dir, ignore_errors=True)
+            self._weights_dir, self._own_dir = None, False
+
+    # One call.
+
+    async def _run(self, call: RemoteCall) -> None:
+        """Ask until the output is complete; the consumer reads the mailbox."""
+        try:
+            while call.reason is None:
+                version = await self._enter(call)
+                if version is not None:
+                    with call:
+                        await self._ask(call, version)
+                    self._leave(call)
+            self._forget(call)
+            call.mailbox.put(call.take_chunks(self.version))
+        except EngineError as error:
+            call.mailbox.put(error)
+        except Exception as error:  # whatever else goes wrong must reach the consumer, who waits
+            log.exception("request %s failed", call.request.request_id)
+            failure = EngineError(f"request {call.request.request_id}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            call.mailbox.put(failure)
+        finally:
+            self._forget(call)
+
+    async def _enter(self, call: RemoteCall) -> int | None:
+        """Wait while the engine is paused; return the policy version, or None where the call was aborted."""
+        while True:
+            with self._lock:
+                self._check_alive()
+                if call.aborted:
+                    call.reason = FinishReason.ABORT
+                    return None
+                if not self._paused:
+                    call.asking = True
+                    return self.version
+            await call.wait()
+
+    def _leave(self, call: RemoteCall) -> None:
+        """Note that the server samples no longer for a call."""
+        with self._lock:
+            call.asking = False
+            self._note_quiet()
+
+    def _forget(self, call: RemoteCall) -> None:
+        with self._lock:
+            call.asking = False
+            if self._calls.get(call.request.request_id) is call:
+                del self._calls[call.request.request_id]
+            self._note_quiet()
+
+    def _note_quiet(self) -> None:
+        """Tell a pause, under the lock, that no call is with the server."""
+        if self._quiet is not None and not any(call.asking for call in self._calls.values()):
+            self._quiet.set_result(None)
+            self._quiet = None
+
+    def _release(self) -> None:
+        with self._lock:
+            self._paused = False
+            calls = [call for call in self._calls.values() if not call.asking]
+        for call in calls:
+            call.wake()
+
+    async def _ask(self, call: RemoteCall, version: int) -> None:
+        """Ask the server for what is left of an output, once."""
+        ask = call.next_ask(self._model or "")
+        before, finished = len(call.ids), False
+        try:
+            async with self._client.request("POST", self._server.path, orjson.dumps(self._server.body(ask))) as reply:
+                if reply.status != _OK:
+                    raise self._refusal(ask, reply.status, reply.headers, await reply.read())
+                if ask.stream:
+                    finished = await self._read_stream(call, ask, version, server_sent_events(aiter(reply)))
+                else:
+                    data = await reply.read()
+                    finished = self._take(call, ask, version, read_json(self._where(ask), data), before)
+        except ExchangeError as error:
+            self._check_alive()
+            raise EngineError(f"{self._where(ask)}: {error}") from error
+        finally:
+            if not finished:
+                self._abandon(ask)
+        if not finished and call.reason is None:
+            raise EngineError(f"{self._where(ask)}: the reply has ended without a finish reason")
+        if call.reason is not None and call.whole:
+            await self._score(call, ask)
+        if call.reason is None and len(call.ids) == before:
+            call.empty_aborts += 1
+            if call.empty_aborts >= _MOST_EMPTY_ABORTS and not self._paused:
+                raise EngineError(f"{self._where(ask)}: the server gave it up {_MOST_EMPTY_ABORTS} times in a row")
+
+    async def _read_stream(self, call: RemoteCall, ask: Ask, version: int, events: Any) -> bool:
+        """Hand on a streamed output; return whether it came with a finish reason."""
+        before, finished = len(call.ids), False
+        async with aclosing(events):
+            async for data in events:
+                if data == b"[DONE]":
+                    continue
+                event = read_json(self._where(ask), data)
+                if "error" in event and "meta_info" not in event and "choices" not in event:
+                    raise self._refusal(ask, _code(event), {}, data)
+                finished = self._take(call, ask, version, event, len(call.ids) - before) or finished
+                if call.reason is not None and not finished:  # ended here, at a stop string that the server cannot see
+                    break
+                if call.reason is None and (chunks := call.take_chunks(version)):
+                    call.mailbox.put(chunks)
+        return finished
+
+    def _take(self, call: RemoteCall, ask: Ask, version: int, reply: Any, num_seen: int) -> bool:
+        """Read a reply or an event; return whether it has the finish reason."""
+        if call.reason is not None:
+            if reply.get("choices") == []:  # vLLM's usage comes behind the last token
+                call.cached = self._server.part(ask, reply, num_seen).cached_tokens
+            return True
+        try:
+            part = self._server.part(ask, reply, num_seen if ask.stream else 0)
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+            shown = f"{type(error).__name__}: {error}"
+            raise EngineError(
+                f"{self._where(ask)}: the reply is not what {self._server.name} sends: {shown}"
+            ) from error
+        call.accept(part, self._versions(ask, part, version))
+        return part.finish_reason is not None
+
+    def _versions(self, ask: Ask, part: Part, version: int) -> list[int]:
+        """Return the policy version of each token."""
+        if not part.labels:
+            return [version] * len(part.ids)
+        return [self._version_of(ask, label) for label in part.labels]
+
+    def _version_of(self, ask: Ask, label: str) -> int:
+        known = self._labels.get(label)
+        if known is not None:
+            return known
+        with self._lock:
+            if label.isdecimal() and int(label) > self.version:  # another process of this run has loaded them
+                self._labels[label] = self.version = int(label)
+                return self.version
+        raise EngineError(
+            f"{self._where(ask)}: sampled from weights that the server calls {label!r}, which are not of this run: "
+            "somebody else loads weights into it"
+        )
+
+    async def _score(self, call: RemoteCall, ask: Ask) -> None:
+        """Replace logprobs by those without the grammar, which servers apply before they take them."""
+        reason, call.reason = call.reason, None
+        body = orjson.dumps(self._server.scoring_body(ask, call.ids))
+        async with self._client.request("POST", self._server.path, body) as reply:
+            data = await reply.read()
+        if reply.status != _OK:
+            raise self._refusal(ask, reply.status, reply.headers, data)
+        if self._paused:  # what was scored may be the new weights' view of what the old ones sampled
+            return
+        try:
+            call.logprobs = list(self._server.scores(ask, read_json(self._where(ask), data), call.ids))
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise EngineError(f"{self._where(ask)}: the scores are not what {self._server.name} sends") from error
+        call.reason = reason
+
+    def _abandon(self, ask: Ask) -> None:
+        """Have the server stop at once; vLLM stops when the connection ends, SGLang seconds later."""
+        if self._server.name != "SGLang" or self._ended is not None:
+            return
+
+        async def abort() -> None:
+            with contextlib.suppress(EngineError):  # then it samples to its end for nobody
+                await self._control.abort(ask.id)
+
+        task = asyncio.get_running_loop().create_task(abort())
+        self._leftovers.add(task)
+        task.add_done_callback(self._leftovers.discard)
+
+    # What can be wrong.
+
+    def _check_alive(self) -> None:
+        if self._ended is not None:
+            raise EngineError(self._ended)
+
+    def _check_servable(self, request: GenerateRequest) -> None:
+        """Refuse what the server would answer with other logprobs than an engine's."""
+        sampling, wrong = request.sampling, None
+        cut = sampling.top_p < 1 or sampling.top_k > 0
+        if request.images:
+            wrong = "images are not sent to model servers; use a model of text"
+        elif sampling.grammar is not None and sampling.temperature not in {0.0, 1.0}:
+            wrong = f"a grammar needs temperature 0 or 1 here, not {sampling.temperature}"
+        elif sampling.grammar is not None and request.top_logprobs:
+            wrong = "top_logprobs of a constrained output would be those under the grammar; leave one of them out"
+        elif self._server.name == "vLLM" and not self._scaled and sampling.temperature not in {0.0, 1.0}:
+            wrong = (
+                f"temperature {sampling.temperature}: this vLLM server returns logprobs without it; start the server "
+                "with --logprobs-mode processed_logprobs, or sample with temperature 1"
+            )
+        elif self._server.name == "vLLM" and self._scaled and cut:
+            wrong = "top_p and top_k: this vLLM server returns logprobs after both; sample with top_p 1 and all tokens"
+        if wrong is not None:
+            raise UnservableError(f"request {request.request_id}: {wrong}")
+
+    def _refusal(self, ask: Ask, status: int, headers: Mapping[str, str], data: bytes) -> EngineError:
+        said = f"{self._where(ask)}: status {status}: {error_text(data)}"
+        if status in _UNAUTHORIZED:
+            key = f"the key in {self._api_key_env}" if self._api_key_env else "no key: set api_key_env"
+            return EngineError(f"{said}. It was sent {key}.")
+        if status in _ABOUT_ONE_CALL:
+            after = headers.get("retry-after")
+            return UnservableError(f"{said}{_ABOUT_ONE_CALL[status]}{f' Retry after {after} s.' if after else ''}")
+        return EngineError(said)
+
+    def _where(self, ask: Ask) -> str:
+        return f"request {ask.request_id}: {self._client.url}{self._server.path}"
+
+    def _read_decode(self) -> Decode:
+        if self._decode is None:
+            assert self._model_dir is not None  # noqa: S101 (the caller's condition)
+            self._decode = load_decode(self._model_dir)
+        return self._decode
+
+    async def _directory(self, version: int, source: WeightSource) -> Path:
+        """Return a directory that the server can read; a live module is written into one, the one before goes."""
+        if isinstance(source, DirectoryWeights):
+            return source.path if source.path.is_absolute() else Path(os.path.abspath(source.path))  # noqa: PTH100, ASYNC240
+        if self._weights_dir is None:
+            self._weights_dir, self._own_dir = Path(tempfile.mkdtemp(prefix="agentrl-weights-")), True
+        root, module = self._weights_dir, source.module
+        directory = root.absolute() / f"version-{version}"
+
+        def write() -> None:
+            for old in root.glob("version-*"):
+                shutil.rmtree(old)
+            save: Any = getattr(module, "save_pretrained", None)
+            if save is None:
+                raise EngineError(f"weights of {type(module).__name__}: only transformers' models can be written")
+            save(directory)
+
+        await call_on_thread(write, name="weights")
+        return directory
+
+
+def _ssl_context() -> ssl.SSLContext:
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+def _authorization(variable: str | None) -> dict[str, str]:
+    """Read the key of the server; it is shown nowhere."""
+    if variable is None:
+        return {}
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise EngineError(f"engine.api_key_env: the environment variable {variable} is empty or not set")
+    if not key.isascii() or not key.isprintable():
+        raise EngineError(f"engine.api_key_env: the value of {variable} cannot stand in a header")
+    return {"authorization": f"Bearer {key}"}
+
+
+def _code(event: Mapping[str, Any]) -> int:
+    """Return the status that an error in the middle of a stream names."""
+    error = event["error"]
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if type(code) is int else 500

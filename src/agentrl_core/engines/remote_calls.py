@@ -1,0 +1,195 @@
+"""One request on its way through a model server: what came so far, and what is still to be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import zlib
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentrl_core.engines.servers import Ask, Part, Top
+from agentrl_core.engines.stopping import Decode, find_stop_string
+from agentrl_core.errors import EngineError
+from agentrl_core.types import Chunk, FinishReason, GenerateRequest, run_lengths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentrl_core.engines.jobs import Mailbox
+
+_numbers = itertools.count()
+
+
+@attrs.define(kw_only=True, eq=False)
+class RemoteCall:
+    """A request and its state; belongs to the event loop of its mailbox, but for what the engine's lock guards."""
+
+    request: GenerateRequest
+    mailbox: Mailbox
+    limit: int
+    """Most tokens, prompt and output together."""
+    decode: Decode | None
+    """Ids to text; given where the request has stop strings."""
+    seed: int
+    """The engine's, which goes into the random numbers beside the request's."""
+    task: asyncio.Task[None] = attrs.field(init=False)
+    asking: bool = False
+    """Whether the server may be sampling for it; the engine's lock guards it."""
+    aborted: bool = False
+    ids: list[int] = attrs.field(factory=list)
+    logprobs: list[float] = attrs.field(factory=list)
+    versions: list[int] = attrs.field(factory=list)
+    top: list[Top] = attrs.field(factory=list)
+    reason: FinishReason | None = None
+    stop_string: str | None = None
+    cached: int | None = None
+    empty_aborts: int = 0
+    """Times in a row that the server has given it up without a token."""
+    _sent: int = 0
+    _seam: int = 0
+    """Where in the output the running ask began."""
+    _waiter: asyncio.Future[None] | None = None
+    _interruptible: bool = False
+    _interrupted: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is sampled in one go: a grammar would begin anew in the middle of a text."""
+        return self.request.sampling.grammar is not None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be sampled."""
+        return self.limit - len(self.request.prompt_ids) - len(self.ids)
+
+    def next_ask(self, model: str) -> Ask:
+        """Return what to ask of the server now: the whole request, or what is left of it."""
+        if self.whole:
+            self.ids, self.logprobs, self.versions, self.top = [], [], [], []
+        request, sampling = self.request, self.request.sampling
+        self._seam = len(self.ids)
+        # The rest of an output has a seed of its own: the same again would repeat its first random numbers.
+        seed = zlib.crc32(f"{self.seed}/{sampling.seed}/{self._seam}".encode()) & 0x7FFFFFFF
+        return Ask(
+            id=f"{next(_numbers)}-{request.request_id}",
+            request_id=request.request_id,
+            prompt_ids=[*request.prompt_ids, *self.ids],
+            max_tokens=self.remaining,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop=sampling.stop,
+            stop_token_ids=sampling.stop_token_ids,
+            seed=seed,
+            grammar=sampling.grammar,
+            top_logprobs=request.top_logprobs,
+            stream=request.stream and not self.whole,
+            model=model,
+        )
+
+    def accept(self, part: Part, versions: Sequence[int]) -> None:
+        """Append what came, and note whether it ends the output."""
+        if len(part.ids) > self.remaining:
+            raise EngineError(
+                f"request {self.request.request_id}: the server sent {len(part.ids)} tokens where {self.remaining} "
+                "were asked for"
+            )
+        if versions and versions[0] < (self.versions or [0])[-1]:
+            raise EngineError(
+                f"request {self.request.request_id}: the server went back from weights of version "
+                f"{self.versions[-1]} to {versions[0]}; only one run may load weights into it"
+            )
+        before = len(self.ids)
+        self.ids += part.ids
+        self.logprobs += part.logprobs
+        self.versions += versions
+        self.top += part.top_logprobs
+        if self.cached is None:
+            self.cached = part.cached_tokens
+        self.empty_aborts = 0 if self.ids[self._seam :] else self.empty_aborts
+        if self._seam and self.decode is not None and self._cut_at_stop_string(before, self.decode):
+            return
+        if part.finish_reason is FinishReason.ABORT:
+            self._end_where_due()
+        elif part.finish_reason is not None:
+            self.reason, self.stop_string = part.finish_reason, part.stop_string
+
+    def _end_where_due(self) -> None:
+        """An abort may come with the token that would have been the last."""
+        if self.ids and self.ids[-1] in self.request.sampling.stop_token_ids:
+            self.reason = FinishReason.STOP
+        elif self.remaining <= 0:
+            self.reason = FinishReason.LENGTH
+
+    def _cut_at_stop_string(self, before: int, decode: Decode) -> bool:
+        """Find a stop string that began before an interruption: the server has only seen its end, as a prompt."""
+        stop = self.request.sampling.stop
+        reach = max(len(text.encode()) for text in stop)
+        for count in range(before + 1, min(len(self.ids), self._seam + reach) + 1):
+            found = find_stop_string(stop, self.ids[:count], 0, decode)
+            if found is not None:
+                for values in (self.ids, self.logprobs, self.versions, self.top):
+                    del values[count:]
+                self.reason, self.stop_string = FinishReason.STOP, found
+                return True
+        return False
+
+    def take_chunks(self, version_now: int) -> list[Chunk]:
+        """Return what was not sent yet, one chunk per policy version; the last has the finish reason, if any."""
+        if self.whole and self.reason is None:
+            return []
+        chunks, first = [], self._sent
+        for version, count in run_lengths(self.versions[first:]):
+            end = first + count
+            chunks.append(
+                Chunk(
+                    ids=tuple(self.ids[first:end]),
+                    logprobs=tuple(self.logprobs[first:end]),
+                    version=version,
+                    top_logprobs=tuple(self.top[first:end]),
+                )
+            )
+            first = end
+        self._sent = first
+        if self.reason is None:
+            return chunks
+        last = chunks.pop() if chunks else Chunk(ids=(), logprobs=(), version=version_now)
+        cached = self.cached or 0
+        return [
+            *chunks,
+            attrs.evolve(last, finish_reason=self.reason, stop_string=self.stop_string, cached_tokens=cached),
+        ]
+
+    # Waiting and being interrupted.
+
+    async def wait(self) -> None:
+        """Sleep until `wake`."""
+        self._waiter = self.mailbox.loop.create_future()
+        await self._waiter
+        self._waiter = None
+
+    def wake(self) -> None:
+        """End `wait`, and break off what is being asked; from any thread."""
+        with contextlib.suppress(RuntimeError):  # a closed loop has nobody to wake
+            self.mailbox.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if self._interruptible and not self._interrupted:
+            self._interrupted = True
+            self.task.cancel()
+
+    def __enter__(self) -> None:
+        self._interruptible, self._interrupted = True, False
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        """Swallow an interruption by `wake`, and only that."""
+        self._interruptible = False
+        if not self._interrupted:
+            return False
+        cancelled_otherwise = self.task.uncancel()
+        return kind is asyncio.CancelledError and not cancelled_otherwise

@@ -1,0 +1,367 @@
+"""What vLLM and SGLang are asked for tokens, and what their replies hold: the two wire formats, ids in, ids out.
+
+Facts of SGLang 0.5.23 (`/generate`) and vLLM 0.33 (`/v1/completions` with token ids).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+import orjson
+
+from agentrl_core.errors import EngineError, UnservableError
+from agentrl_core.types import FinishReason, Grammar
+
+Top: TypeAlias = tuple[tuple[int, float], ...]
+"""Likeliest tokens of one position, likeliest first. [K]"""
+
+_MOST_SHOWN_CHARS = 300
+_NO_LOGPROB = -9999.0
+"""How vLLM writes minus infinity."""
+_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+
+@attrs.frozen(kw_only=True)
+class Ask:
+    """One call to a server: a request, or the rest of one that was interrupted."""
+
+    id: str
+    """Unique among all calls, and no prefix of another's: SGLang aborts by prefix."""
+    request_id: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    seed: int
+    grammar: Grammar | None
+    top_logprobs: int
+    stream: bool
+    model: str
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """Tokens that a reply adds to those before."""
+
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[Top, ...] = ()
+    labels: tuple[str, ...] = ()
+    """The server's name of the weights that sampled each token; empty where it does not tell. [T]"""
+    finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    cached_tokens: int | None = None
+
+
+class ServerFormat(Protocol):
+    """How one kind of server is spoken to."""
+
+    name: str
+    path: str
+    """Where tokens are sampled."""
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """Build the request."""
+        ...
+
+    def part(self, ask: Ask, reply: Any, num_seen: int) -> Part:
+        """Read a reply, or one event of a stream before which `num_seen` tokens had come.
+
+        Raises `EngineError` where it lacks ids or logprobs, or they do not fit together.
+        """
+        ...
+
+    def scoring_body(self, ask: Ask, output_ids: Sequence[int]) -> dict[str, Any]:
+        """Build a request for the logprobs of `output_ids` behind the prompt, without a grammar, temperature 1."""
+        ...
+
+    def scores(self, ask: Ask, reply: Any, output_ids: Sequence[int]) -> tuple[float, ...]:
+        """Read its reply. [T]."""
+        ...
+
+
+class SGLang:
+    """SGLang's own `/generate`. Its logprobs are those of the distribution scaled by the temperature."""
+
+    name = "SGLang"
+    path = "/generate"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """Build the request."""
+        sampling: dict[str, Any] = {
+            "max_new_tokens": ask.max_tokens,
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            "top_k": ask.top_k or -1,
+            # The server fills what is left out from the model's generation_config.json.
+            "min_p": 0.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "stop": list(ask.stop),
+            "stop_token_ids": list(ask.stop_token_ids),
+            "no_stop_trim": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "sampling_seed": ask.seed,
+        }
+        if ask.grammar is not None:
+            sampling |= _sglang_grammar(ask)
+        return {
+            "rid": ask.id,
+            "input_ids": ask.prompt_ids,
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "top_logprobs_num": ask.top_logprobs,
+            "stream": ask.stream,
+        }
+
+    def part(self, ask: Ask, reply: Any, num_seen: int) -> Part:
+        """Read a reply; events of a stream are cumulative, or not, as the server is set."""
+        meta = reply["meta_info"]
+        total: int = meta["completion_tokens"]
+        entries = meta.get("output_token_logprobs")
+        if entries is None and total:
+            raise EngineError(_lacks(ask, "logprobs (meta_info.output_token_logprobs)"))
+        entries = entries or []
+        first = num_seen if len(entries) == total else 0
+        if len(entries) not in {total, total - num_seen} or first > len(entries):
+            raise EngineError(
+                f"request {ask.request_id}: SGLang says {total} tokens, sends {len(entries)} logprobs, and sent "
+                f"{num_seen} tokens before: none of it can be trusted"
+            )
+        top = (meta.get("output_top_logprobs") or [])[first:] if ask.top_logprobs else ()
+        finish = meta.get("finish_reason") or {}
+        reason = _REASONS[finish["type"]] if finish else None
+        matched = finish.get("matched")
+        ids = tuple(entry[1] for entry in entries[first:])
+        if reason is not None:
+            _check_output_ids(ask, reply.get("output_ids"), [entry[1] for entry in entries])
+        return _checked(
+            ask,
+            Part(
+                ids=ids,
+                logprobs=tuple(entry[0] for entry in entries[first:]),
+                top_logprobs=tuple(tuple((entry[1], entry[0]) for entry in position) for position in top),
+                labels=_labels(meta, total)[total - len(ids) :],
+                finish_reason=reason,
+                stop_string=matched if isinstance(matched, str) else None,
+                cached_tokens=meta.get("cached_tokens"),
+            ),
+        )
+
+    def scoring_body(self, ask: Ask, output_ids: Sequence[int]) -> dict[str, Any]:
+        """Ask for the logprobs of a prompt, sampling nothing."""
+        return {
+            "rid": ask.id,
+            "input_ids": [*ask.prompt_ids, *output_ids],
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": len(ask.prompt_ids) - 1,
+        }
+
+    def scores(self, ask: Ask, reply: Any, output_ids: Sequence[int]) -> tuple[float, ...]:
+        """Read the logprobs of a prompt; the first has none."""
+        entries = reply["meta_info"]["input_token_logprobs"][1:]
+        part = Part(ids=tuple(entry[1] for entry in entries), logprobs=tuple(entry[0] for entry in entries))
+        if part.ids != tuple(output_ids):
+            raise EngineError(f"request {ask.request_id}: SGLang scored other tokens than those it had sampled")
+        return _checked(ask, part).logprobs
+
+
+class VLLM:
+    """vLLM's `/v1/completions` with token ids."""
+
+    name = "vLLM"
+    path = "/v1/completions"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """Build the request."""
+        body: dict[str, Any] = {
+            "model": ask.model,
+            "request_id": ask.id,
+            "prompt": ask.prompt_ids,
+            "max_tokens": ask.max_tokens,
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            # The server fills what is left out from the model's generation_config.json.
+            "top_k": ask.top_k,
+            "min_p": 0.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "stop": list(ask.stop),
+            "stop_token_ids": list(ask.stop_token_ids),
+            "ignore_eos": True,  # what ends a turn is in stop_token_ids
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "seed": ask.seed,
+            "logprobs": ask.top_logprobs,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "stream": ask.stream,
+        }
+        if ask.stream:
+            body["stream_options"] = {"include_usage": True}
+        if ask.grammar is not None:
+            body["structured_outputs"] = _vllm_grammar(ask.grammar)
+        return body
+
+    def part(self, ask: Ask, reply: Any, num_seen: int) -> Part:
+        """Read a reply; events of a stream hold what is new."""
+        usage = reply.get("usage") or {}
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if not reply["choices"]:
+            return Part(cached_tokens=cached)
+        choice = reply["choices"][0]
+        if choice.get("token_ids") is None:
+            raise EngineError(_lacks(ask, "token ids (choices[].token_ids)"))
+        ids = tuple(choice["token_ids"])
+        logprobs = choice.get("logprobs") or {}
+        if ids and not logprobs.get("token_logprobs"):
+            raise EngineError(_lacks(ask, "logprobs (choices[].logprobs.token_logprobs)"))
+        prompt = choice.get("prompt_token_ids")
+        if prompt is not None and prompt != list(ask.prompt_ids):
+            raise EngineError(f"request {ask.request_id}: vLLM answered another prompt than the one it was sent")
+        told = usage.get("completion_tokens")
+        if told is not None and told != num_seen + len(ids):
+            raise EngineError(f"request {ask.request_id}: vLLM says {told} tokens and sent {num_seen + len(ids)}")
+        reason, stop = choice.get("finish_reason"), choice.get("stop_reason")
+        top = logprobs.get("top_logprobs") or () if ask.top_logprobs else ()
+        return _checked(
+            ask,
+            Part(
+                ids=ids,
+                logprobs=tuple(logprobs.get("token_logprobs") or ()),
+                top_logprobs=tuple(_vllm_top(position, ask.top_logprobs) for position in top),
+                finish_reason=None if reason is None else _REASONS[reason],
+                stop_string=stop if isinstance(stop, str) else None,
+                cached_tokens=cached,
+            ),
+        )
+
+    def scoring_body(self, ask: Ask, output_ids: Sequence[int]) -> dict[str, Any]:
+        """Ask for the logprobs of a prompt; the one token that must be sampled is not looked at."""
+        prompt = [*ask.prompt_ids, *output_ids]
+        return {
+            "model": ask.model,
+            "request_id": ask.id,
+            "prompt": prompt,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+        }
+
+    def scores(self, ask: Ask, reply: Any, output_ids: Sequence[int]) -> tuple[float, ...]:
+        """Read the logprobs of a prompt: one table per token, keyed by its id."""
+        tables = reply["choices"][0]["prompt_logprobs"][len(ask.prompt_ids) :]
+        pairs = zip(tables, output_ids, strict=True)
+        part = Part(ids=tuple(output_ids), logprobs=tuple(table[str(token)]["logprob"] for table, token in pairs))
+        return _checked(ask, part).logprobs
+
+
+def read_json(where: str, data: bytes) -> Any:
+    """Decode a reply; `EngineError` shows how it begins."""
+    try:
+        reply = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise EngineError(f"{where}: the reply is not JSON: {shown(data)}") from error
+    if not isinstance(reply, dict):
+        raise EngineError(f"{where}: the reply is not a JSON object: {shown(data)}")
+    return reply
+
+
+def shown(data: bytes) -> str:
+    """Return the beginning of a reply for a message."""
+    text = data[: 4 * _MOST_SHOWN_CHARS].decode(errors="replace")
+    return repr(text if len(text) <= _MOST_SHOWN_CHARS else f"{text[:_MOST_SHOWN_CHARS]}…")
+
+
+def error_text(data: bytes) -> str:
+    """Return what a server says went wrong, in whichever shape it says so."""
+    try:
+        reply = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return shown(data)
+    found = reply.get("error", reply) if isinstance(reply, dict) else reply
+    if isinstance(found, dict):
+        found = found.get("message") or found.get("detail") or found
+    return found[:_MOST_SHOWN_CHARS] if isinstance(found, str) else shown(data)
+
+
+def _checked(ask: Ask, part: Part) -> Part:
+    """Refuse tokens without a logprob each, and values that are neither ids nor logprobs."""
+    num_ids, num_logprobs = len(part.ids), len(part.logprobs)
+    if num_ids != num_logprobs:
+        raise EngineError(f"request {ask.request_id}: the server sent {num_ids} token ids and {num_logprobs} logprobs")
+    for token, logprob in zip(part.ids, part.logprobs, strict=True):
+        if type(token) is not int or token < 0:
+            raise EngineError(f"request {ask.request_id}: the server sent {token!r} as a token id")
+        if type(logprob) not in {float, int} or not math.isfinite(logprob) or logprob <= _NO_LOGPROB:
+            raise EngineError(f"request {ask.request_id}: the server sent {logprob!r} as the logprob of token {token}")
+    if part.labels and len(part.labels) != num_ids:
+        raise EngineError(f"request {ask.request_id}: the server names no weights for some of its {num_ids} tokens")
+    if ask.top_logprobs and part.ids and len(part.top_logprobs) != num_ids:
+        raise EngineError(
+            f"request {ask.request_id}: the server sent {num_ids} token ids and the likeliest tokens of "
+            f"{len(part.top_logprobs)} positions"
+        )
+    return part
+
+
+def _lacks(ask: Ask, what: str) -> str:
+    return (
+        f"request {ask.request_id}: the server returns no {what}. Without them it can only be used as an upstream "
+        "(gateway.upstreams), never for training."
+    )
+
+
+def _check_output_ids(ask: Ask, told: Any, ids: list[int]) -> None:
+    """Compare the two places where SGLang tells ids; from one it may have trimmed the stop token."""
+    if told is None or told in (ids, ids[:-1]) or (ask.stream and told == ids[len(ids) - len(told) :]):
+        return
+    raise EngineError(
+        f"request {ask.request_id}: SGLang's output_ids ({len(told)} tokens) are not those of its logprobs ({len(ids)})"
+    )
+
+
+def _labels(meta: Mapping[str, Any], total: int) -> tuple[str, ...]:
+    """Return the server's name of the weights behind each token."""
+    spans = meta.get("weight_versions")
+    if spans:
+        return tuple(str(span["version"]) for span in spans for _ in range(span["start"], span["end"]))
+    label = meta.get("weight_version")
+    return () if label is None else (str(label),) * total
+
+
+def _sglang_grammar(ask: Ask) -> dict[str, Any]:
+    grammar = ask.grammar
+    assert grammar is not None  # noqa: S101 (the caller's condition)
+    if grammar.kind == "json_object":
+        return {"json_schema": '{"type": "object"}'}
+    if grammar.kind == "lark":
+        raise UnservableError(
+            f"request {ask.request_id}: SGLang takes grammars as EBNF, not as Lark; use a JSON schema or a regular "
+            "expression"
+        )
+    return {grammar.kind: grammar.value}
+
+
+def _vllm_grammar(grammar: Grammar) -> dict[str, Any]:
+    if grammar.kind == "json_object":
+        return {"json_object": True}
+    if grammar.kind == "json_schema":
+        return {"json": grammar.value}
+    return {"regex" if grammar.kind == "regex" else "grammar": grammar.value}
+
+
+def _vllm_top(position: Mapping[str, float], most: int) -> Top:
+    """Read `{"token_id:5": -0.1, …}`, which has the sampled token beside the likeliest."""
+    pairs = [(int(name.removeprefix("token_id:")), logprob) for name, logprob in position.items()]
+    return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:most])

@@ -1,0 +1,333 @@
+"""A model server on loopback that speaks SGLang's and vLLM's routes, driven by a deterministic model.
+
+It keeps its own log of what it was asked and what it sampled, and really reads the weights that it is told to load.
+"""
+
+import asyncio
+import math
+import random
+import socket
+import threading
+import zlib
+from pathlib import Path
+
+import numpy as np
+import orjson
+import uvicorn
+from safetensors.numpy import load_file, save_file
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+VOCAB = 263
+TOKEN_S = 0.0005
+
+
+def write_weights(directory, salt):
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file({"salt": np.array([salt], dtype=np.int64)}, directory / "model.safetensors")
+    return directory
+
+
+def read_weights(directory):
+    return int(load_file(Path(directory) / "model.safetensors")["salt"][0])
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max()
+    return shifted - math.log(np.exp(shifted).sum())
+
+
+def logits(salt, ids):
+    """Of the token after `ids`: they depend on the weights, the last four ids and how many there are."""
+    key = zlib.crc32(f"{salt}/{len(ids)}/{list(ids[-4:])}".encode())
+    return np.random.default_rng(key).standard_normal(VOCAB) * 2.0
+
+
+def reference_logprobs(salt, prompt_ids, output_ids, temperature):
+    ids = list(prompt_ids)
+    found = []
+    for token in output_ids:
+        found.append(float(log_softmax(logits(salt, ids) / temperature)[token]))
+        ids.append(token)
+    return found
+
+
+def _event(data):
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+class Sampled:
+    """A generation on its way through the server."""
+
+    def __init__(self, rid, prompt, label):
+        self.rid, self.prompt, self.label = rid, prompt, label
+        self.ids, self.logprobs, self.top = [], [], []
+        self.finish = None
+        self.aborted = False
+
+
+class ModelServer:
+    """Runs in a thread of its own; `reset` makes it new."""
+
+    def __init__(self, decode, model_path):
+        self.decode, self.model_path = decode, model_path
+        self.reset()
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(self._app(), log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def reset(self):
+        """Serve the first weights; nobody may be asking."""
+        self.salt, self.label, self.context_length, self.key = 0, "default", 512, None
+        self.scaled = True
+        """Whether vLLM's logprobs take the temperature into account."""
+        self.incremental = False
+        """Whether SGLang's streams hold what is new only."""
+        self.asked, self.controls, self.headers = [], [], []
+        """Bodies of what it was asked, in order; what it was told to do; headers of all requests."""
+        self.faults = []
+        """Replies to give in place of a generation, first in first out."""
+        self.spoil = None
+        """Changes the body of a reply before it is sent."""
+        self.stopped = threading.Event()
+        """Set when a generation was aborted."""
+        self._running = {}
+        self._go = asyncio.Event()
+        self._go.set()
+
+    def close(self):
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self):
+        asyncio.run(self._server.serve(sockets=[self._socket]))
+
+    def _app(self):
+        routes = {
+            "/generate": self._sglang,
+            "/v1/completions": self._vllm,
+            "/v1/models": self._models,
+            "/model_info": self._info,
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+            "/abort_request": self._abort,
+            "/update_weights_from_disk": self._load,
+        }
+        return Starlette(
+            routes=[Route(path, self._checked(handler), methods=["GET", "POST"]) for path, handler in routes.items()]
+        )
+
+    def _checked(self, handler):
+        async def endpoint(request):
+            self.headers.append(dict(request.headers))
+            if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+                return JSONResponse({"error": "Unauthorized"}, 401)
+            if request.url.path in {"/generate", "/v1/completions"} and self.faults:
+                return self.faults.pop(0)
+            body = await request.json() if request.method == "POST" else {}
+            return await handler(request, body)
+
+        return endpoint
+
+    async def _models(self, _request, _body):
+        card = {"id": "policy", "max_model_len": self.context_length, "root": self.model_path}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def _info(self, _request, _body):
+        return JSONResponse({"model_path": self.model_path, "weight_version": self.label, "is_generation": True})
+
+    async def _pause(self, _request, body):
+        self.controls.append(("pause", body))
+        self._go.clear()
+        for run in self._running.values():
+            run.aborted = True
+        while self._running:
+            await asyncio.sleep(TOKEN_S)
+        return JSONResponse({"message": "Generation paused.", "status": "ok"})
+
+    async def _continue(self, _request, body):
+        self.controls.append(("continue", body))
+        self._go.set()
+        return JSONResponse({"message": "Generation continued.", "status": "ok"})
+
+    async def _abort(self, _request, body):
+        for rid, run in self._running.items():
+            if rid.startswith(body["rid"]):
+                run.aborted = True
+        return Response(b"")
+
+    async def _load(self, _request, body):
+        self.controls.append(("load", body))
+        assert not self._running
+        try:
+            self.salt = read_weights(body["model_path"])
+        except OSError as error:
+            return JSONResponse({"success": False, "message": f"Failed to load: {error}"}, 400)
+        self.label = body["weight_version"]
+        return JSONResponse({"success": True, "message": f"Weight version updated to {self.label}."})
+
+    # Sampling.
+
+    async def _sample(self, run, *, tokens, temperature, seed, stop, stop_ids, num_top, grammar, scaled, leaving):
+        """Yield after each token."""
+        while not self._go.is_set():
+            await asyncio.sleep(TOKEN_S)
+            if run.aborted or await leaving():
+                run.finish = "abort"
+                return
+        run.label = self.label
+        self._running[run.rid] = run
+        source = random.Random(seed)
+        try:
+            while run.finish is None:
+                await asyncio.sleep(TOKEN_S)
+                if run.aborted or await leaving():
+                    run.finish = "abort"
+                    self.stopped.set()
+                    return
+                raw = logits(self.salt, [*run.prompt, *run.ids])
+                if grammar:
+                    raw[100:] -= 1e4
+                told = log_softmax(raw / temperature if temperature and scaled else raw)
+                odds = np.exp(log_softmax(raw / temperature)) if temperature else None
+                token = int(raw.argmax()) if odds is None else int(np.searchsorted(odds.cumsum(), source.random()))
+                token = min(token, VOCAB - 1)
+                run.ids.append(token)
+                run.logprobs.append(float(told[token]))
+                run.top.append([(int(i), float(told[i])) for i in np.argsort(-told, kind="stable")[:num_top]])
+                text = self.decode(run.ids)
+                if token in stop_ids:
+                    run.finish, run.matched = "stop", token
+                elif found := next((item for item in stop if item in text), None):
+                    run.finish, run.matched = "stop", found
+                elif len(run.ids) >= tokens:
+                    run.finish = "length"
+                yield
+        finally:
+            del self._running[run.rid]
+
+    def _scored(self, ids):
+        return [None, *reference_logprobs(self.salt, ids[:1], ids[1:], 1.0)]
+
+    def _reply(self, body):
+        return JSONResponse(self.spoil(body) if self.spoil else body)
+
+    async def _sglang(self, request, body):
+        self.asked.append(body)
+        prompt, sampling = body["input_ids"], body["sampling_params"]
+        if len(prompt) + sampling["max_new_tokens"] > self.context_length:
+            return JSONResponse({"error": {"message": "The input is too long.", "code": 400}}, 400)
+        if sampling["max_new_tokens"] == 0:
+            first = body["logprob_start_len"]
+            pairs = list(zip(self._scored(prompt), prompt, strict=True))[first:]
+            entries = [[None if index == 0 else value, token, None] for index, (value, token) in enumerate(pairs)]
+            return self._reply({"text": "", "output_ids": [], "meta_info": {"input_token_logprobs": entries}})
+        run = Sampled(body["rid"], prompt, self.label)
+        steps = self._sample(
+            run,
+            tokens=sampling["max_new_tokens"],
+            temperature=sampling["temperature"],
+            seed=sampling["sampling_seed"],
+            stop=sampling["stop"],
+            stop_ids=sampling["stop_token_ids"],
+            num_top=body["top_logprobs_num"],
+            grammar={"json_schema", "regex", "ebnf"} & sampling.keys(),
+            scaled=True,
+            leaving=request.is_disconnected,
+        )
+
+        def shape(seen=0):
+            finish = {"length": {"type": "length", "length": len(run.ids)}, "abort": {"type": "abort", "message": "x"}}
+            reason = finish.get(run.finish) or ({"type": "stop", "matched": run.matched} if run.finish else None)
+            first = seen if self.incremental else 0
+            entries = [[value, token, None] for value, token in zip(run.logprobs, run.ids, strict=True)][first:]
+            meta = {
+                "id": run.rid,
+                "finish_reason": reason,
+                "prompt_tokens": len(prompt),
+                "weight_version": run.label,
+                "completion_tokens": len(run.ids),
+                "cached_tokens": 8,
+                "output_token_logprobs": entries,
+            }
+            if body["top_logprobs_num"]:
+                meta["output_top_logprobs"] = [[[v, i, None] for i, v in top] for top in run.top][first:]
+            return {"text": self.decode(run.ids), "output_ids": run.ids[first:], "meta_info": meta}
+
+        if not body["stream"]:
+            async for _ in steps:
+                pass
+            return self._reply(shape())
+
+        async def events():
+            seen = 0
+            async for _ in steps:
+                if run.finish is None:
+                    yield _event(shape(seen))
+                    seen = len(run.ids)
+            yield _event(shape(seen)) + b"data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def _vllm(self, request, body):
+        self.asked.append(body)
+        prompt = body["prompt"]
+        if len(prompt) + body["max_tokens"] > self.context_length:
+            message = {"message": "This model's maximum context length is 512 tokens.", "type": "BadRequestError"}
+            return JSONResponse({"error": message | {"code": 400}}, 400)
+        if "prompt_logprobs" in body:
+            values = zip(prompt, self._scored(prompt), strict=True)
+            tables = [None if value is None else {str(token): {"logprob": value, "rank": 1}} for token, value in values]
+            return self._reply({"choices": [{"index": 0, "text": "", "prompt_logprobs": tables}]})
+        run = Sampled(body["request_id"], prompt, self.label)
+        steps = self._sample(
+            run,
+            tokens=body["max_tokens"],
+            temperature=body["temperature"],
+            seed=body["seed"],
+            stop=body["stop"],
+            stop_ids=body["stop_token_ids"],
+            num_top=body["logprobs"],
+            grammar=body.get("structured_outputs"),
+            scaled=self.scaled,
+            leaving=request.is_disconnected,
+        )
+
+        def shape(seen=0):
+            tops = [{f"token_id:{t}": v for t, v in [(i, lp), *top]} for i, lp, top in self._steps(run)]
+            logprobs = {
+                "tokens": [f"token_id:{token}" for token in run.ids[seen:]],
+                "token_logprobs": run.logprobs[seen:],
+                "top_logprobs": tops[seen:],
+            }
+            choice = {"index": 0, "text": "", "token_ids": run.ids[seen:], "logprobs": logprobs}
+            choice |= {"finish_reason": run.finish, "stop_reason": run.matched if run.finish == "stop" else None}
+            return {"id": "cmpl-1", "choices": [choice | ({} if seen else {"prompt_token_ids": prompt})]}
+
+        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 8}}
+        if not body["stream"]:
+            async for _ in steps:
+                pass
+            return self._reply(shape() | {"usage": usage | {"completion_tokens": len(run.ids)}})
+
+        async def events():
+            seen = 0
+            async for _ in steps:
+                if run.finish is None:
+                    yield _event(shape(seen))
+                    seen = len(run.ids)
+            yield _event(shape(seen))
+            yield _event({"choices": [], "usage": usage | {"completion_tokens": len(run.ids)}})
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    @staticmethod
+    def _steps(run):
+        return zip(run.ids, run.logprobs, run.top, strict=True)
