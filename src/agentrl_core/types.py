@@ -148,6 +148,8 @@ class Interaction:
     cached_tokens: int = 0
     tool_errors: int = 0
     """Malformed tool calls in this output."""
+    witness: str = ""
+    """Digest of what went into the engine and came out (`agentrl_core.witness`); empty where nobody took it."""
     started_at: float = 0.0
     """Unix seconds."""
     finished_at: float = 0.0

@@ -6,6 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from agentrl_core.chat import Chat
+from agentrl_core.chat.probe import Stability
 from agentrl_core.chat.tokenizer import TextTokenizer
 from agentrl_core.errors import ConfigError
 
@@ -98,7 +99,7 @@ def test_templates_that_trim_and_add_no_line_break(make_chat):
     full = chat.render([USER, ASSISTANT, USER])
     assert full.startswith("<|endoftext|><|im_start|>user")
     assert chat.render([USER]) + "the answer is 4<|im_end|>" + continuation(chat, [USER, ASSISTANT], [USER]) == full
-    assert not chat.rewrites_history
+    assert "plain text" not in chat.verdict.changed
 
 
 def test_blanks_before_the_end_of_turn_are_dropped_with_it(make_chat):
@@ -108,8 +109,11 @@ def test_blanks_before_the_end_of_turn_are_dropped_with_it(make_chat):
 
 
 def test_a_template_that_drops_old_thoughts_is_noticed(make_chat, chat):
-    assert make_chat(FORGETFUL).rewrites_history
-    assert not chat.rewrites_history
+    assert make_chat(FORGETFUL).verdict.stability is Stability.PATCHED
+    assert make_chat(FORGETFUL).verdict.changed == ("thoughts", "thoughts before tool calls")
+    # This vocabulary has a token for thoughts, and its template shows none.
+    assert chat.verdict.changed == ("thoughts", "thoughts before tool calls")
+    assert make_chat(LLAMA).verdict.forked == ()
 
 
 def test_a_template_that_hides_the_content_is_continued_by_comparing_renders(make_chat):

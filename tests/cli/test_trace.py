@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sqlite3
+import struct
 
 import pytest
 
 from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.witness import witness
 
 
 def test_episodes_are_listed_with_outcome_reward_and_tokens(agentrl, make_run):
@@ -63,6 +67,7 @@ record calm-otter-aaaa: scored, reward 1
   answer    (3, 4)
   scorer    0.5 (near 0.5)
   tokens    5 calls, 50 new prompt tokens, 20 sampled, 1.50 s
+  fidelity  unknown: none of 16 trained tokens has a digest
 
 [0] call-0  start, stop, version 3, prompt 10 (10 new, 7 cached), sampled 4
     tools     move, look
@@ -130,6 +135,39 @@ def test_an_ambiguous_record_is_refused(agentrl, make_run):
     result = agentrl("trace", "show", "calm-otter-")
     assert result.code == 1
     assert "calm-otter-aaaa, calm-otter-bbbb" in result.err
+
+
+# --- fidelity ---
+
+
+def test_verify_names_the_first_token_that_the_engine_did_not_sample(agentrl, make_run):
+    folder = make_run("calm-otter")
+    with contextlib.closing(sqlite3.connect(folder / "agentrl.db")) as database, database:
+        _bear_witness(database)
+    good = agentrl("trace", "verify", "calm-otter")
+    assert good.code == 0
+    assert "16 of 16 trained tokens are exactly what the engine sampled" in good.out
+    with contextlib.closing(sqlite3.connect(folder / "agentrl.db")) as database, database:
+        database.execute(
+            "UPDATE interactions SET output_ids = CAST(x'07000000' || substr(output_ids, 5) AS BLOB) WHERE seq = 1"
+        )
+    bad = agentrl("trace", "verify", "calm-otter")
+    assert bad.code == 1
+    assert "record calm-otter-aaaa: 4 of 16" in bad.out
+    assert "first deviation at interaction call-1, turn 1, token 14" in bad.out
+    report = agentrl("trace", "verify", "calm-otter", "--json").json
+    assert report["share"] == 0.25
+    assert report["deviations"]["calm-otter-aaaa"]["turn"] == 1
+
+
+def _bear_witness(database):
+    """Give every stored call the digest that the gateway would have."""
+    digests = {None: ""}
+    rows = database.execute("SELECT id, parent, prompt_ids, output_ids FROM interactions ORDER BY seq").fetchall()
+    for name, parent, *blobs in rows:
+        ids = [struct.unpack(f"<{len(blob) // 4}i", blob) for blob in blobs]
+        digests[name] = witness(digests[parent], *ids)
+        database.execute("UPDATE interactions SET witness = ? WHERE id = ?", (digests[name], name))
 
 
 # --- finding the run ---

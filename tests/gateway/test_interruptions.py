@@ -7,6 +7,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from agentrl_core.chat.probe import Stability, TemplateVerdict
 from agentrl_core.errors import RunError, StoreError
 from agentrl_core.types import FinishReason
 
@@ -204,9 +205,10 @@ def test_a_gateway_that_was_not_started_says_so(chat, engine, store):
 
 @pytest.mark.parametrize(("history", "warned"), [("exact", True), ("template", False)])
 def test_a_template_that_rewrites_history_is_told_at_start(make_gateway, chat, monkeypatch, caplog, history, warned):
-    monkeypatch.setitem(vars(chat), "rewrites_history", True)
+    verdict = TemplateVerdict(stability=Stability.PATCHED, changed=("thoughts",))
+    monkeypatch.setitem(vars(chat), "verdict", verdict)
     make_gateway(history=history)
-    assert ("rewrites earlier turns" in caplog.text) == warned
+    assert ("rewrites past turns with thoughts" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("stream", [False, True])

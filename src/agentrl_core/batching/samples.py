@@ -12,6 +12,7 @@ import attrs
 
 from agentrl_core.batching.credit import children_of, is_trained
 from agentrl_core.errors import TrainingError
+from agentrl_core.witness import NOTHING, Fidelity, verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,19 +50,23 @@ class Samples:
     interactions: tuple[str, ...]
     records: tuple[str, ...]
     groups: tuple[str, ...]
+    fidelity: Fidelity
+    """How many of the loss tokens are what the sampler produced."""
 
 
 def training_samples(groups: Sequence[Group], advantages: Mapping[str, float]) -> Samples:
     """Lay out every interaction that has an advantage.
 
     Raises `TrainingError` where ids, logprobs and versions of an interaction do not match in number, and where it
-    was sampled at temperature 0.
+    was sampled at temperature 0, or is not what the engine saw and sampled.
     """
+    fidelity = NOTHING
     samples: list[Sample] = []
     interactions: list[str] = []
     records: list[str] = []
     for group_index, group in enumerate(groups):
         for episode in group.episodes:
+            fidelity += _checked_fidelity(episode)
             numbers = {}
             for item in episode.interactions:
                 if is_trained(item) and item.id in advantages:
@@ -75,6 +80,7 @@ def training_samples(groups: Sequence[Group], advantages: Mapping[str, float]) -
         interactions=tuple(interactions),
         records=tuple(records),
         groups=tuple(group.id for group in groups),
+        fidelity=fidelity,
     )
 
 
@@ -137,6 +143,17 @@ def _sample(
         record=record,
         group=group,
     )
+
+
+def _checked_fidelity(episode: Episode) -> Fidelity:
+    fidelity = verify(episode)
+    if fidelity.deviation is not None:
+        raise TrainingError(
+            f"record {episode.record.id}: {fidelity.exact} of {fidelity.trained} tokens are what the engine sampled; "
+            f"the first deviation is at {fidelity.deviation}. Its ids were changed after it was sampled: nothing of it "
+            "may be trained (`agentrl trace verify` checks the whole run)"
+        )
+    return fidelity
 
 
 def _check_trainable(item: Interaction) -> None:

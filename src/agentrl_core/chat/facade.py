@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import orjson
 
 from agentrl_core.chat.continuation import TurnContinuation
+from agentrl_core.chat.probe import probe
 from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.chat.recognition import recognise_parser, recognise_reasoning
 from agentrl_core.chat.replies import ReplyFormat, ReplyReader, parse_reply
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.chat.parsers.base import ParsedReply, ToolParser
+    from agentrl_core.chat.probe import TemplateVerdict
     from agentrl_core.chat.reasoning import ReasoningFormat
     from agentrl_core.types import Message
 
@@ -82,15 +84,14 @@ class Chat:
         return self._tokenizer.vocab_size
 
     @functools.cached_property
-    def rewrites_history(self) -> bool:
-        """Whether a later render changes an earlier turn, as templates do that drop old thoughts."""
-        question: Message = {"role": "user", "content": "a"}
-        for content in ("b", "<think>\nc\n</think>\n\nd"):
-            turn: Message = {"role": "assistant", "content": content}
-            after = self._continuation.after([question, turn], [question], ())
-            if after is None or self.render([question]) + content + after != self.render([question, turn, question]):
-                return True
-        return False
+    def verdict(self) -> TemplateVerdict:
+        """How the template treats turns that lie in the past."""
+        return probe(self)
+
+    @property
+    def end_texts(self) -> tuple[str, ...]:
+        """Texts of the tokens that may end an assistant's turn."""
+        return self._continuation.ends
 
     def render(
         self,
@@ -184,6 +185,12 @@ class Chat:
             return ids
         text = self._continuation.after(history, new, tools)
         return None if text is None else self._encode_after(text, ended=ended)
+
+    def continuation_text(
+        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> str | None:
+        """Return the text that follows the content of `history`'s last turn; None where the template has no way on."""
+        return self._continuation.after(history, new, tools)
 
     def _encode_after(self, text: str, *, ended: bool) -> tuple[int, ...]:
         stripped = text.lstrip()

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.chat.drift import drift_of
+from agentrl_core.witness import verify
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from agentrl_core.chat.facade import Chat
     from agentrl_core.types import Episode, Interaction, Message, Task
+    from agentrl_core.witness import Fidelity
 
 _LABEL = 10  # width of the longest role, `assistant`, and a space
 
@@ -23,8 +28,11 @@ class Line:
     heading: bool = False
 
 
-def episode_lines(episode: Episode, task: Task | None) -> Iterator[Line]:
-    """Yield the lines of an episode: a head, then each call after the one that it continues."""
+def episode_lines(episode: Episode, task: Task | None, chat: Chat | None = None) -> Iterator[Line]:
+    """Yield the lines of an episode: a head, then each call after the one that it continues.
+
+    With the policy's `chat` each call says how its prompt differs from what the template would render.
+    """
     yield from _head(episode, task)
     children: dict[str | None, list[Interaction]] = {}
     for item in episode.interactions:
@@ -37,6 +45,8 @@ def episode_lines(episode: Episode, task: Task | None) -> Iterator[Line]:
         item, depth = pending.pop()
         yield Line("")
         yield from _call(item, episode, by_id, "    " * depth)
+        if chat is not None and item.prompt_ids and (drift := drift_of(chat, episode, item)):
+            yield from _labelled("drift", str(drift), "    " * (depth + 1))
         following = children.get(item.id, [])
         pending += [(child, depth + (len(following) > 1)) for child in reversed(following)]
 
@@ -62,6 +72,19 @@ def _head(episode: Episode, task: Task | None) -> Iterator[Line]:
     yield from _labelled(
         "tokens", f"{len(episode.interactions)} calls, {prompt} new prompt tokens, {output} sampled{seconds}", "  "
     )
+    fidelity = verify(episode)
+    if fidelity.trained:
+        yield from _labelled("fidelity", fidelity_text(fidelity), "  ")
+
+
+def fidelity_text(fidelity: Fidelity) -> str:
+    """Say how many of the trained tokens are the sampler's."""
+    if fidelity.unwitnessed == fidelity.trained:
+        return f"unknown: none of {fidelity.trained} trained tokens has a digest"
+    text = f"{fidelity.exact} of {fidelity.trained} trained tokens are exactly what the engine sampled"
+    if fidelity.unwitnessed:
+        text += f", {fidelity.unwitnessed} have no digest"
+    return text + (f"; first deviation at {fidelity.deviation}" if fidelity.deviation else "")
 
 
 def _call(item: Interaction, episode: Episode, by_id: Mapping[str, Interaction], indent: str) -> Iterator[Line]:
@@ -82,6 +105,8 @@ def _call(item: Interaction, episode: Episode, by_id: Mapping[str, Interaction],
         facts.append(f"reward {episode.record.rewards[item.id]:g}")
     if item.tool_errors:
         facts.append(f"malformed tool calls {item.tool_errors}")
+    if item.upstream:
+        facts.append(f"answered by {item.upstream}")
     if not item.trainable:
         facts.append("not trained")
     yield Line(f"{indent}[{item.seq}] {item.id}  {', '.join(facts)}", heading=True)
@@ -98,7 +123,10 @@ def _message(message: Message, indent: str) -> Iterator[Line]:
     label = str(message.get("role", "?"))
     text = _content(message.get("content"))
     calls: Sequence[Any] = message.get("tool_calls") or ()
-    if text or not calls:
+    if thoughts := message.get("reasoning_content"):
+        yield from _labelled(label, f"(thinks) {thoughts}", indent)
+        label = ""
+    if text or not (calls or thoughts):
         yield from _labelled(label, text, indent)
         label = ""
     for call in calls:

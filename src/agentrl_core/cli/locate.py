@@ -54,16 +54,21 @@ def last_write(database: Path) -> float:
     return written
 
 
+def find_database(run: str | None, runs: Path) -> Path:
+    """Return the database of a run; of the one written last where none is named."""
+    if run is None:
+        return newest_database(runs)
+    named = Path(run)
+    database = named if named.is_file() else find_directory(run, runs) / DATABASE_NAME
+    if not database.is_file():
+        raise UsageError(f"{database.parent} holds no {DATABASE_NAME}: not a run's folder, or a run with another store")
+    return database
+
+
 @contextlib.contextmanager
 def open_run(run: str | None, runs: Path) -> Iterator[tuple[SQLiteStore, RunRow]]:
     """Open the store of a run for reading, also while it is alive; where none is named, of the one written last."""
-    if run is None:
-        database = newest_database(runs)
-    else:
-        named = Path(run)
-        database = named if named.is_file() else find_directory(run, runs) / DATABASE_NAME
-    if not database.is_file():
-        raise UsageError(f"{database.parent} holds no {DATABASE_NAME}: not a run's folder, or a run with another store")
+    database = find_database(run, runs)
     store = SQLiteStore.read(database)
     try:
         rows = asyncio.run(store.runs())

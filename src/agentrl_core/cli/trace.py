@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
 
-from agentrl_core.cli.episode_text import episode_lines
-from agentrl_core.cli.locate import RunsOption, open_run
+from agentrl_core.cli.episode_text import episode_lines, fidelity_text
+from agentrl_core.cli.locate import RunsOption, find_database, open_run
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import UsageError
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.stores.base import Usage
 from agentrl_core.types import Outcome  # noqa: TC001  # typer reads the annotations
+from agentrl_core.witness import NOTHING, verify
 
 if TYPE_CHECKING:
+    from agentrl_core.chat.facade import Chat
+    from agentrl_core.stores.base import RunRow
     from agentrl_core.types import Record
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
@@ -70,7 +75,7 @@ def show(
     runs: RunsOption = Path("runs"),
     as_json: _Json = False,
 ) -> None:
-    """Show one episode with its turns: messages, tool calls, rewards, tokens, versions."""
+    """Show one episode with its turns: messages, tool calls, rewards, tokens, versions, drift from the template."""
     with open_run(run, runs) as (store, row):
         episode = asyncio.run(store.episode(record))
         if episode is None:
@@ -85,8 +90,48 @@ def show(
             {"record": episode.record, "task": tasks[0] if tasks else None, "interactions": episode.interactions}
         )
         return
-    for line in episode_lines(episode, tasks[0] if tasks else None):
+    for line in episode_lines(episode, tasks[0] if tasks else None, _chat(row, find_database(run, runs))):
         typer.secho(line.text, bold=line.heading)
+
+
+@app.command("verify")
+def verify_(
+    run: Annotated[str | None, typer.Argument(help=_RUN_HELP)] = None,
+    *,
+    runs: RunsOption = Path("runs"),
+    as_json: _Json = False,
+) -> None:
+    """Check that every trained token is exactly what the engine sampled; exit code 1 where one is not."""
+    verdicts = []
+    with open_run(run, runs) as (store, row):
+        for record in asyncio.run(store.records(row.id)):
+            episode = asyncio.run(store.episode(record.id))
+            if episode is not None:
+                verdicts.append((record, verify(episode)))
+    total = functools.reduce(operator.add, (fidelity for _, fidelity in verdicts), NOTHING)
+    broken = [(record, fidelity) for record, fidelity in verdicts if fidelity.deviation]
+    if as_json:
+        deviations = {record.id: fidelity.deviation for record, fidelity in broken}
+        print_json(attrs.asdict(total, recurse=False) | {"share": total.share, "deviations": deviations})
+    else:
+        for record, fidelity in broken:
+            typer.echo(f"record {record.id}: {fidelity_text(fidelity)}")
+        summary = attrs.evolve(total, deviation=None)
+        typer.echo(f"run {row.id}, {len(verdicts)} records: {fidelity_text(summary)}")
+    if broken:
+        raise typer.Exit(1)
+
+
+def _chat(row: RunRow, database: Path) -> Chat | None:
+    """The policy's way of talking; None where its model directory is not here any more."""
+    from agentrl_core.chat import Chat
+
+    built = database.parent / "model"
+    named = (row.config.get("model") or {}).get("path")
+    directory = built if built.is_dir() else Path(named) if named else None
+    if directory is None or not directory.is_dir():
+        return None
+    return Chat.from_directory(directory)
 
 
 def _row(record: Record, usage: Usage) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import attrs
 
 from agentrl_core.gateway.exchange import Choice
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Interaction, Message, Sampling, run_lengths
+from agentrl_core.witness import witness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,14 +81,15 @@ class Call:
         self, generation: Generation, parsed: ParsedReply, output: Message, *, seq: int, finished_at: float
     ) -> Interaction:
         """What is stored of one finished reply."""
-        prompt, chunks = generation.prompt, generation.chunks
+        prompt, chunks, output_ids = generation.prompt, generation.chunks, generation.output_ids
+        parent = None if prompt.parent is None else prompt.parent.interaction
         return Interaction(
             id=generation.id,
             record_id=self.session.record_id,
             seq=seq,
-            parent=None if prompt.parent is None else prompt.parent.interaction.id,
+            parent=None if parent is None else parent.id,
             prompt_ids=prompt.new_ids,
-            output_ids=generation.output_ids,
+            output_ids=output_ids,
             logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in chunks)),
             versions=run_lengths([chunk.version for chunk in chunks for _ in chunk.ids]),
             messages=prompt.new_messages,
@@ -101,6 +103,7 @@ class Call:
             trainable=self.request.trainable,
             cached_tokens=chunks[-1].cached_tokens,
             tool_errors=len(parsed.errors),
+            witness=witness(parent.witness if parent else "", prompt.new_ids, output_ids),
             started_at=self.started_at,
             finished_at=finished_at,
         )

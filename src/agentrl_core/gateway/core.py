@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentrl_core.chat.probe import Stability
 from agentrl_core.errors import RunError
 from agentrl_core.gateway.http import Api, HttpRequest, HttpResponse
 from agentrl_core.gateway.metering import metered, metered_stream
@@ -101,11 +102,24 @@ class Gateway:
         server = GatewayServer(self.handle, self._api.refuse_early, host=self._config.host, port=self._config.port)
         server.start()
         self._server = server
-        if self._chat.rewrites_history and self._config.history == "exact":
-            _logger.warning(
-                "this model's chat template rewrites earlier turns; the policy is trained on its turns exactly as it "
-                "sampled them, so serve it the same way, or set gateway.history to template"
+        _logger.log(logging.WARNING if self._is_unlike_template else logging.INFO, self.history_notice)
+
+    @property
+    def history_notice(self) -> str:
+        """What the chat template does with earlier turns, and what that means for serving the policy."""
+        verdict = self._chat.verdict
+        if self._config.history == "template":
+            return f"{verdict}; gateway.history is template: a changed past begins a new sequence"
+        if self._is_unlike_template:
+            return (
+                f"{verdict}; the policy is trained on its turns exactly as it sampled them, so serve it the same way, "
+                "or set gateway.history to template"
             )
+        return str(verdict)
+
+    @property
+    def _is_unlike_template(self) -> bool:
+        return self._config.history == "exact" and self._chat.verdict.stability is not Stability.STABLE
 
     def close(self) -> None:
         """Stop listening; idempotent. The owner of the agents' event loop ends `http_client.close_for_good()`."""

@@ -76,6 +76,7 @@ class TrainingLoop:
     def _train(self) -> None:
         if notice := getattr(self._sampling.engine, "notice", ""):
             self._audience.notice(notice)
+        self._audience.notice(self._sampling.gateway.history_notice)
         self._evaluate(self._config.eval.tasks)
         if self._step >= self._config.trainer.steps:  # resumed after a kill in the last evaluation: this was it
             return

@@ -94,6 +94,7 @@ CREATE TABLE interactions (
     upstream TEXT NOT NULL,
     cached_tokens INTEGER NOT NULL,
     tool_errors INTEGER NOT NULL,
+    witness TEXT NOT NULL,
     started_at REAL NOT NULL,
     finished_at REAL NOT NULL
 );
@@ -136,7 +137,7 @@ CREATE TABLE sessions (
 CREATE INDEX sessions_by_run ON sessions (run_id, opened_at);
 """
 
-_NEW_IN_INTERACTIONS = {"api": "'chat'", "upstream": "''"}
+_NEW_IN_INTERACTIONS = {"api": "'chat'", "upstream": "''", "witness": "''"}
 """Columns that version 1 lacked, and what is true of its rows."""
 
 

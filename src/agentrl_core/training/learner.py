@@ -131,6 +131,7 @@ class Learner:
             **measured,
             "loss/tokens": float(sum(len(batch.record) for batch in batches)),
             "batch/rows": float(len(samples.samples)),
+            "fidelity/exact_share": samples.fidelity.share,
             "batch/padding_fraction": 1.0 - used / padded,
         }
 
