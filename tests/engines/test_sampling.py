@@ -5,10 +5,13 @@ import math
 import pytest
 import torch
 
-from agentrl_core.engines.sampling import sample
+from agentrl_core.engines.sampling import Draw, likeliest, sample
 
 LOGITS = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
 THOUSAND = [step / 1000 for step in range(1000)]
+
+
+NO_ROWS, NO_TOKENS = torch.empty(0, dtype=torch.int64), torch.empty(0, 0, dtype=torch.bool)
 
 
 def draw(uniform, *, temperature=1.0, top_p=1.0, top_k=0, logits=LOGITS):
@@ -17,12 +20,20 @@ def draw(uniform, *, temperature=1.0, top_p=1.0, top_k=0, logits=LOGITS):
     return ids[0], logprobs[0]
 
 
-def draw_rows(uniforms, *, temperature=1.0, top_p=1.0, top_k=0, logits=LOGITS):
-    """Sample one token per random number."""
+def draw_rows(uniforms, *, temperature=1.0, top_p=1.0, top_k=0, logits=LOGITS, allowed=None):
+    """Sample one token per random number, in every row from the ids `allowed` where these are given."""
     knobs = torch.tensor([(uniform, temperature, top_p, top_k) for uniform in uniforms], dtype=torch.float64).t()
-    truncated = top_p < 1 or top_k > 0
-    ids, logprobs = sample(torch.tensor([logits] * len(uniforms)), knobs, temperature == 0, truncated).tolist()
+    constraint = {}
+    if allowed is not None:
+        tokens = torch.tensor([[token in allowed for token in range(len(logits))]] * len(uniforms))
+        constraint = {"constrained": torch.arange(len(uniforms)), "allowed": tokens}
+    draws = draw_of(knobs, greedy=temperature == 0, truncated=top_p < 1 or top_k > 0, **constraint)
+    ids, logprobs = sample(torch.tensor([logits] * len(uniforms)), draws).tolist()
     return [int(token) for token in ids], logprobs
+
+
+def draw_of(knobs, *, greedy, truncated, constrained=NO_ROWS, allowed=NO_TOKENS, telling=NO_ROWS, num_likeliest=0):
+    return Draw(knobs, greedy, truncated, constrained, allowed, telling, num_likeliest)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +81,7 @@ def test_a_token_of_probability_zero_is_never_drawn():
 
 def test_rows_have_their_own_parameters():
     knobs = torch.tensor([[0.9, 0.9, 0.9], [1.0, 0.0, 1.0], [1.0, 1.0, 0.6], [0, 0, 0]], dtype=torch.float64)
-    ids, _ = sample(torch.tensor([LOGITS] * 3), knobs, True, True).tolist()
+    ids, _ = sample(torch.tensor([LOGITS] * 3), draw_of(knobs, greedy=True, truncated=True)).tolist()
     assert ids == [2, 0, 1]
 
 
@@ -80,7 +91,73 @@ def test_frequencies_follow_the_distribution():
     knobs = torch.ones(4, count, dtype=torch.float64)
     knobs[0] = torch.rand(count, generator=generator, dtype=torch.float64)
     knobs[3] = 0
-    ids = sample(torch.tensor([LOGITS] * count), knobs, False, False)[0].long()
+    ids = sample(torch.tensor([LOGITS] * count), draw_of(knobs, greedy=False, truncated=False))[0].long()
     shares = torch.bincount(ids, minlength=4) / count
     # Four standard deviations of the largest share.
     assert shares.tolist() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=4 * (0.25 / count) ** 0.5)
+
+
+def test_tokens_that_are_not_allowed_are_never_drawn():
+    ids, logprobs = draw_rows(THOUSAND, allowed={1, 3})
+    assert set(ids) == {1, 3}
+    # In the proportion that they have, and with the logprobs that they have without the constraint.
+    assert ids.count(1) == pytest.approx(1000 * 0.3 / 0.35, abs=1)
+    assert logprobs[0] == pytest.approx(math.log(0.3), abs=1e-6)
+    assert logprobs[-1] == pytest.approx(math.log(0.05), abs=1e-6)
+
+
+def test_allowed_tokens_that_are_all_but_impossible_are_drawn_in_proportion():
+    logits = [0.0, -500.0, -500.0 - math.log(3), -700.0]
+    ids, logprobs = draw_rows(THOUSAND, logits=logits, allowed={1, 2})
+    assert ids.count(1) == pytest.approx(750, abs=1)
+    assert ids.count(2) == pytest.approx(250, abs=1)
+    assert logprobs[0] == pytest.approx(-500.0, abs=1e-3)
+
+
+def test_top_p_and_top_k_keep_among_what_is_allowed():
+    # 0.3 and 0.15 and 0.05 become 0.6, 0.3 and 0.1.
+    assert set(draw_rows(THOUSAND, top_p=0.5, allowed={1, 2, 3})[0]) == {1}
+    assert set(draw_rows(THOUSAND, top_p=0.65, allowed={1, 2, 3})[0]) == {1, 2}
+    assert set(draw_rows(THOUSAND, top_k=2, allowed={1, 2, 3})[0]) == {1, 2}
+
+
+def test_temperature_zero_takes_the_likeliest_that_is_allowed():
+    ids, logprobs = draw_rows([0.99], temperature=0.0, allowed={2, 3})
+    assert (ids, logprobs) == ([2], [pytest.approx(math.log(0.15), abs=1e-6)])
+
+
+def test_a_constraint_changes_no_bit_of_the_rows_beside_it():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 300, generator=generator)
+    knobs = torch.ones(4, 6, dtype=torch.float64)
+    knobs[0] = torch.rand(6, generator=generator, dtype=torch.float64)
+    knobs[3] = 0
+    free = sample(logits, draw_of(knobs, greedy=False, truncated=False))
+    rows, allowed = torch.tensor([1, 4]), torch.zeros(2, 300, dtype=torch.bool)
+    allowed[0, 17] = allowed[1, 299] = True
+    held = sample(logits, draw_of(knobs, greedy=False, truncated=False, constrained=rows, allowed=allowed))
+    assert held[0, rows].tolist() == [17, 299]
+    assert torch.equal(held[1, rows], torch.log_softmax(logits, -1)[rows, [17, 299]].double())
+    others = [0, 2, 3, 5]
+    assert torch.equal(held[:, others], free[:, others])
+
+
+def test_the_likeliest_tokens_are_told_of_the_rows_that_ask():
+    knobs = torch.tensor([[0.9, 0.9, 0.9], [1.0, 0.0, 0.5], [1.0, 1.0, 1.0], [0, 0, 0]], dtype=torch.float64)
+    draws = draw_of(knobs, greedy=True, truncated=False, telling=torch.tensor([1, 2]), num_likeliest=2)
+    ids, logprobs = likeliest(torch.tensor([LOGITS] * 3), draws).tolist()
+    assert ids == [[0, 1], [0, 1]]
+    assert logprobs[0] == pytest.approx([math.log(0.5), math.log(0.3)], abs=1e-6)
+    total = 0.5**2 + 0.3**2 + 0.15**2 + 0.05**2
+    assert logprobs[1] == pytest.approx([math.log(0.25 / total), math.log(0.09 / total)], abs=1e-6)
+
+
+def test_no_more_tokens_are_told_than_there_are():
+    draws = draw_of(
+        torch.ones(4, 1, dtype=torch.float64),
+        greedy=False,
+        truncated=False,
+        telling=torch.tensor([0]),
+        num_likeliest=20,
+    )
+    assert likeliest(torch.tensor([LOGITS]), draws).shape == (2, 1, 4)

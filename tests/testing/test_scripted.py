@@ -51,6 +51,10 @@ class TestSuite(EngineSuite):
         return None
 
     @pytest.fixture
+    def grammars(self):
+        return "ignored"
+
+    @pytest.fixture
     def decode(self, directory):
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)

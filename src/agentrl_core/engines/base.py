@@ -40,8 +40,12 @@ class Engine(Protocol):
         """Sample until a stop token, a stop string, `max_tokens` or an abort; the last chunk has the reason.
 
         Closing the iterator or cancelling its consumer aborts the request. A prompt that leaves no room for
-        one token, or sampling options out of range, raise `UnservableError`: that call fails, and nothing else
-        does. Any other `EngineError` ends the run.
+        one token, sampling options out of range, more than 20 `top_logprobs`, images that the model cannot see, and
+        a grammar that the engine cannot hold to raise `UnservableError`: that call fails, and nothing else does.
+        Any other `EngineError` ends the run.
+
+        Under a grammar, stop tokens are sampled where the output is complete, and only there. Where nothing else
+        may follow and the request has no stop tokens, the generation ends with finish reason `stop`.
         """
         ...
 

@@ -14,6 +14,7 @@ import torch
 
 from agentrl_core.engines.cache import KeyValueCache
 from agentrl_core.engines.decoder import Decoder, Plan
+from agentrl_core.engines.draws import hand_out, lay_out
 from agentrl_core.engines.fused import fused_decoder, refresh
 from agentrl_core.engines.prefixes import Key, PrefixIndex
 
@@ -83,13 +84,13 @@ class ContinuousBatch:
         self._compact()
         self._admit()
         plan, sampled = self._plan()
-        ids, logprobs = self._step(self._cache.rows, self._cache.store, plan).tolist()
-        for row, token, logprob in zip(sampled, ids, logprobs, strict=True):
-            job = self._rows[row]
-            job.accept(int(token), logprob, host.version)
+        jobs = [self._rows[row] for row in sampled]
+        drawn, told = self._step(self._cache.rows, self._cache.store, plan)
+        hand_out(jobs, plan.draw, drawn, told, host.version)
+        for row, job in zip(sampled, jobs, strict=True):
             if row >= plan.num_decoding or job.reason is not None:
                 self._save(row, job.ids[: job.filled])
-        host.publish([self._rows[row] for row in sampled])
+        host.publish(jobs)
 
     def _compact(self) -> None:
         """Take finished jobs out and close the gaps from the end."""
@@ -162,7 +163,6 @@ class ContinuousBatch:
             rows[row].filled = position + 1
         longest = max((job.filled for job in rows[:num_decoding]), default=0)
         self._cache.reserve(len(rows), max(positions) + 1)
-        knobs = [rows[row].draw_knobs() for row in sampled]
         plan = Plan(
             saves=self._saves,
             moves=self._moves,
@@ -173,9 +173,7 @@ class ContinuousBatch:
             longest=longest,
             spans=spans,
             outputs=torch.from_numpy(np.array(outputs, dtype=np.int64)),
-            knobs=torch.from_numpy(np.array(knobs, dtype=np.float64).reshape(-1, 4).T.copy()),
-            any_greedy=any(temperature == 0 for _, temperature, _, _ in knobs),
-            any_truncated=any(top_p < 1 or top_k > 0 for _, _, top_p, top_k in knobs),
+            draw=lay_out([rows[row] for row in sampled]),
         )
         self._saves, self._moves, self._loads, self._blocks = [], [], [], []
         return plan, sampled

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agentrl_core.engines.sampling import sample
+from agentrl_core.engines.sampling import Draw, likeliest, sample
 
 
 class Plan(NamedTuple):
@@ -39,10 +39,7 @@ class Plan(NamedTuple):
     """Prefill: (row, first position, number of tokens)."""
     outputs: Tensor
     """The tokens whose successor is sampled, [B]."""
-    knobs: Tensor
-    any_greedy: bool
-    any_truncated: bool
-    """For these three see `sample`."""
+    draw: Draw
 
 
 class Decoder(nn.Module):
@@ -80,12 +77,17 @@ class Decoder(nn.Module):
         self.head_dim = rope.shape[1] * 2
         self.epsilon = epsilon
 
-    def forward(self, cache: Tensor, store: Tensor, plan: Plan) -> Tensor:
-        """Carry out `plan` on the rows of `cache` and the prefix `store`; return sampled ids and logprobs, [2, B]."""
+    def forward(self, cache: Tensor, store: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Carry out `plan` on the rows of `cache` and the prefix `store`.
+
+        Returns the sampled ids and logprobs, [2, B], and what `likeliest` gives where it was asked.
+        """
         copy_cells(cache, store, plan)
         x = self.hidden(cache, plan)
         x = self.norm(x.index_select(0, plan.outputs)).mul_(self.final_norm)
-        return sample(functional.linear(x, self.head), plan.knobs, plan.any_greedy, plan.any_truncated)
+        logits = functional.linear(x, self.head)
+        sampled = sample(logits, plan.draw)
+        return sampled, likeliest(logits, plan.draw) if plan.draw.num_likeliest > 0 else sampled[:0]
 
     def hidden(self, cache: Tensor, plan: Plan) -> Tensor:
         """Return the residual stream after the last layer, [N, hidden]."""

@@ -19,11 +19,12 @@ from agentrl_core.daemons import call_on_thread
 from agentrl_core.engines.batch import ContinuousBatch
 from agentrl_core.engines.fused import why_not_fused
 from agentrl_core.engines.generate import GenerateBatch
+from agentrl_core.engines.grammars import Constraint, Grammars
 from agentrl_core.engines.interpreter import restore_switches, shorten_switches
 from agentrl_core.engines.jobs import Job, Mailbox, Post, check_request, deliver
 from agentrl_core.engines.models import check_shapes, load_model, shapes, source_module
-from agentrl_core.engines.stopping import Decode, load_decode, read_decode
-from agentrl_core.errors import EngineError
+from agentrl_core.engines.stopping import Decode, decoding, load_tokenizer, read_tokenizer
+from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.types import FinishReason
 from agentrl_core.weights.base import DirectoryWeights
 
@@ -80,10 +81,11 @@ class EmbeddedEngine:
         self._paused = False
         self._closing = False
         self._cpu_seconds = 0.0
-        # Read now: the directory may be a checkpoint that goes before the first stop string comes.
-        self._read_decode = read_decode(self._model_dir)
+        # Read now: the directory may be a checkpoint that goes before the first stop string or grammar comes.
+        self._tokenizer = read_tokenizer(self._model_dir)
         model: Any = load_model(self._model_dir, self._dtype)
         self._vocab_size = model.get_input_embeddings().num_embeddings
+        self._grammars = Grammars(self._tokenizer, vocab_size=self._vocab_size)
         self._shapes = shapes(model)
         self.context_length = _context_length(model, context_length)
         reason = why_not_fused(model)
@@ -121,11 +123,18 @@ class EmbeddedEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Sample as `Engine.generate` says."""
+        limit = check_request(request, context_length=self.context_length, vocab_size=self._vocab_size)
+        if request.images:
+            raise UnservableError(
+                f"request {request.request_id}: this engine's model takes text only, and the request has "
+                f"{len(request.images)} images. Leave them out, or send the request to a model that sees."
+            )
         job = Job(
             request=request,
             mailbox=Mailbox(),
-            limit=check_request(request, context_length=self.context_length, vocab_size=self._vocab_size),
+            limit=limit,
             decode=self._decode if request.sampling.stop else None,
+            constraint=await self._constraint(request) if request.sampling.grammar else None,
             seed=self._seed,
         )
         self._ask(lambda: self._admit(job))
@@ -171,7 +180,18 @@ class EmbeddedEngine:
 
     @property
     def _decode(self) -> Decode:
-        return self._read_decode or load_decode(self._model_dir)
+        return decoding(self._tokenizer or load_tokenizer(self._model_dir))
+
+    async def _constraint(self, request: GenerateRequest) -> Constraint | None:
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return None
+        stop_ids = request.sampling.stop_token_ids
+        compile_it = functools.partial(self._grammars.constraint, grammar, stop_ids)
+        try:
+            return self._grammars.kept(grammar, stop_ids) or await call_on_thread(compile_it, name="grammar")
+        except UnservableError as error:
+            raise UnservableError(f"request {request.request_id}: {error}") from error
 
     # Asking, from any thread.
 
@@ -246,7 +266,7 @@ class EmbeddedEngine:
         posts: list[Post] = []
         for job in jobs:
             if job.reason is not None or job.request.stream:
-                posts.append((job.mailbox, job.take_chunks(self.version)))
+                posts.append((job.mailbox, job.failure or job.take_chunks(self.version)))
             if job.reason is not None:
                 del self._jobs[job.request.request_id]
         deliver(posts)

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from agentrl_core.engines.sampling import sample
+from agentrl_core.engines.draws import hand_out, lay_out
+from agentrl_core.engines.sampling import likeliest, sample
 
 if TYPE_CHECKING:
     from agentrl_core.engines.jobs import Host, Job
-
-IDLE_KNOBS = (0.0, 1.0, 1.0, 0.0)
-"""Of rows whose job has ended while others in the batch go on."""
 
 
 class GenerateBatch:
@@ -78,18 +76,12 @@ class GenerateBatch:
     def _choose(self, host: Host, logits_BV: Tensor) -> Tensor:
         """Sample one token per running job and return scores that leave `generate` no other choice."""
         jobs = self._running
-        knobs = [job.draw_knobs() if job.reason is None else IDLE_KNOBS for job in jobs]
-        chosen_2B = sample(
-            logits_BV,
-            torch.tensor(knobs, dtype=torch.float64).t(),
-            any(temperature == 0 for _, temperature, _, _ in knobs),
-            any(top_p < 1 or top_k > 0 for _, _, top_p, top_k in knobs),
-        )
-        sampled = [row for row, job in enumerate(jobs) if job.reason is None]
-        ids, logprobs = chosen_2B.tolist()
-        for row in sampled:
-            jobs[row].accept(int(ids[row]), logprobs[row], host.version)
-        host.publish([jobs[row] for row in sampled])
+        running = [job for job in jobs if job.reason is None]
+        draw = lay_out(jobs)
+        sampled_2B = sample(logits_BV, draw)
+        told = likeliest(logits_BV, draw) if draw.num_likeliest > 0 else sampled_2B[:0]
+        hand_out(jobs, draw, sampled_2B, told, host.version)
+        host.publish(running)
         host.attend()
         forced_BV = torch.full_like(logits_BV, -torch.inf)
-        return forced_BV.scatter_(1, chosen_2B[0].long().unsqueeze(1), 0.0)
+        return forced_BV.scatter_(1, sampled_2B[0].long().unsqueeze(1), 0.0)

@@ -7,13 +7,16 @@ import contextlib
 import math
 import random
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from agentrl_core.engines.stopping import Decode, find_stop_string
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Sampling, run_lengths
+
+if TYPE_CHECKING:
+    from agentrl_core.engines.grammars import Constraint
 
 
 class Mailbox:
@@ -46,6 +49,12 @@ class Mailbox:
             self._waiter.set_result(None)
 
 
+Likeliest = tuple[tuple[int, float], ...]
+"""Token ids and logprobs of the likeliest tokens at one position, likeliest first."""
+
+MOST_TOP_LOGPROBS = 20
+"""Of one position: as many as OpenAI's API allows."""
+
 Post = tuple[Mailbox, "list[Chunk] | EngineError"]
 """One delivery."""
 
@@ -76,13 +85,19 @@ class Job:
     """Most tokens, prompt and output together."""
     decode: Decode | None
     """Ids to text; given where the request has stop strings."""
+    constraint: Constraint | None = None
+    """Given where the request has a grammar."""
     seed: int = 0
     """The engine's, which goes into the random numbers beside the request's."""
     ids: list[int] = attrs.field(factory=list)
     """Prompt and output so far."""
     logprobs: list[float] = attrs.field(factory=list)
+    likeliest: list[Likeliest] = attrs.field(factory=list)
+    """Beside each of `logprobs`, where the request asks for them."""
     versions: list[int] = attrs.field(factory=list)
     reason: FinishReason | None = None
+    failure: EngineError | None = None
+    """Why this job alone cannot go on, where `reason` is set for that."""
     stop_string: str | None = None
     cached: int = 0
     """Prompt tokens taken from the prefix store when the job was admitted."""
@@ -107,17 +122,31 @@ class Job:
         sampling = self.request.sampling
         return self._random.random(), sampling.temperature, sampling.top_p, sampling.top_k
 
-    def accept(self, token: int, logprob: float, version: int) -> None:
+    def accept(self, token: int, logprob: float, version: int, likeliest: Likeliest = ()) -> None:
         """Append a sampled token and note whether it ends the generation."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
+        if self.request.top_logprobs:
+            self.likeliest.append(likeliest[: self.request.top_logprobs])
         if token in self._stop_ids:
             self.reason = FinishReason.STOP
         elif self.decode is not None and (found := self._find_stop_string(self.decode)) is not None:
             self.reason, self.stop_string = FinishReason.STOP, found
+        elif self.constraint is not None and self._completes(self.constraint, token):
+            self.reason = FinishReason.STOP
         elif len(self.ids) >= self.limit:
             self.reason = FinishReason.LENGTH
+
+    def _completes(self, constraint: Constraint, token: int) -> bool:
+        """Move the grammar past `token`; return whether that leaves nothing to sample."""
+        constraint.advance(token)
+        return not self._stop_ids and constraint.exhausted
+
+    def fail(self, fault: str) -> None:
+        """End the generation, and this one only, with an error."""
+        self.reason = FinishReason.ABORT
+        self.failure = UnservableError(f"request {self.request.request_id}: {fault}")
 
     def _find_stop_string(self, decode: Decode) -> str | None:
         return find_stop_string(self.request.sampling.stop, self.ids, len(self.request.prompt_ids), decode)
@@ -131,7 +160,13 @@ class Job:
         first, prompt = self._sent, len(self.request.prompt_ids)
         for version, count in run_lengths(self.versions[first:]):
             ids = tuple(self.ids[prompt + first : prompt + first + count])
-            chunks.append(Chunk(ids=ids, logprobs=tuple(self.logprobs[first : first + count]), version=version))
+            chunk = Chunk(
+                ids=ids,
+                logprobs=tuple(self.logprobs[first : first + count]),
+                version=version,
+                top_logprobs=tuple(self.likeliest[first : first + count]),
+            )
+            chunks.append(chunk)
             first += count
         self._sent = first
         if self.reason is None:
@@ -176,6 +211,10 @@ def check_request(request: GenerateRequest, *, context_length: int, vocab_size: 
         raise EngineError(
             f"request {request.request_id}: the prompt has token ids from {min(prompt)} to {max(prompt)}, the model "
             f"knows 0 to {vocab_size - 1}. Does the tokenizer belong to this model?"
+        )
+    if not 0 <= request.top_logprobs <= MOST_TOP_LOGPROBS:
+        raise UnservableError(
+            f"request {request.request_id}: top_logprobs {request.top_logprobs}, expected 0 to {MOST_TOP_LOGPROBS}"
         )
     _check_sampling(request.request_id, sampling)
     return min(context_length, len(prompt) + (sampling.max_tokens or context_length))

@@ -1,37 +1,76 @@
 """Draw the next token of every row of a batch, each with its own random number.
 
-Written in the subset of Python that TorchScript compiles. Shapes: B rows, V vocabulary.
+Written in the subset of Python that TorchScript compiles. Shapes: B rows, C constrained rows, R rows that tell their
+likeliest tokens, K of these, V vocabulary.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: TorchScript reads the fields of `Draw` as objects, not as text.
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-def sample(logits_BV: Tensor, knobs_4B: Tensor, any_greedy: bool, any_truncated: bool) -> Tensor:  # noqa: FBT001 (TorchScript)
+class Draw(NamedTuple):
+    """What the drawing of a token per row depends on beside the logits."""
+
+    knobs: Tensor
+    """[4, B] in float64: a uniform number in [0, 1), the temperature (0 picks the likeliest token), top_p, and top_k
+    (0 keeps all)."""
+    any_greedy: bool
+    any_truncated: bool
+    """Whether some row needs the work for temperature 0, or for top-p and top-k."""
+    constrained: Tensor
+    """Rows that draw from some tokens only, [C]."""
+    allowed: Tensor
+    """Those tokens, [C, V] of bool; at least one in each row."""
+    telling: Tensor
+    """Rows that tell their likeliest tokens, [R]."""
+    num_likeliest: int
+    """How many of these, K; 0 where no row tells any."""
+
+
+def sample(logits_BV: Tensor, draw: Draw) -> Tensor:
     """Return token ids and their logprobs, [2, B] in float64 so that one transfer brings both.
 
-    `knobs_4B` (float64) holds per row: a uniform number in [0, 1), the temperature (0 picks the likeliest
-    token), top_p, and top_k (0 keeps all). The logprob is of the temperature-scaled distribution before top-p
-    and top-k; of the unscaled one at temperature 0. One uniform number per token through the inverse
-    cumulative distribution makes a row independent of its neighbours. `any_greedy` and `any_truncated` say
-    whether some row needs the work for temperature 0, or for top-p and top-k.
+    The logprob is of the temperature-scaled distribution before constraints, top-p and top-k; of the unscaled one at
+    temperature 0. One uniform number per token through the inverse cumulative distribution makes a row independent
+    of its neighbours.
     """
-    uniform_B, temperature_B, top_p_B, top_k_B = knobs_4B.unbind(0)
-    scale_B = torch.where(temperature_B > 0, temperature_B, 1.0) if any_greedy else temperature_B
-    logprobs_BV = torch.log_softmax(logits_BV / scale_B.to(logits_BV.dtype).unsqueeze(1), -1)
+    uniform_B, temperature_B, top_p_B, top_k_B = draw.knobs.unbind(0)
+    scale_B = torch.where(temperature_B > 0, temperature_B, 1.0) if draw.any_greedy else temperature_B
+    scale_B1 = scale_B.to(logits_BV.dtype).unsqueeze(1)
+    logprobs_BV = torch.log_softmax(logits_BV / scale_B1, -1)
     weights_BV = logprobs_BV.exp()
-    if any_truncated:
+    choices_BV = logits_BV
+    if draw.constrained.numel() > 0:
+        left_CV = logits_BV.index_select(0, draw.constrained).masked_fill_(~draw.allowed, -float("inf"))
+        # A softmax of their own: beside those of tokens that are ruled out, all weights of the others may be 0.
+        weights_CV = (left_CV / scale_B1.index_select(0, draw.constrained)).softmax(-1)
+        weights_BV.index_copy_(0, draw.constrained, weights_CV)
+        choices_BV = logits_BV.index_copy(0, draw.constrained, left_CV)
+    if draw.any_truncated:
         weights_BV = truncate(weights_BV, top_p_B, top_k_B)
     cumulative_BV = weights_BV.cumsum(-1, dtype=torch.float64)
     target_B1 = uniform_B.unsqueeze(1) * cumulative_BV[:, -1:]
     # right=True: the first token whose cumulative weight exceeds the target, which has a positive weight itself.
     ids_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
-    if any_greedy:
-        ids_B1 = torch.where(temperature_B.unsqueeze(1) > 0, ids_B1, logits_BV.argmax(-1, keepdim=True))
+    if draw.any_greedy:
+        ids_B1 = torch.where(temperature_B.unsqueeze(1) > 0, ids_B1, choices_BV.argmax(-1, keepdim=True))
     chosen_B1 = logprobs_BV.gather(1, ids_B1)
     return torch.cat((ids_B1.to(torch.float64), chosen_B1.to(torch.float64)), 1).t()
+
+
+def likeliest(logits_BV: Tensor, draw: Draw) -> Tensor:
+    """Return the likeliest tokens of the rows that tell them, likeliest first, [2, R, K]: ids and logprobs in float64.
+
+    The logprobs are of the same distribution as those of `sample`.
+    """
+    temperature_R1 = draw.knobs[1].index_select(0, draw.telling).unsqueeze(1)
+    scale_R1 = torch.where(temperature_R1 > 0, temperature_R1, 1.0).to(logits_BV.dtype)
+    logprobs_RV = torch.log_softmax(logits_BV.index_select(0, draw.telling) / scale_R1, -1)
+    logprobs_RK, ids_RK = logprobs_RV.topk(min(draw.num_likeliest, logits_BV.shape[1]), -1)
+    return torch.stack((ids_RK.to(torch.float64), logprobs_RK.to(torch.float64)))
 
 
 def truncate(weights_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:

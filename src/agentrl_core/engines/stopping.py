@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentrl_core.errors import EngineError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Decode = Callable[[list[int]], str]
 """Token ids to text, special tokens included."""
 
 
 def load_decode(model_dir: Path) -> Decode:
+    """Return how to decode the tokens of a model directory; `EngineError` where it has no tokenizer."""
+    return decoding(load_tokenizer(model_dir))
+
+
+def decoding(tokenizer: Tokenizer) -> Decode:
+    """Return how `tokenizer` decodes."""
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def load_tokenizer(model_dir: Path) -> Tokenizer:
     """Read the tokenizer of a model directory; `EngineError` where it has none."""
-    decode = read_decode(model_dir)
-    if decode is None:
+    tokenizer = read_tokenizer(model_dir)
+    if tokenizer is None:
         raise EngineError(
             f"{model_dir / 'tokenizer.json'}: stop strings need the model's tokenizer, and this file is missing. "
             "Save the tokenizer into the model directory, or stop on token ids."
         )
-    return decode
+    return tokenizer
 
 
-def read_decode(model_dir: Path) -> Decode | None:
+def read_tokenizer(model_dir: Path) -> Tokenizer | None:
     """Read the tokenizer of a model directory that may have none; `EngineError` where it is broken."""
     from tokenizers import Tokenizer
 
@@ -30,10 +44,9 @@ def read_decode(model_dir: Path) -> Decode | None:
     if not path.is_file():
         return None
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
         raise EngineError(f"{path}: the tokenizer cannot be read: {error}") from error
-    return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def find_stop_string(stop: Sequence[str], ids: Sequence[int], start: int, decode: Decode) -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import math
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import attrs
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from agentrl_core.engines.base import Engine
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.testing.base import ConformanceSuite
-from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Sampling
+from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Grammar, Sampling
 
 if TYPE_CHECKING:
     from agentrl_core.weights.base import WeightSource
@@ -36,6 +37,27 @@ TOLERANCE = 1e-4
 LONG = 400
 """Tokens of a request that goes on while a test acts, on a busy machine too."""
 
+REPORT = Grammar(
+    kind="json_schema",
+    value=json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "mood": {"enum": ["calm", "curious"]},
+                "counts": {
+                    "type": "array",
+                    "items": {"type": "integer", "minimum": 0, "maximum": 99},
+                    "minItems": 1,
+                    "maxItems": 2,
+                },
+            },
+            "required": ["mood", "counts"],
+            "additionalProperties": False,
+        }
+    ),
+)
+"""Few enough tokens for the smallest context, whitespace included."""
+
 _request_ids = itertools.count()
 
 
@@ -47,6 +69,7 @@ class Result:
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     last: Chunk
 
 
@@ -77,6 +100,7 @@ async def collect(chunks: AsyncIterator[Chunk], prompt_ids: Sequence[int] = (), 
         ids=tuple(token for chunk in seen for token in chunk.ids),
         logprobs=tuple(logprob for chunk in seen for logprob in chunk.logprobs),
         versions=tuple(chunk.version for chunk in seen for _ in chunk.ids),
+        top_logprobs=tuple(likeliest for chunk in seen for likeliest in chunk.top_logprobs),
         last=seen[-1],
     )
 
@@ -92,8 +116,20 @@ class EngineSuite(ConformanceSuite):
     `engine_factory` returns a new engine that is not started, its context of 512 tokens or more; `vocab_size`: prompts
     are made of the ids below it; `new_weights`: a weight source that differs from what the engine starts with;
     `reference_logprobs` (see `Reference`) knows version 0 and, as version 1, `new_weights`, or is None;
-    `decode`: token ids to the text that stop strings are found in.
+    `decode`: token ids to the text that stop strings are found in; `grammars`: what the engine does with a grammar:
+    it holds outputs to it, it refuses it with `UnservableError`, or it ignores it (which only a fake may);
+    `stop_token_ids`: those that a request with a grammar ends with, where the engine needs any.
     """
+
+    @pytest.fixture
+    def grammars(self) -> Literal["held", "refused", "ignored"]:
+        """Say that the engine holds outputs to grammars."""
+        return "held"
+
+    @pytest.fixture
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Say that the engine ends a complete output by itself."""
+        return ()
 
     @pytest.fixture
     def engine(self, engine_factory: EngineFactory) -> Iterator[Engine]:
@@ -195,6 +231,77 @@ class EngineSuite(ConformanceSuite):
             assert stopped.last.stop_string == stop
 
         run(with_and_without())
+
+    def test_top_logprobs_are_the_likeliest_of_the_same_distribution(
+        self, engine: Engine, prompts: list[list[int]], reference_logprobs: Reference | None
+    ) -> None:
+        async def with_and_without(temperature: float) -> Result:
+            asked = request(prompts[0], temperature=temperature, seed=4)
+            free = await collect(engine.generate(asked))
+            assert free.top_logprobs == ()
+            told = await collect(engine.generate(attrs.evolve(asked, top_logprobs=5)), prompts[0])
+            assert told.ids == free.ids
+            return told
+
+        for temperature in (0.8, 0.0):
+            result = run(with_and_without(temperature))
+            assert [len(likeliest) for likeliest in result.top_logprobs] == [5] * len(result.ids)
+            for index, (token, logprob) in enumerate(zip(result.ids, result.logprobs, strict=True)):
+                likeliest = dict(result.top_logprobs[index])
+                assert len(likeliest) == 5
+                assert list(likeliest.values()) == sorted(likeliest.values(), reverse=True)
+                lowest = min(likeliest.values())
+                assert likeliest.get(token, logprob) == pytest.approx(logprob, abs=TOLERANCE)
+                assert token in likeliest or logprob <= lowest + TOLERANCE
+                if reference_logprobs is not None and index < 3:
+                    before = result.ids[:index]
+                    scale = temperature or 1.0
+                    expected = [reference_logprobs(0, prompts[0], (*before, other), scale)[-1] for other in likeliest]
+                    assert list(likeliest.values()) == pytest.approx(expected, abs=TOLERANCE)
+
+    def test_more_top_logprobs_than_any_api_allows_are_refused(self, engine: Engine, prompts: list[list[int]]) -> None:
+        with pytest.raises(UnservableError, match="top_logprobs"):
+            run(collect(engine.generate(attrs.evolve(request(prompts[0]), top_logprobs=21))))
+
+    def test_an_output_holds_to_its_grammar(
+        self,
+        engine: Engine,
+        prompts: list[list[int]],
+        decode: Callable[[Sequence[int]], str],
+        reference_logprobs: Reference | None,
+        grammars: str,
+        stop_token_ids: tuple[int, ...],
+    ) -> None:
+        """And its logprobs are still those of the distribution without the grammar."""
+        if grammars == "ignored":
+            pytest.skip("the engine ignores grammars")
+
+        async def ask_all() -> list[Result]:
+            asked = {"grammar": REPORT, "stop_token_ids": stop_token_ids, "temperature": 0.8, "max_tokens": 400}
+            talks = [ask(engine, prompts[4 * group], seed=group, **asked) for group in range(4)]
+            return list(await asyncio.gather(*talks))
+
+        if grammars == "refused":
+            with pytest.raises(UnservableError, match="grammar"):
+                run(ask_all())
+            return
+        for result in run(ask_all()):
+            assert result.last.finish_reason is FinishReason.STOP
+            said = result.ids[:-1] if stop_token_ids else result.ids
+            found = json.loads(decode(said))
+            assert set(found) == {"mood", "counts"}
+            assert found["mood"] in ("calm", "curious")
+            assert all(type(count) is int and 0 <= count <= 99 for count in found["counts"])
+            assert 1 <= len(found["counts"]) <= 2
+            if reference_logprobs is not None:
+                expected = reference_logprobs(0, result.prompt_ids, result.ids, 0.8)
+                assert result.logprobs == pytest.approx(expected, abs=TOLERANCE)
+
+    def test_a_grammar_that_is_none_is_refused(self, engine: Engine, prompts: list[list[int]], grammars: str) -> None:
+        if grammars == "ignored":
+            pytest.skip("the engine ignores grammars")
+        with pytest.raises(UnservableError, match="request r"):
+            run(ask(engine, prompts[0], grammar=Grammar(kind="regex", value="(")))
 
     def test_the_context_limits_prompt_and_output(self, engine: Engine, vocab_size: int) -> None:
         prompt = [index % vocab_size for index in range(engine.context_length - 3)]

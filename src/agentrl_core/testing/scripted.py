@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -42,7 +43,9 @@ class ScriptedEngine:
     """Generates `replies` token by token, cut by stop ids, stop strings, `max_tokens` and the context limit.
 
     A reply that nothing cuts ends with finish reason `stop`. Logprobs are a hash of the ids up to their token and of
-    the policy version. Stop strings need the tokenizer of `model_dir`. `seed` is accepted and changes nothing.
+    the policy version; of `top_logprobs` the first is the token's own, and the others are made up. A grammar and
+    images are only noted in the log, with their request: nothing holds the replies to them. Stop strings need the
+    tokenizer of `model_dir`. `seed` is accepted and changes nothing.
     """
 
     cpu_seconds = 0.0
@@ -157,7 +160,9 @@ class ScriptedEngine:
                 if job.reason is not None:
                     return False
                 if not self._paused:
-                    job.accept(token, _logprob(job.ids, token, self.version), self.version)
+                    logprob = _logprob(job.ids, token, self.version)
+                    likeliest = _likeliest(token, logprob, job.request.top_logprobs)
+                    job.accept(token, logprob, self.version, likeliest)
                     return job.reason is None
                 mailbox = Mailbox()
                 self._waiting.append(mailbox)
@@ -198,3 +203,9 @@ def _logprob(ids: Sequence[int], token: int, version: int) -> float:
     """Return a number in [-8, 0) that depends on nothing but the arguments."""
     digest = hashlib.blake2b(repr((list(ids), token, version)).encode(), digest_size=4).digest()
     return -8.0 * (int.from_bytes(digest) + 1) / 2**32
+
+
+def _likeliest(token: int, logprob: float, count: int) -> tuple[tuple[int, float], ...]:
+    """Return `token` and the ids below it (from 0 on, where there are not enough), each half as likely as the last."""
+    ids = max(token + 1, count)
+    return tuple(((token - rank) % ids, logprob - rank * math.log(2)) for rank in range(count))

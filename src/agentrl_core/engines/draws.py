@@ -1,0 +1,67 @@
+"""Lay out what the next token of each of some jobs is drawn by, and hand the tokens out to them.
+
+Shapes: see `agentrl_core.engines.sampling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from agentrl_core.engines.grammars import allowed_tokens
+from agentrl_core.engines.sampling import Draw
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl_core.engines.jobs import Job, Likeliest
+
+IDLE_KNOBS = (0.0, 1.0, 1.0, 0.0)
+"""Of rows whose job has ended while others in the batch go on."""
+
+NO_ROWS, NO_TOKENS = torch.empty(0, dtype=torch.int64), torch.empty(0, 0, dtype=torch.bool)
+
+
+def lay_out(jobs: Sequence[Job]) -> Draw:
+    """Return the draw of one row per job; a job whose grammar leaves nothing to draw ends with an error."""
+    knobs = [job.draw_knobs() if job.reason is None else IDLE_KNOBS for job in jobs]
+    constrained = [row for row, job in enumerate(jobs) if job.constraint is not None and job.reason is None]
+    telling = [row for row, job in enumerate(jobs) if job.request.top_logprobs and job.reason is None]
+    return Draw(
+        knobs=torch.from_numpy(np.array(knobs, dtype=np.float64).reshape(-1, 4).T.copy()),
+        any_greedy=any(temperature == 0 for _, temperature, _, _ in knobs),
+        any_truncated=any(top_p < 1 or top_k > 0 for _, _, top_p, top_k in knobs),
+        constrained=torch.tensor(constrained) if constrained else NO_ROWS,
+        allowed=_allowed([jobs[row] for row in constrained]) if constrained else NO_TOKENS,
+        telling=torch.tensor(telling) if telling else NO_ROWS,
+        num_likeliest=max((jobs[row].request.top_logprobs for row in telling), default=0),
+    )
+
+
+def hand_out(jobs: Sequence[Job], draw: Draw, sampled_2B: Tensor, likeliest_2RK: Tensor, version: int) -> None:
+    """Append what was drawn to each job that has not ended."""
+    ids, logprobs = sampled_2B.tolist()
+    told = _told(draw, likeliest_2RK) if draw.num_likeliest > 0 else {}
+    for row, job in enumerate(jobs):
+        if job.reason is None:
+            job.accept(int(ids[row]), logprobs[row], version, told.get(row, ()))
+
+
+def _allowed(jobs: Sequence[Job]) -> Tensor:
+    constraints = [job.constraint for job in jobs if job.constraint is not None]
+    allowed_CV, faults = allowed_tokens(constraints)
+    for job, fault in zip(jobs, faults, strict=True):
+        if fault:
+            job.fail(f"the grammar cannot be held to any further: {fault}")
+    return torch.from_numpy(allowed_CV)
+
+
+def _told(draw: Draw, likeliest_2RK: Tensor) -> dict[int, Likeliest]:
+    ids_RK, logprobs_RK = likeliest_2RK.tolist()
+    return {
+        row: tuple((int(token), logprob) for token, logprob in zip(ids, logprobs, strict=True))
+        for row, ids, logprobs in zip(draw.telling.tolist(), ids_RK, logprobs_RK, strict=True)
+    }
