@@ -130,7 +130,7 @@ class Chat:
         """
         thinking = bool(prompt_ids) and self._opens_thought(tuple(prompt_ids[-_END_OF_PROMPT:]))
         steps = functools.partial(self.replies.steps, tools=tools, calls=parse_tools, thinking=thinking)
-        return ReplyReader(self.decoder(), steps, holds_blanks=parse_tools, stop=stop, stop_token_ids=self._end_ids)
+        return ReplyReader(self.decoder(), steps, calls=parse_tools, stop=stop, stop_token_ids=self._end_ids)
 
     def parse(self, text: str) -> ParsedReply:
         """Take a text apart that leaves thoughts in the content."""

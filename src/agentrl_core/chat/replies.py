@@ -43,13 +43,13 @@ class ReplyReader:
         decoder: StreamDecoder,
         reading: Callable[[Source, Collector], Steps[None]],
         *,
-        holds_blanks: bool,
+        calls: bool,
         stop: Sequence[str] = (),
         stop_token_ids: Iterable[int] = (),
     ) -> None:
         self._decoder = decoder
         self._ends = frozenset(stop_token_ids)
-        self._collector = Collector(holds_blanks=holds_blanks)
+        self._collector = Collector(calls=calls)
         self._source = Source()
         self._steps: Generator[None, None, None] | None = reading(self._source, self._collector)
         self._stop = _StopStrings(stop) if stop else None
@@ -96,8 +96,8 @@ class ReplyReader:
 class Collector:
     """Puts together what a parser finds. Blanks around calls and behind thoughts are not content."""
 
-    def __init__(self, *, holds_blanks: bool) -> None:
-        self._holds_blanks = holds_blanks
+    def __init__(self, *, calls: bool) -> None:
+        self._calls_wanted = calls
         self._content = _Text()
         self._reasoning = _Text()
         self._calls: list[dict[str, Any]] = []
@@ -109,16 +109,20 @@ class Collector:
         """Whether nothing but thoughts was found so far."""
         return not self._calls and self._content.is_empty
 
+    def begin_text(self) -> None:
+        """Begin a paragraph of the content."""
+        self._content.begin_paragraph()
+
     def text(self, text: str) -> None:
         """Add to the content."""
-        self._content.add(text, hold=self._holds_blanks)
+        self._content.add(text, hold=self._calls_wanted)
 
     def reasoning(self, text: str) -> None:
         """Add to the reasoning."""
         self._reasoning.add(text, hold=True)
 
     def begin_reasoning(self) -> None:
-        """Begin a thought: thoughts stand on lines of their own."""
+        """Begin a paragraph of the reasoning."""
         self._reasoning.begin_paragraph()
 
     def end_reasoning(self) -> None:
@@ -132,6 +136,9 @@ class Collector:
         except UnicodeEncodeError as error:
             shown = f"{name}: {arguments}".encode(errors="replace").decode()
             self.malformed(shown, f"tool call is not valid text: {error.reason}")
+            return
+        if not self._calls_wanted:
+            self.text(f"{name}({arguments})")
             return
         self._content.drop_held()
         self._calls.append(make_call(name, arguments))
@@ -191,6 +198,7 @@ class _Text:
             if blanks:
                 self._held.append(blanks)
         elif text:
+            self.give_held()
             self._parts.append(text)
 
     @property
@@ -299,7 +307,7 @@ class ReplyFormat:
 
 def parse_reply(text: str, replies: ReplyFormat, *, tools: Tools = (), thinking: bool = False) -> ParsedReply:
     """Take a whole text apart, calls included."""
-    source, collector = Source(), Collector(holds_blanks=True)
+    source, collector = Source(), Collector(calls=True)
     source.text, source.final = text, True
     for _ in replies.steps(source, collector, tools=tools, calls=True, thinking=thinking):
         raise RuntimeError(_WAITS)

@@ -108,8 +108,10 @@ class GatewayConfig:
     history: Literal["exact", "template"] = "exact"
     temperature: Literal["force", "refuse", "allow"] = "force"
     """What happens when an agent asks for another temperature than the policy's while training."""
-    tool_parser: str = "hermes"
-    """Registry name of the tool-call parser."""
+    tool_parser: str = "auto"
+    """Registry name of the tool-call parser; `auto` recognises the format from the model's chat template."""
+    reasoning_parser: Literal["auto", "none", "think", "mistral", "minicpm"] = "auto"
+    """Where the model writes thoughts, which are kept out of the content; `none` leaves them there."""
 
 
 @attrs.frozen(kw_only=True)

@@ -125,7 +125,8 @@ class Checks:
         yield from self._with_options("stores", "store", run.store.use, run.store.options)
         for index, item in enumerate(run.trackers):
             yield from self._with_options("trackers", f"trackers.{index}", item.use, item.options)
-        yield from self._with_options("tool_parsers", "gateway.tool_parser", run.gateway.tool_parser, {})
+        if run.gateway.tool_parser != "auto":
+            yield from self._with_options("tool_parsers", "gateway.tool_parser", run.gateway.tool_parser, {})
         yield from _problems(self._build_loss)
         yield from self._built("advantages", "advantage", run.advantage)
         yield from self._built("credits", "credit", run.credit, turn_discount=run.rollout.agent.turn_discount)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core.chat import Chat
+from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
@@ -163,10 +164,13 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 def _gateway(components: Components, start: Start, engine: Engine, run_id: str) -> Gateway:
     config = components.config
-    parser = components.build("tool_parsers", "gateway.tool_parser", Component(config.gateway.tool_parser))
+    parser = None
+    if config.gateway.tool_parser != "auto":
+        parser = components.build("tool_parsers", "gateway.tool_parser", Component(config.gateway.tool_parser))
+    reasoning = REASONING_FORMATS.get(config.gateway.reasoning_parser)  # None, as for `auto`: recognised
     return Gateway(
         engine=engine,
-        chat=Chat.from_directory(start.model_dir, parser=parser),
+        chat=Chat.from_directory(start.model_dir, parser=parser, reasoning=reasoning),
         store=start.store,
         run_id=run_id,
         sampling=config.sampling,

@@ -40,8 +40,16 @@ class MalformedCallError(ValueError):
 class Sink(Protocol):
     """Where a parser puts what it finds, in the order of the text."""
 
+    def begin_text(self) -> None:
+        """Begin a paragraph of the content."""
+        ...
+
     def text(self, text: str) -> None:
         """Add to the content."""
+        ...
+
+    def begin_reasoning(self) -> None:
+        """Begin a paragraph of the reasoning."""
         ...
 
     def reasoning(self, text: str) -> None:

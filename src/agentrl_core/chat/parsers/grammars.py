@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.chat.parsers.schemas import name_of, parameters_of
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from agentrl_core.chat.parsers.base import Tools
 
-ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+def literal(text: str) -> str:
+    """Return a text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def one_or_more(*, parallel: bool, between: str) -> str:
@@ -18,31 +23,15 @@ def one_or_more(*, parallel: bool, between: str) -> str:
     return f"calls: call ({between} call)*\n" if parallel else "calls: call\n"
 
 
-def parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the JSON schema of a tool's arguments."""
-    schema = function(tool).get("parameters")
-    return {**schema, "type": "object"} if isinstance(schema, dict) else ANY_OBJECT
-
-
-def function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool's function, whether it is wrapped or bare."""
-    inner = tool.get("function")
-    return inner if isinstance(inner, dict) else tool
-
-
-def name_of(tool: Mapping[str, Any]) -> str:
-    """Return a tool's name."""
-    return str(function(tool).get("name") or "")
-
-
-def by_tool(tools: Tools, template: str) -> str:
-    """Return the rule `call` as a choice of rules, one per tool, from a template with `{name}` and `{schema}`.
-
-    `{name}` is replaced by the name as a quoted Lark string's inside, `{schema}` by the JSON schema's text.
-    """
-    rules = []
+def by_tool(tools: Tools, rule: Callable[[str, str], str]) -> str:
+    """Return the rule `call` as a choice: `rule` makes one of a tool's name and the name of its arguments' rule."""
+    lines = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
     for index, tool in enumerate(tools):
-        rule = template.replace("{name}", json.dumps(name_of(tool), ensure_ascii=False)[1:-1])
-        rules.append(f"call_{index}: {rule.replace('{schema}', f'arguments_{index}')}\n")
-        rules.append(f"arguments_{index}: %json {json.dumps(parameters(tool), ensure_ascii=False)}\n")
-    return f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}\n" + "".join(rules)
+        lines.append(f"call_{index}: {rule(name_of(tool), f'arguments_{index}')}")
+        lines.append(f"arguments_{index}: {json_rule(parameters_of(tool))}")
+    return "\n".join(lines) + "\n"
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """Return the body of a rule for JSON by a schema."""
+    return f"%json {json.dumps(schema)}"

@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING
 
 from agentrl_core.chat.parsers.base import MalformedCallError
-from agentrl_core.chat.parsers.grammars import by_tool, one_or_more
+from agentrl_core.chat.parsers.grammars import by_tool, literal, one_or_more
 from agentrl_core.chat.parsers.json_text import read_call, read_object
 from agentrl_core.chat.parsers.source import Marks
 
@@ -59,8 +59,13 @@ class HermesParser:
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:
         """Return the rules of a block, or of blocks on lines of their own."""
-        body = r'"\n{\"name\": \"{name}\", \"arguments\": " {schema} "}\n"'
-        return one_or_more(parallel=parallel, between=r'"\n"') + by_tool(tools, f"{mark(_OPEN)} {body} {mark(_CLOSE)}")
+
+        def block(name: str, arguments: str) -> str:
+            before = literal(f'\n{{"name": {json.dumps(name)}, "arguments": ')
+            after = literal("}\n")
+            return f"{mark(_OPEN)} {before} {arguments} {after} {mark(_CLOSE)}"
+
+        return one_or_more(parallel=parallel, between=literal("\n")) + by_tool(tools, block)
 
 
 def _read_block(source: Source, begin: int) -> Steps[tuple[str, str, int]]:
@@ -69,8 +74,8 @@ def _read_block(source: Source, begin: int) -> Steps[tuple[str, str, int]]:
     opened = yield from source.starts("{", start)
     if not opened:
         raise MalformedCallError("tool call is not a JSON object: no opening brace")
-    end = yield from source.json_end(start)
-    if end < 0:
+    end, closed = yield from source.json_end(start)
+    if not closed:
         raise MalformedCallError("tool call is not a JSON object: it does not end")
     name, value, arguments = read_call(read_object(source.text[start:end]))
     if name in _CODE_TOOLS:

@@ -40,13 +40,24 @@ def read_arguments(name: str, text: str) -> str:
     """Check arguments that stand alone; the text without the blanks around it."""
     text = text.strip()
     try:
-        value, end = _DECODER.raw_decode(text)
-    except (ValueError, RecursionError) as error:
+        value = strict_value(text)
+    except ValueError as error:
         raise MalformedCallError(f"tool call {name!r}: the arguments are not JSON: {error}") from error
-    if not isinstance(value, dict) or end != len(text):
-        raise MalformedCallError(f"tool call {name!r}: the arguments are not one JSON object")
+    if not isinstance(value, dict):
+        raise MalformedCallError(f"tool call {name!r}: the arguments are not a JSON object")
     check_text(name, value)
     return text
+
+
+def strict_value(text: str) -> Any:
+    """Return the value of a text that is JSON as a whole; `ValueError` if it is not."""
+    try:
+        value, end = _DECODER.raw_decode(text)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    if end != len(text):
+        raise ValueError("text after the JSON")
+    return value
 
 
 def check_text(name: str, arguments: Any) -> None:

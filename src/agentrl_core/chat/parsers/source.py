@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _VISIBLE = re.compile(r"\S")
 _IN_STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
-_OUTSIDE = re.compile(r"""[^\s\w.+\-:,]""")
+_OUTSIDE = re.compile(r"[^\sa-z0-9E.+\-:,]")
 """What matters between the strings of JSON: quotes, brackets, and characters that cannot stand there."""
 
 
@@ -103,10 +103,11 @@ class Source:
                 return False
             yield
 
-    def json_end(self, start: int) -> Steps[int]:
-        """Return where the JSON object or array that begins at `start` ends; -1 where it does not.
+    def json_end(self, start: int) -> Steps[tuple[int, bool]]:
+        """Return where the JSON object or array that begins at `start` ends, and True.
 
-        Only brackets and strings are looked at: what lies between the two indexes may still be no JSON.
+        False, and how far it was read, where it does not end or holds what cannot stand in JSON. Only brackets and
+        strings are looked at: what lies between the two indexes may still be no JSON.
         """
         depth, at = 0, start
         while True:
@@ -114,7 +115,7 @@ class Source:
             if found is None:
                 at = len(self.text)
                 if self.final:
-                    return -1
+                    return at, False
                 yield
                 continue
             at = found.end()
@@ -124,21 +125,21 @@ class Source:
             elif character in "}]":
                 depth -= 1
                 if depth <= 0:
-                    return at if depth == 0 else -1
+                    return at, depth == 0
             elif character == '"':
-                at = yield from self._string_end(at)
+                at, closed = yield from self._string_end(at)
+                if not closed:
+                    return at, False
             else:
-                at = -1
-            if at < 0:
-                return -1
+                return at - 1, False
 
-    def _string_end(self, at: int) -> Steps[int]:
-        """Return the index behind the quote that ends the string whose inside `at` is in; -1 for none."""
+    def _string_end(self, at: int) -> Steps[tuple[int, bool]]:
+        """Return the index behind the quote that ends the string whose inside `at` is in."""
         while True:
             inside = _IN_STRING.match(self.text, at)
             at = inside.end() if inside else at
             if self.text.startswith('"', at):
-                return at + 1
+                return at + 1, True
             if self.final:
-                return -1
+                return len(self.text), False
             yield

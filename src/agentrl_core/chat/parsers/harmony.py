@@ -1,0 +1,91 @@
+"""Read the channels of gpt-oss: thoughts, answers and calls are messages, each with a header of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from agentrl_core.chat.parsers.base import MalformedCallError
+from agentrl_core.chat.parsers.grammars import by_tool, literal
+from agentrl_core.chat.parsers.json_text import read_arguments
+from agentrl_core.chat.parsers.source import Marks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentrl_core.chat.parsers.base import Sink, Steps, Tools
+    from agentrl_core.chat.parsers.source import Source
+
+_START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_BODY_END = Marks((*_ENDS, _START, _CHANNEL))
+_HEADER_END = Marks((_MESSAGE, *_ENDS))
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+
+
+class HarmonyParser:
+    """Parser of whole messages: `analysis` is reasoning, a message to a recipient is a call, the rest is content."""
+
+    openers = (_CHANNEL, _START)
+    starters = ("to=",)  # behind a prompt that ends with `<|start|>assistant`
+    frames_text = True
+
+    def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
+        """Read one message."""
+        begin = source.at
+        mark, end = yield from source.find(_HEADER_END, begin)
+        header = source.text[begin:end]
+        recipient = _RECIPIENT.search(header)
+        if mark != _MESSAGE:
+            end += len(mark)
+            _keep(sink, header + mark, f"the header of a message has no {_MESSAGE}" if recipient else "")
+            source.at = end
+            return
+        source.at = end + len(mark)
+        if recipient:
+            yield from _read_call(source, sink, recipient[1], begin)
+            return
+        channel = _CHANNEL_NAME.search(header)
+        if channel and channel[1] == "analysis":
+            sink.begin_reasoning()
+            end_mark = yield from source.copy(_BODY_END, sink.reasoning)
+        else:
+            sink.begin_text()
+            end_mark = yield from source.copy(_BODY_END, sink.text)
+        source.at += len(end_mark) if end_mark in _ENDS else 0
+
+    def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:  # noqa: ARG002 - one at a time
+        """Return the rules of an optional thought and one call; gpt-oss writes no parallel calls."""
+
+        def call(name: str, arguments: str) -> str:
+            header = f"{mark(_CHANNEL)} {literal(f'commentary to=functions.{name} ')} {mark(_CONSTRAIN)}"
+            return f"{header} {literal('json')} {mark(_MESSAGE)} {arguments}"
+
+        thought = f"{mark(_CHANNEL)} {literal('analysis')} {mark(_MESSAGE)} /(.|\\n)*/ {mark(_ENDS[0])}"
+        thought += f" {mark(_START)} {literal('assistant')}"
+        return f"calls: thought? call\nthought: {thought}\n" + by_tool(tools, call)
+
+
+def _read_call(source: Source, sink: Sink, name: str, begin: int) -> Steps[None]:
+    """Read the arguments of a call, which the end of the reply ends as well as a mark."""
+    body = source.at
+    at = yield from source.visible(body)
+    if (yield from source.starts("{", at)):
+        at, _ = yield from source.json_end(at)  # marks inside of its strings do no harm
+    mark, end = yield from source.find(_BODY_END, at)
+    text = source.text[body:end]
+    source.at = end + (len(mark) if mark in _ENDS else 0)
+    try:
+        arguments = read_arguments(name, text)
+    except MalformedCallError as error:
+        sink.malformed(source.text[begin : source.at], str(error))
+        return
+    sink.call(name, arguments)
+
+
+def _keep(sink: Sink, text: str, error: str) -> None:
+    if error:
+        sink.malformed(text, error)
+    else:
+        sink.text(text)

@@ -1,0 +1,53 @@
+"""Read bare text between tags, as formats have it that write arguments without JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl_core.chat.parsers.base import MalformedCallError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from agentrl_core.chat.parsers.base import Sink, Steps
+    from agentrl_core.chat.parsers.source import Marks, Source
+
+
+def inside(source: Source, start: int, stops: Marks, close: str, followers: Sequence[str]) -> Steps[tuple[str, int]]:
+    """Return the text from `start` up to `close`, and the index behind it.
+
+    `stops` are `close` and what cannot stand in the text. `close` ends it only where one of `followers` comes next:
+    else it is part of the text.
+    """
+    at = start
+    while True:
+        mark, at = yield from source.find(stops, at)
+        if mark != close:
+            raise MalformedCallError(f"{close} is missing")
+        behind = yield from source.visible(at + len(close))
+        for follower in followers:
+            if (yield from source.starts(follower, behind)):
+                return source.text[start:at], at + len(close)
+        at += len(close)
+
+
+def keep_malformed(source: Source, sink: Sink, tags: Marks, begin: int, error: str) -> Steps[None]:
+    """Keep a block that cannot be read: up to and with the first closing tag, else up to the next opening one."""
+    mark, end = yield from source.find(tags, begin)
+    end += len(mark) if mark.startswith("</") else 0
+    sink.malformed(source.text[source.at : end], error)
+    source.at = end
+
+
+def block(
+    source: Source, sink: Sink, tags: Marks, read: Callable[[], Steps[tuple[list[tuple[str, str]], int]]], begin: int
+) -> Steps[None]:
+    """Read a block's calls with `read`, which also returns where the block ends; keep it where that fails."""
+    try:
+        calls, end = yield from read()
+    except MalformedCallError as error:
+        yield from keep_malformed(source, sink, tags, begin, str(error))
+        return
+    for name, arguments in calls:
+        sink.call(name, arguments)
+    source.at = end
