@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import orjson
 
 from agentrl_core.chat.continuation import TurnContinuation
+from agentrl_core.chat.images import IMAGE
 from agentrl_core.chat.probe import probe
 from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.chat.recognition import recognise_parser, recognise_reasoning
 from agentrl_core.chat.replies import ReplyFormat, ReplyReader, parse_reply
 from agentrl_core.chat.template import ChatTemplate
 from agentrl_core.chat.tokenizer import StreamDecoder, TextTokenizer, read_tokenizer_files
+from agentrl_core.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,6 +89,18 @@ class Chat:
     def verdict(self) -> TemplateVerdict:
         """How the template treats turns that lie in the past."""
         return probe(self)
+
+    @functools.cached_property
+    def takes_images(self) -> bool:
+        """Whether the template has a place for images."""
+        text = {"type": "text", "text": "a"}
+        try:
+            with_image, without = (
+                self.render([{"role": "user", "content": parts}]) for parts in ([text, dict(IMAGE)], [text])
+            )
+        except RequestError:
+            return False
+        return with_image != without and "'type'" not in with_image  # not a list that was printed as it is
 
     @property
     def end_texts(self) -> tuple[str, ...]:

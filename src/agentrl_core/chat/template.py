@@ -12,6 +12,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from agentrl_core.chat.images import with_places
 from agentrl_core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """Render a conversation; `RequestError` (400) with the template's own words where it refuses."""
+        messages = [with_places(message) for message in messages]
         if not self._text_arguments:
             messages = [_with_parsed_arguments(message) for message in messages]
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 from agentrl_core.chat.canonical import Fingerprint
+from agentrl_core.chat.images import images_of
 from agentrl_core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -151,6 +152,14 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
     fingerprint = Fingerprint(request.tools)
     messages = request.messages
     digests = [fingerprint.add(message) for message in messages]
+    images = images_of(messages)
+    if images and not chat.takes_images:
+        raise RequestError(
+            400,
+            "unsupported_content",
+            "messages: this model's chat template has no place for images; send text only",
+            param="messages",
+        )
     ancestors = ledger.ancestors(digests, messages, request.previous)
     if history == "exact" and ancestors:
         parent = ancestors[0]
@@ -164,6 +173,7 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
                 parent=parent,
                 fingerprint=fingerprint,
                 messages=messages,
+                images=images,
             )
     ids = chat.prompt_ids(messages, request.tools)
     if history == "template":  # a render that changed the past forks from the last call that it left untouched
@@ -171,9 +181,14 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
             past = parent.full_ids()
             if ids[: len(past)] == past:
                 return Prompt(
-                    ids=ids, new_ids=ids[len(past) :], parent=parent, fingerprint=fingerprint, messages=messages
+                    ids=ids,
+                    new_ids=ids[len(past) :],
+                    parent=parent,
+                    fingerprint=fingerprint,
+                    messages=messages,
+                    images=images,
                 )
-    return Prompt(ids=ids, new_ids=ids, parent=None, fingerprint=fingerprint, messages=messages)
+    return Prompt(ids=ids, new_ids=ids, parent=None, fingerprint=fingerprint, messages=messages, images=images)
 
 
 def raw_prompt(chat: Chat, prompt: str | tuple[int, ...]) -> Prompt:

@@ -58,29 +58,48 @@ def _message(raw: Any, where: str) -> Message:
     return message
 
 
-def _content(value: Any, where: str) -> str:
+def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
+    """Text, or a list of parts where there are images."""
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise _wrong(where, "must be text or a list of parts")
-    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
+    parts = [_part(part, f"{where}[{index}]") for index, part in enumerate(value)]
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        return "".join(texts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
-def _part(part: Any, where: str) -> str:
+def image_part(url: Any, where: str) -> dict[str, Any]:
+    """Make the part of an image, given as a data URL: the gateway fetches nothing."""
+    if not isinstance(url, str) or not url.startswith("data:image/"):
+        raise RequestError(
+            400,
+            "unsupported_content",
+            f"{where} must be a data URL (data:image/png;base64,…): the gateway fetches no images",
+            param=where,
+        )
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _part(part: Any, where: str) -> str | dict[str, Any]:
     if isinstance(part, dict):
+        if part.get("type") == "image_url" and isinstance(part.get("image_url"), dict):
+            return image_part(part["image_url"].get("url"), f"{where}.image_url.url")
         for kind in ("text", "refusal"):
             if part.get("type") == kind and isinstance(part.get(kind), str):
                 return str(part[kind])
-        if isinstance(part.get("type"), str) and part["type"] != "text":
+        if isinstance(part.get("type"), str) and part["type"] not in {"text", "image_url"}:
             raise RequestError(
                 400,
                 "unsupported_content",
                 f"{where}: parts of type {part['type']!r} are not supported; use text",
                 param=where,
             )
-    raise _wrong(where, 'must look like {"type": "text", "text": …}')
+    raise _wrong(where, 'must look like {"type": "text", "text": …} or {"type": "image_url", "image_url": {"url": …}}')
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
