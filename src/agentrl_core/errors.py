@@ -83,3 +83,18 @@ class RequestError(AgentRLError):
         self.status = status
         self.code = code
         self.param = param
+
+
+class ContextLengthError(RequestError):
+    """A prompt that leaves no room for a reply; each API has its own words for it, which clients look for."""
+
+    def __init__(self, *, prompt_tokens: int, context_length: int) -> None:
+        super().__init__(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {context_length} tokens. However, your messages "
+            f"resulted in {prompt_tokens} tokens. Please reduce the length of the messages.",
+            param="messages",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_length = context_length

@@ -11,6 +11,7 @@ import attrs
 import orjson
 
 from agentrl_core.errors import AgentRLError, RequestError, RunError, UnservableError, UnstorableError
+from agentrl_core.gateway.anthropic_messages import AnthropicMessages
 from agentrl_core.gateway.exchange import Delta, Reply
 from agentrl_core.gateway.openai_chat import OpenAIChat
 from agentrl_core.gateway.retries import Attempt, retry_key
@@ -34,6 +35,7 @@ MAX_DEPTH = 100
 _logger = logging.getLogger(__name__)
 _PATH = re.compile(r"(?:/s/(?P<token>[^/]+))?(?P<prefix>(?:/v1)*)(?P<route>/.*)?")
 _Page: TypeAlias = "Callable[[HttpRequest, str | None], Awaitable[HttpResponse]]"
+_MESSAGES = "/messages"
 _JSON = (("content-type", "application/json"),)
 _EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 
@@ -65,8 +67,9 @@ class Api:
     def __init__(self, sessions: SessionBook, service: PolicyService) -> None:
         self._sessions = sessions
         self._service = service
-        self._dialects: Mapping[str, Dialect] = {"/chat/completions": OpenAIChat()}
+        self._dialects: Mapping[str, Dialect] = {"/chat/completions": OpenAIChat(), _MESSAGES: AnthropicMessages()}
         self._pages: Mapping[str, _Page] = {"/health": self._health, "/models": self._models}
+        self._posts: Mapping[str, _Page] = {f"{_MESSAGES}/count_tokens": self._count_tokens}
         self.fatal: RunError | None = None
         """The failure of the engine or the store that no request can be blamed for; the first one.
 
@@ -77,14 +80,13 @@ class Api:
     def refuse_early(self, request: HttpRequest) -> HttpResponse | None:
         """Refuse a call that its method, path and headers already rule out; `request.body` is not looked at."""
         token, route = _split(request.path)
-        dialect = self._dialects.get(route)
-        if dialect is None:
+        if route not in self._dialects and route not in self._posts:
             return None
         try:
             _check_method(request, "POST")
             self._sessions.authorize(token, request.headers)
         except RequestError as refusal:
-            return _json_response(dialect.error(refusal), status=refusal.status)
+            return _error_response(route, refusal)
         return None
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
@@ -99,14 +101,13 @@ class Api:
             answer = self._route(request, route)
             return await answer(request, token)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
-            refusal = as_refusal(error)
-            return _json_response((dialect or OpenAIChat()).error(refusal), status=refusal.status)
+            return _error_response(route, as_refusal(error))
 
     def _route(self, request: HttpRequest, route: str) -> _Page:
-        page = self._pages.get(route)
+        page = self._pages.get(route) or self._posts.get(route)
         if page is None:
             raise RequestError(404, "unknown_url", f"unknown URL: {request.method} {route}")
-        _check_method(request, "GET")
+        _check_method(request, "GET" if route in self._pages else "POST")
         return page
 
     async def _health(self, _request: HttpRequest, _token: str | None) -> HttpResponse:
@@ -115,7 +116,16 @@ class Api:
     async def _models(self, request: HttpRequest, token: str | None) -> HttpResponse:
         self._sessions.authorize(token, request.headers)
         model = {"id": "default", "object": "model", "created": 0, "owned_by": "agentrl"}
-        return _json_response({"object": "list", "data": [model]})
+        model |= {"type": "model", "display_name": "default", "created_at": "1970-01-01T00:00:00Z"}  # Anthropic's words
+        page = {"has_more": False, "first_id": "default", "last_id": "default"}
+        return _json_response({"object": "list", "data": [model], **page})
+
+    async def _count_tokens(self, request: HttpRequest, token: str | None) -> HttpResponse:
+        """Count the prompt that the engine would see; nothing is sampled or stored."""
+        session = self._sessions.authorize(token, request.headers)
+        parsed = AnthropicMessages().parse_count(_decode_body(request.body), request.headers)
+        (prompt,) = self._service.prompts(session, parsed)
+        return _json_response({"input_tokens": len(prompt.ids)})
 
     async def _chat(self, dialect: Dialect, request: HttpRequest, session: Session) -> HttpResponse:
         try:
@@ -191,10 +201,10 @@ def as_refusal(error: Exception) -> RequestError:
     return RequestError(500, "internal_error", f"the gateway failed: {type(error).__name__}; see the run's log")
 
 
-def too_large() -> HttpResponse:
+def too_large(path: str) -> HttpResponse:
     """Refuse a body over `MAX_BODY_BYTES`."""
     refusal = RequestError(413, "request_too_large", f"the body exceeds {MAX_BODY_BYTES} bytes")
-    return _json_response(OpenAIChat().error(refusal), status=413)
+    return _error_response(_split(path)[1], refusal)
 
 
 def _delta(index: int, piece: Piece, chunk: Chunk | None = None) -> Delta:
@@ -263,6 +273,12 @@ def _is_deeper(value: Any, limit: int) -> bool:
             if isinstance(item, (dict, list))
         ]
     return bool(level)
+
+
+def _error_response(route: str, refusal: RequestError) -> HttpResponse:
+    """Refuse in the shape of the API that the route belongs to."""
+    dialect: Dialect = AnthropicMessages() if route.startswith(_MESSAGES) else OpenAIChat()
+    return _json_response(dialect.error(refusal), status=refusal.status)
 
 
 def _json_response(value: Any, *, status: int = 200) -> HttpResponse:

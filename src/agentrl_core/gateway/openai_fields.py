@@ -85,13 +85,13 @@ def parse_template_options(fields: Fields) -> Mapping[str, Any]:
     return value or {}
 
 
-def parse_stop(value: Any) -> tuple[str, ...]:
-    """Check `stop`: one string or several."""
+def parse_stop(value: Any, name: str = "stop") -> tuple[str, ...]:
+    """Check the stop strings of the field `name`: one or several."""
     strings = [value] if isinstance(value, str) else value or []
     if not isinstance(strings, list) or not all(isinstance(item, str) and item for item in strings):
-        raise RequestError(400, "invalid_type", "stop must be a string or a list of strings, none empty", param="stop")
+        raise RequestError(400, "invalid_type", f"{name} must be a string or a list of strings, none empty", param=name)
     if len(strings) > _MOST_STOP_STRINGS:
-        raise RequestError(400, "invalid_value", f"at most {_MOST_STOP_STRINGS} stop strings", param="stop")
+        raise RequestError(400, "invalid_value", f"{name}: at most {_MOST_STOP_STRINGS} stop strings", param=name)
     return tuple(strings)
 
 

@@ -97,7 +97,7 @@ class _Endpoint:
         body = await _read_body(receive)
         with connection.answering() as gone:
             if not gone:
-                answer = too_large() if body is None else await self._handle(_request(scope, body))
+                answer = too_large(scope["path"]) if body is None else await self._handle(_request(scope, body))
                 await _send(answer, send)
 
 

@@ -17,7 +17,7 @@ import attrs
 import orjson
 
 from agentrl_core.chat.parsers.base import ParsedReply
-from agentrl_core.errors import RequestError
+from agentrl_core.errors import ContextLengthError, RequestError
 from agentrl_core.gateway.calls import Call, Generation, choice_of, message_of
 from agentrl_core.gateway.exchange import Reply
 from agentrl_core.gateway.ledger import Prompt, build_prompt, raw_prompt
@@ -201,13 +201,7 @@ class PolicyService:
         """Tokens that the context has left behind a prompt."""
         room = self._engine.context_length - len(prompt.ids)
         if room < 1:
-            raise RequestError(
-                400,
-                "context_length_exceeded",
-                f"This model's maximum context length is {self._engine.context_length} tokens. However, your messages "
-                f"resulted in {len(prompt.ids)} tokens. Please reduce the length of the messages.",
-                param="messages",
-            )
+            raise ContextLengthError(prompt_tokens=len(prompt.ids), context_length=self._engine.context_length)
         return room
 
     async def _sample_together(self, call: Call) -> AsyncGenerator[tuple[Generation, Chunk], None]:

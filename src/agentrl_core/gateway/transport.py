@@ -52,7 +52,7 @@ class InProcessTransport(httpx2.AsyncBaseTransport):
 
     async def _answer(self, request: httpx2.Request, body: bytes) -> HttpResponse:
         if len(body) > MAX_BODY_BYTES:
-            return too_large()
+            return too_large(request.url.path)
         headers = {name.lower(): value for name, value in request.headers.items()}
         return await self._handle(HttpRequest(method=request.method, path=request.url.path, headers=headers, body=body))
 

@@ -1,0 +1,224 @@
+"""Bring Anthropic's messages and tools into the one form that templates see.
+
+What is cached, cited or allowed to call leaves no trace in that form: clients add and move such marks from turn to
+turn, and the conversation stays the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentrl_core.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agentrl_core.types import Message
+
+_ROLES = ("user", "assistant", "system")
+
+
+def parse_messages(system: Any, messages: Any) -> tuple[Message, ...]:
+    """Check a conversation: in OpenAI's shape, results of tools are messages of their own."""
+    if messages is None:
+        raise RequestError(400, "missing_required_parameter", "messages is missing", param="messages")
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("messages", "must be a list with at least one message")
+    found: list[Message] = []
+    if text := _plain(system, "system"):
+        found.append({"role": "system", "content": text})
+    for index, raw in enumerate(messages):
+        for message in _message(raw, f"messages[{index}]"):
+            if message["role"] == "assistant" and found and found[-1]["role"] == "assistant":
+                _extend(found[-1], message)  # to this API, neighbours of one role are one turn
+            else:
+                found.append(message)
+    if found[-1]["role"] == "assistant":
+        raise RequestError(
+            400,
+            "unsupported_value",
+            "messages ends with an assistant's message: this model does not support assistant message prefill; "
+            "the conversation must end with a user message",
+            param="messages",
+        )
+    return tuple(found)
+
+
+def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """Check a list of tools with schemas of their own; return them in OpenAI's shape."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise _wrong("tools", "must be a list of tools")
+    return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(value))
+
+
+def _tool(tool: Any, where: str) -> Mapping[str, Any]:
+    if isinstance(tool, dict) and tool.get("type") not in {None, "custom"}:
+        raise RequestError(
+            400,
+            "unsupported_tool",
+            f"{where}: tools of type {tool['type']!r} are Anthropic's own and do not exist here; "
+            "describe a custom tool by name, description and input_schema",
+            param=where,
+        )
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
+        raise _wrong(where, 'must look like {"name": …, "description": …, "input_schema": {…}}')
+    function: dict[str, Any] = {"name": tool["name"]}
+    if description := _text(tool, "description", where):
+        function["description"] = description
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise _wrong(f"{where}.input_schema", "must be a JSON schema")
+    function["parameters"] = schema
+    return {"type": "function", "function": function}
+
+
+def _message(raw: Any, where: str) -> Iterator[Message]:
+    if not isinstance(raw, dict):
+        raise _wrong(where, "must be an object")
+    role, content, inside = raw.get("role"), raw.get("content"), f"{where}.content"
+    if role == "user":
+        yield from _user(content, inside)
+    elif role == "assistant":
+        yield _assistant(content, inside)
+    elif role == "system":
+        yield {"role": "system", "content": _plain(content, inside)}
+    else:
+        raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+
+
+def _user(content: Any, where: str) -> Iterator[Message]:
+    """Yield the results of tools first, as they answer the turn before; then what the user says."""
+    said: list[tuple[Any, str]] = []
+    answered = False
+    for block, at in _blocks(content, where):
+        if block["type"] == "tool_result":
+            answered = True
+            yield {
+                "role": "tool",
+                "content": _parts(_blocks(block.get("content"), f"{at}.content")),
+                "tool_call_id": _required(block, "tool_use_id", at),
+            }
+        else:
+            said.append((block, at))
+    text = _parts(iter(said))
+    if text or not answered:
+        yield {"role": "user", "content": text}
+
+
+def _assistant(content: Any, where: str) -> Message:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Mapping[str, Any]] = []
+    for block, at in _blocks(content, where):
+        kind = block["type"]
+        if kind == "text":
+            texts.append(_text(block, "text", at))
+        elif kind == "thinking":
+            thoughts.append(_text(block, "thinking", at))
+        elif kind == "tool_use":
+            calls.append(_call(block, at))
+        elif kind != "redacted_thinking":  # which no reply from here has: nobody could read it
+            raise _unsupported(kind, at, "text, thinking and tool_use")
+    message: Message = {"role": "assistant", "content": "".join(texts)}
+    if thought := "".join(thoughts):
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _extend(message: Message, more: Message) -> None:
+    for key in ("content", "reasoning_content", "tool_calls"):
+        if key in more:
+            message[key] = message[key] + more[key] if key in message else more[key]
+
+
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    given = block.get("input")
+    if not isinstance(given, dict | None):
+        raise _wrong(f"{where}.input", "must be an object")
+    return {
+        "id": _required(block, "id", where),
+        "type": "function",
+        "function": {"name": _required(block, "name", where), "arguments": orjson.dumps(given or {}).decode()},
+    }
+
+
+def _blocks(content: Any, where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield the blocks of a content with their places; a string is one block of text."""
+    if isinstance(content, str):
+        yield {"type": "text", "text": content}, where
+        return
+    if not isinstance(content, list | None):
+        raise _wrong(where, "must be text or a list of blocks")
+    for index, block in enumerate(content or ()):
+        at = f"{where}[{index}]"
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise _wrong(at, 'must look like {"type": "text", "text": …}')
+        yield block, at
+
+
+def _parts(blocks: Iterator[tuple[Mapping[str, Any], str]]) -> str | list[dict[str, Any]]:
+    """Return text, or parts where there are images."""
+    parts = [_part(block, at) for block, at in blocks]
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if block["type"] == "text":
+        return {"type": "text", "text": _text(block, "text", where)}
+    if block["type"] == "image":
+        return {"type": "image_url", "image_url": {"url": _image_url(block.get("source"), f"{where}.source")}}
+    raise _unsupported(block["type"], where, "text and image")
+
+
+def _image_url(source: Any, where: str) -> str:
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind == "base64":
+        return f"data:{_required(source, 'media_type', where)};base64,{_required(source, 'data', where)}"
+    if kind == "url":
+        return _required(source, "url", where)
+    if kind == "file":
+        raise RequestError(
+            400, "unsupported_content", f"{where}: there are no files here; send the image as base64", param=where
+        )
+    raise _wrong(where, 'must look like {"type": "base64", "media_type": "image/png", "data": …}')
+
+
+def _plain(content: Any, where: str) -> str:
+    """Return a content that can only be text."""
+    texts = []
+    for block, at in _blocks(content, where):
+        if block["type"] != "text":
+            raise _unsupported(block["type"], at, "text")
+        texts.append(_text(block, "text", at))
+    return "".join(texts)
+
+
+def _text(raw: Mapping[str, Any], key: str, where: str) -> str:
+    value = raw.get(key)
+    if not isinstance(value, str | None):
+        raise _wrong(f"{where}.{key}", "must be a string")
+    return value or ""
+
+
+def _required(raw: Mapping[str, Any], key: str, where: str) -> str:
+    value = _text(raw, key, where)
+    if not value:
+        raise _wrong(f"{where}.{key}", "must be a string, not empty")
+    return value
+
+
+def _unsupported(kind: str, where: str, expected: str) -> RequestError:
+    message = f"{where}: blocks of type {kind!r} are not supported here; use {expected}"
+    return RequestError(400, "unsupported_content", message, param=where)
+
+
+def _wrong(param: str, message: str) -> RequestError:
+    return RequestError(400, "invalid_type", f"{param} {message}", param=param)

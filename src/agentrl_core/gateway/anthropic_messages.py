@@ -1,0 +1,150 @@
+"""Speak Anthropic's Messages API: check requests, build replies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentrl_core.errors import RequestError
+from agentrl_core.gateway.anthropic_content import parse_messages, parse_tools
+from agentrl_core.gateway.anthropic_replies import anthropic_error, content_blocks, extras_of, stop_of, usage_of
+from agentrl_core.gateway.anthropic_stream import AnthropicWriter
+from agentrl_core.gateway.exchange import ChatRequest, Decode, Reply, ToolChoice
+from agentrl_core.gateway.fields import Fields
+from agentrl_core.gateway.openai_fields import kept, parse_stop, parse_template_options, parse_trainable
+from agentrl_core.types import Grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_THINKING = ("enabled", "disabled", "adaptive", "between_tools")
+_CHOICES: Mapping[str, Any] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+class AnthropicMessages:
+    """`POST /v1/messages`."""
+
+    id_prefix = "msg_"
+
+    def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
+        """Check a decoded JSON body; `RequestError` (400) names the field at fault."""
+        fields = Fields(body)
+        max_tokens = fields.integer("max_tokens", least=1)
+        if max_tokens is None:
+            raise RequestError(
+                400,
+                "missing_required_parameter",
+                "max_tokens is missing; the Messages API wants it in every request",
+                param="max_tokens",
+            )
+        return _request(fields, headers, max_tokens)
+
+    def parse_count(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
+        """Check the body of `POST /v1/messages/count_tokens`, which asks for no reply."""
+        return _request(Fields(body), headers, None)
+
+    def response(self, reply: Reply, decode: Decode) -> dict[str, Any]:  # noqa: ARG002 - no logprobs in this API
+        """Build the body of a reply that is not streamed."""
+        return {
+            "id": reply.id,
+            "type": "message",
+            "role": "assistant",
+            "model": reply.request.model,
+            "content": list(content_blocks(reply.first.interaction.output)),
+            **stop_of(reply.first),
+            "usage": usage_of(reply),
+            **extras_of(reply),
+        }
+
+    def writer(self, request: ChatRequest, reply_id: str, prompt_tokens: int, decode: Decode) -> AnthropicWriter:  # noqa: ARG002 - no logprobs in this API
+        """Build the encoder of a streamed reply."""
+        return AnthropicWriter(request=request, reply_id=reply_id, prompt_tokens=prompt_tokens)
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        """Build the body of a refusal."""
+        return anthropic_error(error)
+
+
+def _request(fields: Fields, headers: Mapping[str, str], max_tokens: int | None) -> ChatRequest:
+    ignored: dict[str, Any] = {}
+    tools = parse_tools(fields.take("tools"))
+    choice, parallel = _tool_choice(fields.take("tool_choice"), tools)
+    return ChatRequest(
+        api="messages",
+        messages=parse_messages(fields.take("system"), fields.take("messages")),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        grammar=_grammar(fields, ignored),
+        template_options={**parse_template_options(fields), **_thinking(fields.take("thinking"), ignored)},
+        model=fields.text("model") or "default",
+        temperature=fields.number("temperature", least=0.0, most=1.0),
+        top_p=fields.number("top_p", above=0.0, most=1.0),
+        top_k=fields.integer("top_k", least=0),
+        max_tokens=max_tokens,
+        stop=parse_stop(fields.take("stop_sequences"), "stop_sequences"),
+        stream=fields.flag("stream"),
+        return_token_ids=fields.flag("return_token_ids") or headers.get("return_token_ids") in {"1", "true"},
+        trainable=parse_trainable(headers),
+        ignored={**ignored, **kept(fields.rest())},
+    )
+
+
+def _thinking(value: Any, ignored: dict[str, Any]) -> Mapping[str, Any]:
+    """Return the template's variable where the client decides; how much to think is up to the model."""
+    if value is None:
+        return {}
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in _THINKING:
+        raise RequestError(
+            400,
+            "invalid_value",
+            f'thinking must look like {{"type": …}} with one of {", ".join(_THINKING)}',
+            param="thinking",
+        )
+    if len(value) > 1:
+        ignored["thinking"] = value
+    return {"enable_thinking": kind == "enabled"} if kind in {"enabled", "disabled"} else {}
+
+
+def _grammar(fields: Fields, ignored: dict[str, Any]) -> Grammar | None:
+    """Check `output_config.format`, or `output_format` as its beta had it."""
+    config = Fields(fields.take("output_config") or {}, "output_config.")
+    older, newer = fields.take("output_format"), config.take("format")
+    if rest := config.rest():
+        ignored["output_config"] = rest
+    value = older if newer is None else newer
+    if value is None:
+        return None
+    schema = value.get("schema") if isinstance(value, dict) and value.get("type") == "json_schema" else None
+    if not isinstance(schema, dict):
+        param = "output_format" if newer is None else "output_config.format"
+        raise RequestError(
+            400, "invalid_value", f'{param} must look like {{"type": "json_schema", "schema": {{…}}}}', param=param
+        )
+    return Grammar(kind="json_schema", value=orjson.dumps(schema).decode())
+
+
+def _tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolChoice, bool]:
+    """Check `tool_choice`; also whether there may be several calls."""
+    if value is None:
+        return ToolChoice(), True
+    fields = Fields(value, "tool_choice.")
+    mode = _CHOICES.get(fields.text("type") or "")
+    if mode is None:
+        raise _wrong_choice(f".type must be one of {', '.join(_CHOICES)}")
+    parallel = not fields.flag("disable_parallel_tool_use")
+    names = [tool["function"]["name"] for tool in tools]
+    if mode == "required" and not names:
+        raise _wrong_choice(" wants a call, but there are no tools")
+    if value["type"] != "tool":
+        return ToolChoice(mode=mode), parallel
+    name = fields.text("name") or ""
+    if name not in names:
+        raise _wrong_choice(f" names the tool {name!r}; expected one of {', '.join(names)}")
+    return ToolChoice(mode=mode, names=(name,)), parallel
+
+
+def _wrong_choice(message: str) -> RequestError:
+    return RequestError(400, "invalid_value", f"tool_choice{message}", param="tool_choice")

@@ -1,0 +1,125 @@
+"""Encode a streamed reply as Anthropic's events: one block of content after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_core.gateway.anthropic_replies import (
+    SIGNATURE,
+    anthropic_error,
+    extras_of,
+    sse_event,
+    stop_of,
+    tool_use,
+    usage_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agentrl_core.errors import RequestError
+    from agentrl_core.gateway.exchange import ChatRequest, Delta, Reply
+
+_EMPTY_BLOCKS: Mapping[str, Mapping[str, Any]] = {
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": "", "citations": None},
+}
+
+
+@attrs.define(kw_only=True)
+class AnthropicWriter:
+    """Thoughts and text as they come, tool calls at the end.
+
+    So the blocks have the order of a reply that is not streamed, even where the model speaks behind a call, and no
+    client begins to work on the calls of a reply that fails later and is in no record.
+    """
+
+    request: ChatRequest
+    reply_id: str
+    prompt_tokens: int
+    _open: str = attrs.field(default="", init=False)
+    """Type of the block that was begun and not ended."""
+    _index: int = attrs.field(default=0, init=False)
+    """Of the open block, else of the next."""
+    _has_text: bool = attrs.field(default=False, init=False)
+
+    def begin(self) -> bytes:
+        """Encode the message without its content. How much of the prompt was cached is told at the end."""
+        usage = {
+            "input_tokens": self.prompt_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        }
+        message: dict[str, Any] = {
+            "id": self.reply_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.request.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "stop_details": None,
+            "usage": usage,
+        }
+        return sse_event({"type": "message_start", "message": message})
+
+    def delta(self, delta: Delta) -> bytes:
+        """Encode new thoughts and new text; empty bytes where there is neither."""
+        if not delta.reasoning and not delta.content:
+            return b""
+        events: list[Mapping[str, Any]] = []
+        if delta.reasoning:
+            events += self._switch("thinking")
+            events.append(self._delta({"type": "thinking_delta", "thinking": delta.reasoning}))
+        if delta.content:
+            events += self._switch("text")
+            events.append(self._delta({"type": "text_delta", "text": delta.content}))
+        return b"".join(map(sse_event, events))
+
+    def end(self, reply: Reply) -> bytes:
+        """Encode the calls, why the reply ended, and the usage."""
+        calls = reply.first.interaction.output.get("tool_calls", ())
+        events: list[Mapping[str, Any]] = []
+        if not calls and not self._has_text:
+            events += self._switch("text")
+        events += self._close()
+        for call in calls:
+            events += self._call(call)
+        ending = {**stop_of(reply.first), **extras_of(reply)}
+        events.append({"type": "message_delta", "delta": ending, "usage": usage_of(reply)})
+        events.append({"type": "message_stop"})
+        return b"".join(map(sse_event, events))
+
+    def error(self, error: RequestError) -> bytes:
+        """Encode a failure in the middle of the stream."""
+        return sse_event(anthropic_error(error))
+
+    def _switch(self, kind: str) -> Iterator[Mapping[str, Any]]:
+        """Begin a block unless it is open."""
+        if self._open == kind:
+            return
+        yield from self._close()
+        self._open = kind
+        self._has_text = self._has_text or kind == "text"
+        yield {"type": "content_block_start", "index": self._index, "content_block": _EMPTY_BLOCKS[kind]}
+
+    def _close(self) -> Iterator[Mapping[str, Any]]:
+        if not self._open:
+            return
+        if self._open == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
+        yield {"type": "content_block_stop", "index": self._index}
+        self._open = ""
+        self._index += 1
+
+    def _call(self, call: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        yield {"type": "content_block_start", "index": self._index, "content_block": tool_use(call)}
+        yield self._delta({"type": "input_json_delta", "partial_json": call["function"]["arguments"]})
+        yield {"type": "content_block_stop", "index": self._index}
+        self._index += 1
+
+    def _delta(self, delta: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
