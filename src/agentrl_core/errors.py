@@ -75,11 +75,15 @@ class RequestError(AgentRLError):
     """An LLM request that the gateway refuses; becomes an HTTP error in the SDK's own shape.
 
     `status` is the HTTP status, `code` the machine-readable word of the OpenAI error body
-    (`context_length_exceeded`, `invalid_api_key`, …), `param` the request field at fault.
+    (`context_length_exceeded`, `invalid_api_key`, …), `param` the request field at fault, `retry_after_s` what the
+    client is told to wait before it tries again.
     """
 
-    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
+        self.retry_after_s = retry_after_s
         self.status = status
         self.code = code
         self.param = param

@@ -187,12 +187,20 @@ class Exchange:
         self._client, self._wire, self._silence_s = client, wire, silence_s
         self._connection: _Connection
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> Self:
+        """Send the request and wait for the head of the reply; `close` must follow."""
         self._connection = await self._client._connected(self._wire, self._silence_s)  # noqa: SLF001 (its other half)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Keep the connection where the reply was read to its end; else end it."""
         self._connection.release()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def status(self) -> int:

@@ -35,6 +35,13 @@ run_name = Must(
 )
 
 
+provider_url = Must(
+    "http(s)://host[:port][/path] without user, password or query",
+    lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", value) is not None,
+)
+_no_policy = Must("no model named default: that is the policy", lambda value: "default" not in value)
+
+
 def _without(*names: str) -> Must:
     """Options must not take the names that stand beside them in a section."""
     return Must(f"no option named {' or '.join(names)}", lambda options: not set(names) & set(options))
@@ -99,6 +106,22 @@ class SamplingConfig:
 
 
 @attrs.frozen(kw_only=True)
+class UpstreamConfig:
+    """Another provider's model, asked over OpenAI's chat completions."""
+
+    url: str = field(validator=provider_url)
+    """Up to and without `/chat/completions`: `https://api.openai.com/v1`."""
+    model: str | None = None
+    """The provider's name of the model; None: the one that agents use."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key; never the key."""
+    timeout_s: float = field(default=120.0, validator=positive)
+    """The provider may say nothing for so long."""
+    max_retries: int = field(default=2, validator=not_negative)
+    """Times that a call is sent again where it could not be made, was too much or met a server's failure."""
+
+
+@attrs.frozen(kw_only=True)
 class GatewayConfig:
     """The HTTP server that agents talk to."""
 
@@ -112,6 +135,8 @@ class GatewayConfig:
     """Registry name of the tool-call parser; `auto` recognises the format from the model's chat template."""
     reasoning_parser: Literal["auto", "none", "think", "mistral", "minicpm"] = "auto"
     """Where the model writes thoughts, which are kept out of the content; `none` leaves them there."""
+    upstreams: Mapping[str, UpstreamConfig] = field(factory=dict, validator=_no_policy)
+    """Models that other providers answer for, by the name that agents ask for; their calls are never trained."""
 
 
 @attrs.frozen(kw_only=True)

@@ -278,7 +278,9 @@ def _is_deeper(value: Any, limit: int) -> bool:
 def _error_response(route: str, refusal: RequestError) -> HttpResponse:
     """Refuse in the shape of the API that the route belongs to."""
     dialect: Dialect = AnthropicMessages() if route.startswith(_MESSAGES) else OpenAIChat()
-    return _json_response(dialect.error(refusal), status=refusal.status)
+    wait = refusal.retry_after_s
+    after = () if wait is None else (("retry-after", f"{wait:g}"),)
+    return HttpResponse(status=refusal.status, headers=(*_JSON, *after), body=orjson.dumps(dialect.error(refusal)))
 
 
 def _json_response(value: Any, *, status: int = 200) -> HttpResponse:

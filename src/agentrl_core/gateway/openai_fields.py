@@ -108,5 +108,10 @@ def kept(unknown: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def was_cut(value: Any) -> bool:
+    """Whether `kept` has shortened this value: then it is not what the agent sent."""
+    return isinstance(value, str) and len(value) == _LONGEST_KEPT_CHARS + 1 and value.endswith("…")
+
+
 def _wrong_choice(message: str) -> RequestError:
     return RequestError(400, "invalid_value", f"tool_choice {message}", param="tool_choice")
