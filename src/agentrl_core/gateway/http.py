@@ -136,7 +136,7 @@ class Api:
             return await self._generate(dialect, session, parsed, attempt)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             refusal = self._refusal(error, session)
-            return _json_response(dialect.error(refusal), status=refusal.status)
+            return _refused(dialect, refusal)
 
     async def _generate(
         self, dialect: Dialect, session: Session, request: ChatRequest, attempt: Attempt | None
@@ -278,6 +278,10 @@ def _is_deeper(value: Any, limit: int) -> bool:
 def _error_response(route: str, refusal: RequestError) -> HttpResponse:
     """Refuse in the shape of the API that the route belongs to."""
     dialect: Dialect = AnthropicMessages() if route.startswith(_MESSAGES) else OpenAIChat()
+    return _refused(dialect, refusal)
+
+
+def _refused(dialect: Dialect, refusal: RequestError) -> HttpResponse:
     wait = refusal.retry_after_s
     after = () if wait is None else (("retry-after", f"{wait:g}"),)
     return HttpResponse(status=refusal.status, headers=(*_JSON, *after), body=orjson.dumps(dialect.error(refusal)))
