@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentrl_core.chat.replies import ReplyReader
     from agentrl_core.gateway.exchange import ChatRequest
     from agentrl_core.gateway.ledger import Prompt
+    from agentrl_core.gateway.retries import Attempt
     from agentrl_core.gateway.sessions import Session
 
 
@@ -58,6 +59,8 @@ class Call:
     generations: tuple[Generation, ...]
     """`n` for each prompt."""
     started_at: float
+    attempt: Attempt | None = None
+    """Where its client may ask for it again."""
 
     def add(self, generation: Generation, chunk: Chunk) -> None:
         """Append sampled tokens; refused once the episode has ended."""

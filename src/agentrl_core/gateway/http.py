@@ -131,8 +131,8 @@ class Api:
         try:
             parsed = dialect.parse(_decode_body(request.body), request.headers)
             attempt = await session.attempts.enter(retry_key(request))
-            if attempt is not None and attempt.choices is not None:  # the client asks again for what it has missed
-                return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
+            if attempt is not None and (kept := attempt.kept):  # the client asks again for what it has missed
+                return self._answer(dialect, Reply(request=parsed, choices=kept.choices, prompt_ids=kept.prompt_ids))
             return await self._generate(dialect, session, parsed, attempt)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             refusal = self._refusal(error, session)
@@ -143,11 +143,11 @@ class Api:
     ) -> HttpResponse:
         service = self._service
         call = service.begin(session, request, dialect.id_prefix)
+        call.attempt = attempt
         if request.stream:
-            return HttpResponse(headers=_EVENTS, body=self._stream(dialect, request, call, attempt))
+            return HttpResponse(headers=_EVENTS, body=self._stream(dialect, request, call))
         with session.attempts.running(attempt):
             reply = await service.complete(call)
-            session.attempts.finish(attempt, reply.choices)
         return self._answer(dialect, reply)
 
     def _answer(self, dialect: Dialect, reply: Reply) -> HttpResponse:
@@ -157,22 +157,19 @@ class Api:
             return _json_response(dialect.response(reply, decode))
         return HttpResponse(headers=_EVENTS, body=_replay(dialect, reply, decode))
 
-    async def _stream(
-        self, dialect: Dialect, request: ChatRequest, call: Call, attempt: Attempt | None
-    ) -> AsyncGenerator[bytes, None]:
-        service, attempts = self._service, call.session.attempts
+    async def _stream(self, dialect: Dialect, request: ChatRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        service = self._service
         prompt_tokens = sum(len(generation.prompt.ids) for generation in call.generations[:: request.n])
         writer = dialect.writer(request, call.id, prompt_tokens, service.chat.decode)
-        yield writer.begin()
         try:
-            with attempts.running(attempt):
+            with call.session.attempts.running(call.attempt):
+                yield writer.begin()
                 async with aclosing(service.sample(call)) as chunks:
                     async for generation, chunk in chunks:
                         piece = generation.reader.feed(chunk.ids)
                         if data := writer.delta(_delta(generation.index, piece, chunk)):
                             yield data
                 reply = await service.finish(call)
-                attempts.finish(attempt, reply.choices)
             rests = [writer.delta(_delta(item.index, item.reader.rest())) for item in call.generations]
             yield b"".join([*rests, writer.end(reply)])
         except Exception as error:  # noqa: BLE001 - the status is sent: the error goes where the client reads

@@ -2,6 +2,7 @@
 
 An SDK that lost a reply sends the same body again and says so (`x-stainless-retry-count`), or names the request by an
 `Idempotency-Key`. The same body without either is another sample of the same prompt, which agents want on purpose.
+The count names no request, so of equal ones the likeliest is taken: see `Attempts`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from agentrl_core.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentrl_core.gateway.exchange import Choice
+    from agentrl_core.gateway.exchange import Choice, Reply
     from agentrl_core.gateway.http import HttpRequest
 
 _REMEMBERED = 64
 """Attempts of a session whose replies can still be asked for again."""
+
+_MOST_DIGITS = 6
+"""Of a retry count; what is longer is none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,8 +40,16 @@ class RetryKey:
     """Digest of route and body."""
     name: str | None
     """The client's `Idempotency-Key`."""
-    retried: bool
-    """Whether the client says that it asks again."""
+    retries: int
+    """How often the client says that it has asked before."""
+
+
+@attrs.frozen(kw_only=True)
+class Kept:
+    """What a client that asks again is told; not the request, which it sends again."""
+
+    choices: tuple[Choice, ...]
+    prompt_ids: tuple[int, ...]
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -45,19 +57,31 @@ class Attempt:
     """One request that may be asked for again."""
 
     key: RetryKey
-    done: concurrent.futures.Future[tuple[Choice, ...] | None] = attrs.field(factory=concurrent.futures.Future)
+    done: concurrent.futures.Future[Kept | None] = attrs.field(factory=concurrent.futures.Future)
     """Its reply; None where there will be none."""
     repeats: int = 0
-    """Clients that asked again."""
+    """How often it was asked for again."""
+    storing: bool = False
+    """Whether its reply is complete and on its way to the store, from where on a client that leaves changes nothing."""
 
     @property
-    def choices(self) -> tuple[Choice, ...] | None:
+    def kept(self) -> Kept | None:
         """Its reply, if it is there."""
         return self.done.result() if self.done.done() else None
 
+    def settle(self, reply: Reply | None) -> None:
+        """Tell those who asked again."""
+        kept = None if reply is None else Kept(choices=reply.choices, prompt_ids=reply.prompt_ids)
+        self.done.set_result(kept)
+
 
 class Attempts:
-    """The requests of one session that may be asked for again; thread-safe, of no event loop."""
+    """The requests of one session that may be asked for again; thread-safe, of no event loop.
+
+    A retry without a name means, of equal requests, the one that was asked for as often as the retry says; of those
+    one that came to nothing (its client was cut off, and so was its generation), else the latest: whoever sends the
+    same again on purpose has mostly read the earlier reply. Of twins asked at once each retry takes another one.
+    """
 
     def __init__(self) -> None:
         self._known: deque[Attempt] = deque(maxlen=_REMEMBERED)
@@ -72,33 +96,28 @@ class Attempts:
             return None
         while True:
             with self._lock:
-                attempt = self._find(key)
-                if attempt is None:
+                earlier = self._find(key)
+                if earlier is None:
                     return Attempt(key=key)
-                attempt.repeats += 1
-            if await asyncio.shield(asyncio.wrap_future(attempt.done)) is not None:
-                return attempt
-            # It came to nothing, and was forgotten: ask as if for the first time.
+                earlier.repeats += 1
+            if await asyncio.shield(asyncio.wrap_future(earlier.done)) is not None:
+                return earlier
+            with self._lock:
+                if earlier in self._known:  # it came to nothing: this one stands for it now
+                    self._known.remove(earlier)
+                    return Attempt(key=key, repeats=earlier.repeats)
 
     @contextmanager
     def running(self, attempt: Attempt | None) -> Iterator[None]:
-        """Let others wait for an attempt; one that ends without a reply is forgotten, and they try themselves."""
+        """Let others wait for an attempt; where it ends without a reply, they try themselves."""
         if attempt is not None:
             with self._lock:
                 self._known.append(attempt)
         try:
             yield
         finally:
-            if attempt is not None and not attempt.done.done():
-                with self._lock:
-                    if attempt in self._known:
-                        self._known.remove(attempt)
-                attempt.done.set_result(None)
-
-    def finish(self, attempt: Attempt | None, choices: tuple[Choice, ...]) -> None:
-        """Keep the reply for those who ask again."""
-        if attempt is not None:
-            attempt.done.set_result(choices)
+            if attempt is not None and not attempt.storing:
+                attempt.settle(None)
 
     def _find(self, key: RetryKey) -> Attempt | None:
         if key.name is not None:
@@ -110,11 +129,15 @@ class Attempts:
                     "this Idempotency-Key came with another request before; use a new one",
                 )
             return named
-        if not key.retried:
+        if not key.retries:
             return None
-        # Twins were asked for on purpose: each of their retries takes another one.
         same = [attempt for attempt in self._known if attempt.key.body == key.body and attempt.key.name is None]
-        return min(same, key=lambda attempt: attempt.repeats, default=None)
+
+        def likelihood(attempt: Attempt) -> tuple[int, bool]:
+            came_to_nothing = attempt.done.done() and attempt.done.result() is None
+            return -abs(key.retries - 1 - attempt.repeats), came_to_nothing
+
+        return max(reversed(same), key=likelihood, default=None)
 
 
 def retry_key(request: HttpRequest) -> RetryKey | None:
@@ -124,4 +147,5 @@ def retry_key(request: HttpRequest) -> RetryKey | None:
         return None
     route = request.path.rpartition("/")[2]
     digest = hashlib.blake2b(request.body, digest_size=16, person=route.encode()[:16]).digest()
-    return RetryKey(body=digest, name=name, retried=count not in {None, "0"})
+    retries = int(count) if count is not None and count.isdecimal() and len(count) <= _MOST_DIGITS else 0
+    return RetryKey(body=digest, name=name, retries=retries)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.exchange import ChatRequest
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.stores.base import Store
-    from agentrl_core.types import Interaction
 
 
 class _EngineTime:
@@ -172,21 +171,20 @@ class PolicyService:
             session.num_finished += len(parsed)
             session.writes.add(stored)
         interactions = [
-            call.interaction(
-                generation, reply, message_of(reply), seq=first + generation.index, finished_at=finished_at
-            )
-            for generation, reply in zip(call.generations, parsed, strict=True)
+            call.interaction(generation, read, message_of(read), seq=first + generation.index, finished_at=finished_at)
+            for generation, read in zip(call.generations, parsed, strict=True)
         ]
-        # The generation is complete: a client that leaves now does not undo it.
-        await asyncio.shield(
-            asyncio.ensure_future(metered(self._store_call(call, interactions, stored), self._add_cpu))
-        )
         choices = tuple(
-            choice_of(generation, interaction, reasoning_tokens=self._count_reasoning(reply))
-            for generation, interaction, reply in zip(call.generations, interactions, parsed, strict=True)
+            choice_of(generation, interaction, reasoning_tokens=self._count_reasoning(read))
+            for generation, interaction, read in zip(call.generations, interactions, parsed, strict=True)
         )
         prompt_ids = call.generations[0].prompt.ids if call.request.return_token_ids else ()
-        return Reply(request=call.request, choices=choices, prompt_ids=prompt_ids)
+        reply = Reply(request=call.request, choices=choices, prompt_ids=prompt_ids)
+        # The generation is complete: a client that leaves now does not undo it, and may ask for it again.
+        if call.attempt is not None:
+            call.attempt.storing = True
+        await asyncio.shield(asyncio.ensure_future(metered(self._store_call(call, reply, stored), self._add_cpu)))
+        return reply
 
     async def abort_all(self, session: Session) -> None:
         """Stop what a closed session still has in the engine, and wait until its finished calls are stored."""
@@ -249,10 +247,9 @@ class PolicyService:
     def _count_reasoning(self, parsed: ParsedReply) -> int:
         return len(self.chat.encode(parsed.reasoning)) if parsed.reasoning else 0
 
-    async def _store_call(
-        self, call: Call, interactions: Sequence[Interaction], stored: concurrent.futures.Future[None]
-    ) -> None:
-        session = call.session
+    async def _store_call(self, call: Call, reply: Reply, stored: concurrent.futures.Future[None]) -> None:
+        session, interactions = call.session, [choice.interaction for choice in reply.choices]
+        told: Reply | None = None
         try:
             for interaction in interactions:
                 await self._store.add_interaction(self._run_id, interaction)
@@ -262,6 +259,9 @@ class PolicyService:
                     session.ledger.add(generation.prompt, interaction)
             with self._lock:
                 self.calls += len(interactions)
+            told = reply
         finally:
             session.writes.discard(stored)
             stored.set_result(None)
+            if call.attempt is not None:
+                call.attempt.settle(told)
