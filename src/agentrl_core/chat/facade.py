@@ -13,7 +13,7 @@ from agentrl_core.chat.images import IMAGE
 from agentrl_core.chat.probe import probe
 from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.chat.recognition import recognise_parser, recognise_reasoning
-from agentrl_core.chat.replies import ReplyFormat, ReplyReader, parse_reply
+from agentrl_core.chat.replies import ReplyFormat, ReplyReader, parse_reply, read_text
 from agentrl_core.chat.template import ChatTemplate
 from agentrl_core.chat.tokenizer import StreamDecoder, TextTokenizer, read_tokenizer_files
 from agentrl_core.errors import RequestError
@@ -121,6 +121,10 @@ class Chat:
         """Return the token ids [T] of `text`: special tokens in it are recognised, none is added."""
         return self._tokenizer.encode(text)
 
+    def encode_continuation(self, text: str) -> tuple[int, ...]:
+        """Return the token ids [T] of text that stands behind other text."""
+        return tuple(self._tokenizer.encode_continuation(text))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens included."""
         return self._tokenizer.decode(ids)
@@ -145,6 +149,10 @@ class Chat:
         thinking = bool(prompt_ids) and self._opens_thought(tuple(prompt_ids[-_END_OF_PROMPT:]))
         steps = functools.partial(self.replies.steps, tools=tools, calls=parse_tools, thinking=thinking)
         return ReplyReader(self.decoder(), steps, calls=parse_tools, stop=stop, stop_token_ids=self._end_ids)
+
+    def text_reader(self, *, stop: Sequence[str] = ()) -> ReplyReader:
+        """Return a reader for an output that is nothing but text."""
+        return ReplyReader(self.decoder(), read_text, holds_blanks=False, stop=stop, stop_token_ids=self._end_ids)
 
     def parse(self, text: str) -> ParsedReply:
         """Take a text apart that leaves thoughts in the content."""

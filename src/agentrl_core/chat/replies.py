@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentrl_core.chat.reasoning import ReasoningFormat
     from agentrl_core.chat.tokenizer import StreamDecoder
 
+_NO_MARKS = Marks(())
 _WAITS = "the tool-call parser waits for more text behind the reply's end"
 
 
@@ -303,6 +304,11 @@ class ReplyFormat:
             emit(mark)
         if considered:
             collector.report(f"{considered} stands in a thought that is not closed by {reasoning.close}: not a call")
+
+
+def read_text(source: Source, collector: Collector) -> Steps[None]:
+    """Read what is nothing but text."""
+    yield from source.copy(_NO_MARKS, collector.text)
 
 
 def parse_reply(text: str, replies: ReplyFormat, *, tools: Tools = (), thinking: bool = False) -> ParsedReply:

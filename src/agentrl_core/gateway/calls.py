@@ -125,7 +125,7 @@ def message_of(parsed: ParsedReply) -> Message:
     return output
 
 
-def choice_of(generation: Generation, interaction: Interaction, *, reasoning_tokens: int) -> Choice:
+def choice_of(call: Call, generation: Generation, interaction: Interaction, *, reasoning_tokens: int) -> Choice:
     """What the client hears of one stored reply."""
     cut = interaction.finish_reason is FinishReason.LENGTH
     called = "tool_calls" in interaction.output
@@ -136,4 +136,5 @@ def choice_of(generation: Generation, interaction: Interaction, *, reasoning_tok
         stop_string=generation.chunks[-1].stop_string,
         top_logprobs=tuple(chain.from_iterable(chunk.top_logprobs for chunk in generation.chunks)),
         reasoning_tokens=reasoning_tokens,
+        prompt_ids=generation.prompt.ids if call.request.return_token_ids else (),
     )

@@ -89,6 +89,8 @@ class Choice:
     """The stop string that ended it."""
     top_logprobs: TopLogprobs = ()
     reasoning_tokens: int = 0
+    prompt_ids: tuple[int, ...] = ()
+    """The whole prompt, where the request asks for token ids. [T]"""
 
 
 @attrs.frozen(kw_only=True)
@@ -109,8 +111,6 @@ class Reply:
     request: ChatRequest
     choices: tuple[Choice, ...]
     """`n` for each prompt, in their order."""
-    prompt_ids: tuple[int, ...] = ()
-    """The whole prompt of the first choice, where the request asks for token ids."""
 
     @property
     def id(self) -> str:

@@ -12,6 +12,7 @@ import orjson
 
 from agentrl_core.errors import AgentRLError, RequestError, RunError, UnservableError, UnstorableError
 from agentrl_core.gateway.anthropic_messages import AnthropicMessages
+from agentrl_core.gateway.completions import Completions
 from agentrl_core.gateway.exchange import Delta, Reply
 from agentrl_core.gateway.openai_chat import OpenAIChat
 from agentrl_core.gateway.retries import Attempt, retry_key
@@ -67,7 +68,11 @@ class Api:
     def __init__(self, sessions: SessionBook, service: PolicyService) -> None:
         self._sessions = sessions
         self._service = service
-        self._dialects: Mapping[str, Dialect] = {"/chat/completions": OpenAIChat(), _MESSAGES: AnthropicMessages()}
+        self._dialects: Mapping[str, Dialect] = {
+            "/chat/completions": OpenAIChat(),
+            "/completions": Completions(),
+            _MESSAGES: AnthropicMessages(),
+        }
         self._pages: Mapping[str, _Page] = {"/health": self._health, "/models": self._models}
         self._posts: Mapping[str, _Page] = {f"{_MESSAGES}/count_tokens": self._count_tokens}
         self.fatal: RunError | None = None
@@ -131,8 +136,8 @@ class Api:
         try:
             parsed = dialect.parse(_decode_body(request.body), request.headers)
             attempt = await session.attempts.enter(retry_key(request))
-            if attempt is not None and (kept := attempt.kept):  # the client asks again for what it has missed
-                return self._answer(dialect, Reply(request=parsed, choices=kept.choices, prompt_ids=kept.prompt_ids))
+            if attempt is not None and attempt.choices:  # the client asks again for what it has missed
+                return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
             return await self._generate(dialect, session, parsed, attempt)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             refusal = self._refusal(error, session)

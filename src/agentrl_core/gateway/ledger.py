@@ -15,6 +15,7 @@ import attrs
 from agentrl_core.chat.canonical import Fingerprint
 from agentrl_core.chat.images import images_of
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.raw_calls import RawCalls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ class Node:
     interaction: Interaction
     parent: Node | None
     length: int
-    """Messages of the conversation up to and including its output."""
+    """Messages of the conversation up to and including its output; 0 where there is no conversation."""
     _ids: tuple[int, ...] | None
     """Prompt and output of the whole lineage. Kept by the tips of the tree only: memory grows with what is
     new in each call, not with its whole prompt."""
@@ -85,6 +86,8 @@ class Prompt:
     messages: tuple[Message, ...]
     images: tuple[str, ...] = ()
     """Data URLs of the images that the ids have places for."""
+    text: str = ""
+    """All of a prompt that came without messages."""
 
     @property
     def new_messages(self) -> tuple[Message, ...]:
@@ -99,21 +102,24 @@ class Ledger:
         self._by_digest: dict[bytes, list[Node]] = {}
         self._by_id: dict[str, Node] = {}
         self._lock = threading.Lock()
+        self.raw: RawCalls[Node] = RawCalls()
+        """The calls without messages."""
 
-    def add(self, prompt: Prompt, interaction: Interaction) -> None:
+    def add(self, chat: Chat, prompt: Prompt, interaction: Interaction) -> None:
         """Append a finished call."""
         node = Node(
             interaction=interaction,
             parent=prompt.parent,
-            length=len(prompt.messages) + 1,
+            length=0 if prompt.fingerprint is None else len(prompt.messages) + 1,
             ids=prompt.ids + interaction.output_ids,
         )
         if prompt.fingerprint is None:
-            return
-        digest = prompt.fingerprint.after(interaction.output)
-        with self._lock:
-            self._by_id[interaction.id] = node
-            self._by_digest.setdefault(digest, []).append(node)
+            self.raw.add(node, prompt.text + chat.decode(interaction.output_ids), node.full_ids())
+        else:
+            digest = prompt.fingerprint.after(interaction.output)
+            with self._lock:
+                self._by_id[interaction.id] = node
+                self._by_digest.setdefault(digest, []).append(node)
         if prompt.parent is not None:
             prompt.parent.release()
 
@@ -189,16 +195,6 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
                     images=images,
                 )
     return Prompt(ids=ids, new_ids=ids, parent=None, fingerprint=fingerprint, messages=messages, images=images)
-
-
-def raw_prompt(chat: Chat, prompt: str | tuple[int, ...]) -> Prompt:
-    """Begin anew with a text, or token ids, as they are."""
-    ids = tuple(chat.encode(prompt)) if isinstance(prompt, str) else prompt
-    if not ids:
-        raise RequestError(400, "invalid_value", "prompt is empty; there is nothing to continue", param="prompt")
-    text = prompt if isinstance(prompt, str) else chat.decode(ids)
-    message = {"role": "user", "content": text}
-    return Prompt(ids=ids, new_ids=ids, parent=None, fingerprint=None, messages=(message,))
 
 
 def _best(nodes: Sequence[Node], message: Message, previous: str | None) -> Node:

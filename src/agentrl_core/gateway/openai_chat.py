@@ -62,7 +62,7 @@ class OpenAIChat:
             include_usage=stream_options.flag("include_usage"),
             logprobs=logprobs,
             top_logprobs=top or 0 if logprobs else 0,
-            return_token_ids=fields.flag("return_token_ids") or headers.get("return_token_ids") in {"1", "true"},
+            return_token_ids=fields.flag("return_token_ids"),
             trainable=parse_trainable(headers),
             ignored=kept(fields.rest()),
         )
@@ -79,7 +79,7 @@ class OpenAIChat:
             "usage": usage_of(reply),
         }
         if request.return_token_ids:
-            body["prompt_token_ids"] = reply.prompt_ids
+            body["prompt_token_ids"] = reply.first.prompt_ids
         return body
 
     def writer(self, request: ChatRequest, reply_id: str, prompt_tokens: int, decode: Decode) -> OpenAIChatWriter:  # noqa: ARG002 - told in the usage at the end
@@ -153,7 +153,7 @@ class OpenAIChatWriter:
     def end(self, reply: Reply) -> bytes:
         """Encode finish reasons, usage and the end mark."""
         chunks = [
-            self._chunk(index, _errors(choice), finish_reason=choice.finish_reason, prompt_ids=reply.prompt_ids)
+            self._chunk(index, _errors(choice), finish_reason=choice.finish_reason, prompt_ids=choice.prompt_ids)
             for index, choice in enumerate(reply.choices)
         ]
         if self.request.include_usage:

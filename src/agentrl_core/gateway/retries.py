@@ -22,7 +22,7 @@ from agentrl_core.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentrl_core.gateway.exchange import Choice, Reply
+    from agentrl_core.gateway.exchange import Choice
     from agentrl_core.gateway.http import HttpRequest
 
 _REMEMBERED = 64
@@ -44,20 +44,12 @@ class RetryKey:
     """How often the client says that it has asked before."""
 
 
-@attrs.frozen(kw_only=True)
-class Kept:
-    """What a client that asks again is told; not the request, which it sends again."""
-
-    choices: tuple[Choice, ...]
-    prompt_ids: tuple[int, ...]
-
-
 @attrs.define(kw_only=True, eq=False)
 class Attempt:
     """One request that may be asked for again."""
 
     key: RetryKey
-    done: concurrent.futures.Future[Kept | None] = attrs.field(factory=concurrent.futures.Future)
+    done: concurrent.futures.Future[tuple[Choice, ...] | None] = attrs.field(factory=concurrent.futures.Future)
     """Its reply; None where there will be none."""
     repeats: int = 0
     """How often it was asked for again."""
@@ -65,14 +57,13 @@ class Attempt:
     """Whether its reply is complete and on its way to the store, from where on a client that leaves changes nothing."""
 
     @property
-    def kept(self) -> Kept | None:
+    def choices(self) -> tuple[Choice, ...] | None:
         """Its reply, if it is there."""
         return self.done.result() if self.done.done() else None
 
-    def settle(self, reply: Reply | None) -> None:
+    def settle(self, choices: tuple[Choice, ...] | None) -> None:
         """Tell those who asked again."""
-        kept = None if reply is None else Kept(choices=reply.choices, prompt_ids=reply.prompt_ids)
-        self.done.set_result(kept)
+        self.done.set_result(choices)
 
 
 class Attempts:

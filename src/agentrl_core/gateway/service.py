@@ -20,8 +20,9 @@ from agentrl_core.chat.parsers.base import ParsedReply
 from agentrl_core.errors import ContextLengthError, RequestError
 from agentrl_core.gateway.calls import Call, Generation, choice_of, message_of
 from agentrl_core.gateway.exchange import Reply
-from agentrl_core.gateway.ledger import Prompt, build_prompt, raw_prompt
+from agentrl_core.gateway.ledger import Prompt, build_prompt
 from agentrl_core.gateway.metering import metered
+from agentrl_core.gateway.raw_prompts import raw_prompt
 from agentrl_core.gateway.sampling import call_seed
 from agentrl_core.types import Chunk, FinishReason
 
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from agentrl_core.chat.facade import Chat
+    from agentrl_core.chat.replies import ReplyReader
     from agentrl_core.engines.base import Engine
-    from agentrl_core.gateway.exchange import ChatRequest
+    from agentrl_core.gateway.exchange import ChatRequest, Choice
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.stores.base import Store
 
@@ -106,9 +108,7 @@ class PolicyService:
                 index=index,
                 prompt=(prompt := prompts[index // request.n]),
                 sampling=attrs.evolve(decision.sampling, seed=call_seed(self._seed, *session.seed_key, first + index)),
-                reader=self.chat.reader(
-                    parse_tools=request.parse_tools, tools=request.tools, stop=request.stop, prompt_ids=prompt.ids
-                ),
+                reader=self._reader(request, prompt),
             )
             for index in range(count)
         )
@@ -121,10 +121,17 @@ class PolicyService:
             started_at=self._clock(),
         )
 
+    def _reader(self, request: ChatRequest, prompt: Prompt) -> ReplyReader:
+        if request.prompts:
+            return self.chat.text_reader(stop=request.stop)
+        return self.chat.reader(
+            parse_tools=request.parse_tools, tools=request.tools, stop=request.stop, prompt_ids=prompt.ids
+        )
+
     def prompts(self, session: Session, request: ChatRequest) -> Sequence[Prompt]:
         """Continue what the session said before, or begin anew; `RequestError` where that makes no prompt."""
         if request.prompts:
-            return [raw_prompt(self.chat, prompt) for prompt in request.prompts]
+            return [raw_prompt(self.chat, prompt, session.ledger.raw) for prompt in request.prompts]
         if request.previous is not None:
             request = attrs.evolve(request, messages=(*session.ledger.conversation(request), *request.messages))
         prompt = build_prompt(self.chat, request, session.ledger, self._history)
@@ -175,11 +182,10 @@ class PolicyService:
             for generation, read in zip(call.generations, parsed, strict=True)
         ]
         choices = tuple(
-            choice_of(generation, interaction, reasoning_tokens=self._count_reasoning(read))
+            choice_of(call, generation, interaction, reasoning_tokens=self._count_reasoning(read))
             for generation, interaction, read in zip(call.generations, interactions, parsed, strict=True)
         )
-        prompt_ids = call.generations[0].prompt.ids if call.request.return_token_ids else ()
-        reply = Reply(request=call.request, choices=choices, prompt_ids=prompt_ids)
+        reply = Reply(request=call.request, choices=choices)
         # The generation is complete: a client that leaves now does not undo it, and may ask for it again.
         if call.attempt is not None:
             call.attempt.storing = True
@@ -249,17 +255,17 @@ class PolicyService:
 
     async def _store_call(self, call: Call, reply: Reply, stored: concurrent.futures.Future[None]) -> None:
         session, interactions = call.session, [choice.interaction for choice in reply.choices]
-        told: Reply | None = None
+        told: tuple[Choice, ...] | None = None
         try:
             for interaction in interactions:
                 await self._store.add_interaction(self._run_id, interaction)
             with session.lock:
                 session.interactions.extend(interactions)
                 for generation, interaction in zip(call.generations, interactions, strict=True):
-                    session.ledger.add(generation.prompt, interaction)
+                    session.ledger.add(self.chat, generation.prompt, interaction)
             with self._lock:
                 self.calls += len(interactions)
-            told = reply
+            told = reply.choices
         finally:
             session.writes.discard(stored)
             stored.set_result(None)

@@ -1,0 +1,246 @@
+"""Speak OpenAI's legacy completions: a prompt as text or token ids goes on as it is, without a chat template."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_core.errors import RequestError
+from agentrl_core.gateway.exchange import ChatRequest, Choice, Decode, Delta, Reply
+from agentrl_core.gateway.fields import Fields
+from agentrl_core.gateway.openai_fields import MOST_CHOICES, kept, parse_stop, parse_trainable
+from agentrl_core.gateway.openai_replies import openai_error, sse_event, usage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.gateway.exchange import TopLogprobs
+
+_MOST_TOP_LOGPROBS = 20
+_MOST_TOKEN_ID = 2**31 - 1
+_REPLACEMENT = "\ufffd"
+
+
+class Completions:
+    """`POST /v1/completions`."""
+
+    id_prefix = "cmpl-"
+
+    def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
+        """Check a decoded JSON body; `RequestError` (400) names the field at fault."""
+        fields = Fields(body)
+        prompts = _parse_prompts(fields.take("prompt"))
+        n = fields.integer("n", least=1, most=MOST_CHOICES) or 1
+        best_of = fields.integer("best_of", least=1)
+        if best_of is not None and best_of != n:
+            raise _unsupported("best_of", f"{best_of} is not supported unless it equals n ({n}): ask for n and choose")
+        if fields.take("suffix"):
+            raise _unsupported("suffix", "is not supported: the policy goes on with a prompt, it does not fill gaps")
+        echo, top = fields.flag("echo"), fields.integer("logprobs", least=0, most=_MOST_TOP_LOGPROBS)
+        if echo and top is not None:
+            raise _unsupported("echo", "with logprobs is not supported: a prompt's own logprobs are not computed")
+        stream_options = Fields(fields.take("stream_options") or {}, "stream_options.")
+        return ChatRequest(
+            api="completions",
+            prompts=prompts,
+            model=fields.text("model") or "default",
+            temperature=fields.number("temperature", least=0.0, most=2.0),
+            top_p=fields.number("top_p", above=0.0, most=1.0),
+            top_k=fields.integer("top_k", least=-1),
+            max_tokens=fields.integer("max_tokens", least=1),
+            stop=parse_stop(fields.take("stop")),
+            n=n,
+            stream=fields.flag("stream"),
+            include_usage=stream_options.flag("include_usage"),
+            logprobs=top is not None,
+            top_logprobs=top or 0,
+            return_token_ids=fields.flag("return_token_ids"),
+            trainable=parse_trainable(headers),
+            echo={"prompt": True} if echo else {},
+            ignored=kept(fields.rest()),
+        )
+
+    def response(self, reply: Reply, decode: Decode) -> dict[str, Any]:
+        """Build the body of a reply that is not streamed."""
+        request = reply.request
+        return {
+            "id": reply.id,
+            "object": "text_completion",
+            "created": int(reply.first.interaction.finished_at),
+            "model": request.model,
+            "choices": [_choice(index, choice, reply, decode) for index, choice in enumerate(reply.choices)],
+            "usage": usage_of(reply),
+        }
+
+    def writer(self, request: ChatRequest, reply_id: str, prompt_tokens: int, decode: Decode) -> CompletionsWriter:  # noqa: ARG002 - told in the usage at the end
+        """Build the encoder of a streamed reply."""
+        return CompletionsWriter(request=request, reply_id=reply_id, created=int(time.time()), decode=decode)
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        """Build the body of a refusal."""
+        return openai_error(error)
+
+
+def _choice(index: int, choice: Choice, reply: Reply, decode: Decode) -> dict[str, Any]:
+    request, interaction = reply.request, choice.interaction
+    built: dict[str, Any] = {
+        "index": index,
+        "text": _echoed(request, index, decode) + (interaction.output["content"] or ""),
+        "logprobs": None,
+        "finish_reason": choice.finish_reason,
+    }
+    if request.logprobs:
+        logprobs = _Logprobs(decode=decode)
+        built["logprobs"] = logprobs.of(interaction.output_ids, interaction.logprobs, choice.top_logprobs)
+    if request.return_token_ids:
+        built["token_ids"] = interaction.output_ids
+        built["prompt_token_ids"] = choice.prompt_ids
+    return built
+
+
+def _echoed(request: ChatRequest, index: int, decode: Decode) -> str:
+    """Return the prompt's text where the reply repeats it."""
+    if not request.echo:
+        return ""
+    prompt = request.prompts[index // request.n]
+    return prompt if isinstance(prompt, str) else decode(prompt)
+
+
+@attrs.define(kw_only=True)
+class _Logprobs:
+    """Writes the logprobs of one choice, which know where in the text each token begins."""
+
+    decode: Decode
+    _offset: int = 0
+    _incomplete: list[int] = attrs.field(factory=list, init=False)
+    """Tokens of a character that is not complete."""
+
+    def of(self, ids: Sequence[int], logprobs: Sequence[float], top_logprobs: TopLogprobs) -> dict[str, Any]:
+        """Return every sampled token in the API's four lists, the one that ended the output included."""
+        return {
+            "tokens": [self.decode((token,)) for token in ids],
+            "token_logprobs": list(logprobs),
+            "top_logprobs": [
+                {self.decode((token,)): logprob for token, logprob in reversed(likeliest)} for likeliest in top_logprobs
+            ]
+            or None,
+            "text_offset": [self._begin_of(token) for token in ids],
+        }
+
+    def _begin_of(self, token: int) -> int:
+        begin = self._offset
+        self._incomplete.append(token)
+        text = self.decode(self._incomplete)
+        if not text.endswith(_REPLACEMENT):
+            self._offset += len(text)
+            self._incomplete.clear()
+        return begin
+
+
+@attrs.define(kw_only=True)
+class _Held:
+    """Tokens of one choice whose text has not been sent yet."""
+
+    logprobs_writer: _Logprobs
+    ids: list[int] = attrs.field(factory=list)
+    logprobs: list[float] = attrs.field(factory=list)
+    top_logprobs: TopLogprobs = ()
+
+
+@attrs.define(kw_only=True)
+class CompletionsWriter:
+    """Encodes one streamed reply: chunks in the shape of the whole reply, `[DONE]` at the end."""
+
+    request: ChatRequest
+    reply_id: str
+    created: int
+    """Unix seconds."""
+    decode: Decode
+    _held: dict[int, _Held] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._held = defaultdict(lambda: _Held(logprobs_writer=_Logprobs(decode=self.decode)))
+
+    def begin(self) -> bytes:
+        """Encode the prompts, where they are asked for."""
+        if not self.request.echo:
+            return b""
+        count = len(self.request.prompts) * self.request.n
+        return b"".join(self._chunk(index, _echoed(self.request, index, self.decode)) for index in range(count))
+
+    def delta(self, delta: Delta) -> bytes:
+        """Encode new text with all tokens since the last; empty bytes while there is none."""
+        held = self._held[delta.index]
+        held.ids.extend(delta.ids)
+        held.logprobs.extend(delta.logprobs)
+        held.top_logprobs += delta.top_logprobs
+        return self._chunk(delta.index, delta.content) if delta.content else b""
+
+    def end(self, reply: Reply) -> bytes:
+        """Encode finish reasons, usage and the end mark."""
+        chunks = []
+        for index, choice in enumerate(reply.choices):
+            chunks.append(self._chunk(index, "", finish_reason=choice.finish_reason, prompt_ids=choice.prompt_ids))
+        if self.request.include_usage:
+            chunks.append(sse_event({**self._frame(), "choices": [], "usage": usage_of(reply)}))
+        return b"".join([*chunks, b"data: [DONE]\n\n"])
+
+    def error(self, error: RequestError) -> bytes:
+        """Encode a failure in the middle of the stream."""
+        return sse_event(openai_error(error))
+
+    def _frame(self) -> dict[str, Any]:
+        return {
+            "id": self.reply_id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.request.model,
+        }
+
+    def _chunk(
+        self, index: int, text: str, *, finish_reason: str | None = None, prompt_ids: Sequence[int] | None = None
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        frame = {**self._frame(), "choices": [choice]}
+        if self.request.include_usage:
+            frame["usage"] = None
+        held = self._held[index]
+        if self.request.logprobs and held.ids:
+            choice["logprobs"] = held.logprobs_writer.of(held.ids, held.logprobs, held.top_logprobs)
+        if self.request.return_token_ids:
+            choice["token_ids"] = held.ids
+            if prompt_ids is not None:
+                choice["prompt_token_ids"] = prompt_ids
+        data = sse_event(frame)
+        held.ids, held.logprobs, held.top_logprobs = [], [], ()
+        return data
+
+
+def _parse_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Check `prompt`: a text, token ids, or a list of either."""
+    if value is None:
+        raise RequestError(400, "missing_required_parameter", "prompt is missing", param="prompt")
+    if isinstance(value, str):
+        return (value,)
+    if _are_ids(value):
+        return (tuple(value),)
+    if not isinstance(value, list) or not all(isinstance(item, str) or _are_ids(item) for item in value):
+        raise RequestError(
+            400, "invalid_type", "prompt must be a string, a list of token ids, or a list of either", param="prompt"
+        )
+    if not 0 < len(value) <= MOST_CHOICES:
+        raise RequestError(400, "invalid_value", f"prompt must have from 1 to {MOST_CHOICES} items", param="prompt")
+    return tuple(item if isinstance(item, str) else tuple(item) for item in value)
+
+
+def _are_ids(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(type(item) is int for item in value) and min(value) >= 0 and max(value) <= _MOST_TOKEN_ID
+
+
+def _unsupported(param: str, message: str) -> RequestError:
+    return RequestError(400, "unsupported_value", f"{param} {message}", param=param)

@@ -1,0 +1,89 @@
+"""Find the earlier call that a prompt without messages goes on from: agents that template by themselves send it all.
+
+A prompt which begins with the prompt and output of an earlier call continues from that call's ids. A text does so only
+where it shows all that was sampled, the token or the string that ended the output included.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import threading
+from array import array
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_Node = TypeVar("_Node")
+
+_REPLACEMENT = "\ufffd"
+
+
+class RawCalls(Generic[_Node]):
+    """The calls of one session that had no messages, by their text and by their ids; thread-safe."""
+
+    def __init__(self) -> None:
+        self._by_text: _Prefixes[_Node] = _Prefixes()
+        self._by_ids: _Prefixes[_Node] = _Prefixes()
+        self._lock = threading.Lock()
+
+    def add(self, node: _Node, text: str, ids: Sequence[int]) -> None:
+        """Keep a call by its prompt and output; a text with half a character in it is none that a client can send."""
+        with self._lock:
+            self._by_ids.add(_bytes_of(ids), node)
+            if _REPLACEMENT not in text:
+                self._by_text.add(text.encode(), node)
+
+    def begins_text(self, text: str) -> tuple[_Node, str] | None:
+        """Return the longest call with which `text` begins, and the rest of it."""
+        encoded = text.encode()
+        with self._lock:
+            node, length = self._by_text.longest(encoded)
+        return None if node is None else (node, encoded[length:].decode())
+
+    def begins_ids(self, ids: tuple[int, ...]) -> tuple[_Node, tuple[int, ...]] | None:
+        """Return the longest call with which `ids` [T] begin, and the rest of them."""
+        encoded = _bytes_of(ids)
+        with self._lock:
+            node, length = self._by_ids.longest(encoded)
+        return None if node is None else (node, ids[length // _ID_BYTES :])
+
+
+class _Prefixes(Generic[_Node]):
+    """Byte strings by their digests; the longest that begins another is found in one pass over that one."""
+
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+        self._nodes: dict[int, dict[bytes, _Node]] = {}
+
+    def add(self, key: bytes, node: _Node) -> None:
+        length = len(key)
+        if length not in self._nodes:
+            bisect.insort(self._lengths, length)
+        self._nodes.setdefault(length, {})[_hasher(key).digest()] = node
+
+    def longest(self, data: bytes) -> tuple[_Node | None, int]:
+        hasher, hashed = _hasher(), 0
+        found: tuple[_Node | None, int] = (None, 0)
+        view = memoryview(data)
+        for length in self._lengths:
+            if length > len(data):
+                break
+            hasher.update(view[hashed:length])
+            hashed = length
+            node = self._nodes[length].get(hasher.copy().digest())
+            if node is not None:
+                found = (node, length)
+        return found
+
+
+def _hasher(data: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)
+
+
+def _bytes_of(ids: Sequence[int]) -> bytes:
+    return array("I", ids).tobytes()
+
+
+_ID_BYTES = array("I").itemsize

@@ -1,0 +1,47 @@
+"""Make the prompt of a call that comes without messages, as a text or as token ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl_core.errors import RequestError
+from agentrl_core.gateway.ledger import Node, Prompt
+
+if TYPE_CHECKING:
+    from agentrl_core.chat.facade import Chat
+    from agentrl_core.gateway.raw_calls import RawCalls
+
+
+def raw_prompt(chat: Chat, prompt: str | tuple[int, ...], earlier: RawCalls[Node]) -> Prompt:
+    """Go on from the exact ids of the longest earlier call with which the prompt begins, else begin anew."""
+    if not prompt:
+        raise RequestError(400, "invalid_value", "prompt is empty; there is nothing to continue", param="prompt")
+    if isinstance(prompt, str):
+        continued = earlier.begins_text(prompt)
+        if continued is None:
+            return _prompt(prompt, tuple(chat.encode(prompt)), None, prompt)
+        parent, rest = continued
+        return _prompt(prompt, chat.encode_continuation(rest), parent, rest)
+    if max(prompt) >= chat.vocab_size:
+        raise RequestError(
+            400,
+            "invalid_value",
+            f"prompt has the token id {max(prompt)}; the policy's vocabulary ends at {chat.vocab_size - 1}",
+            param="prompt",
+        )
+    text = chat.decode(prompt)
+    known = earlier.begins_ids(prompt)
+    if known is None:
+        return _prompt(text, prompt, None, text)
+    return _prompt(text, known[1], known[0], chat.decode(known[1]))
+
+
+def _prompt(text: str, new_ids: tuple[int, ...], parent: Node | None, new_text: str) -> Prompt:
+    return Prompt(
+        ids=new_ids if parent is None else parent.full_ids() + new_ids,
+        new_ids=new_ids,
+        parent=parent,
+        fingerprint=None,
+        messages=({"role": "user", "content": new_text},),
+        text=text,
+    )
