@@ -194,3 +194,28 @@ def test_broken_settings_are_named(make_chat, tmp_path):
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"generation_config.json: not valid JSON"):
         Chat.from_directory(tmp_path)
+
+
+THOUGHTFUL = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{{ '<think>\\n\\n</think>\\n' if enable_thinking is defined and not enable_thinking else '' }}{% endif %}"""
+
+
+def test_options_are_variables_of_the_template_in_prompts_and_continuations(make_chat):
+    chat = make_chat(THOUGHTFUL)
+    off = {"enable_thinking": False}
+    for options, end in ((None, "assistant\n"), (off, "assistant\n<think>\n\n</think>\n"), ({}, "assistant\n")):
+        for _ in range(2):  # a second time out of the caches
+            assert chat.decode(chat.prompt_ids([USER], (), options)).endswith(end)
+            ids = chat.continuation_ids([USER, ASSISTANT], [USER], (), chat.stop_token_ids[0], options)
+            assert chat.decode(ids) == f"\n<|im_start|>user\nwhat is the weather?<|im_end|>\n<|im_start|>{end}"
+
+
+def test_an_option_that_changes_the_past_is_looked_at_with_the_past(make_chat):
+    template = THOUGHTFUL.replace("{% if add", "{% if count is defined %}{{ messages | length }}{% endif %}{% if add")
+    chat = make_chat(template)
+    ids = chat.continuation_ids([USER, ASSISTANT], [USER], (), chat.stop_token_ids[0], {"count": True})
+    more = chat.continuation_ids([USER, ASSISTANT] * 2, [USER], (), chat.stop_token_ids[0], {"count": True})
+    assert [chat.decode(one).count("3<|im_start|>") for one in (ids, more)] == [1, 0]
+    assert "5<|im_start|>" in chat.decode(more)

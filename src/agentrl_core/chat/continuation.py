@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from agentrl_core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from agentrl_core.types import Message
 
 Tools = Sequence[Mapping[str, Any]]
+Options = Mapping[str, Any] | None
+"""Further variables of the template."""
+
+_KEPT_OPTIONS = 64
 
 _STAND_IN: Message = {"role": "user", "content": "."}
 
@@ -38,39 +44,50 @@ class TurnContinuation:
         self._sentinel = f"turn-{uuid.uuid4().hex}"
         self.ends: tuple[str, ...] = ()
         """Texts of the tokens that may end an assistant's turn."""
-        self._history_free = self._is_history_free()
+        self._history_free = {b"": self._is_history_free(None)}
+        """By the options: whether any history leads to the same continuation."""
 
-    def after_any_history(self, new: Sequence[Message], *, tools: bool) -> str | None:
+    def after_any_history(self, new: Sequence[Message], *, tools: bool, options: Options = None) -> str | None:
         """Return what follows an assistant's content when `new` is appended, if any history leads to the same.
 
         Cheap, and safe to remember by `new` alone. None where this template needs the history.
         """
-        if not self._history_free:
-            return None
-        return self._after_sentinel((_STAND_IN,), new, _SOME_TOOLS if tools else ())
+        key = orjson.dumps(options) if options else b""
+        free = self._history_free.get(key)
+        if free is None:
+            if len(self._history_free) >= _KEPT_OPTIONS:
+                self._history_free.clear()
+            free = self._history_free[key] = self._is_history_free(options)
+        return self._after_sentinel((_STAND_IN,), new, _SOME_TOOLS if tools else (), options) if free else None
 
-    def after(self, history: Sequence[Message], new: Sequence[Message], tools: Tools) -> str | None:
+    def after(
+        self, history: Sequence[Message], new: Sequence[Message], tools: Tools, options: Options = None
+    ) -> str | None:
         """Return what follows the content of `history`'s last message when `new` is appended.
 
         None where the template offers no way on from a turn as it was sampled.
         """
-        found = self._after_sentinel(history[:-1], new, tools)
-        return self._difference(history, new, tools) if found is None else found
+        found = self._after_sentinel(history[:-1], new, tools, options)
+        return self._difference(history, new, tools, options) if found is None else found
 
-    def _after_sentinel(self, before: Sequence[Message], new: Sequence[Message], tools: Tools) -> str | None:
+    def _after_sentinel(
+        self, before: Sequence[Message], new: Sequence[Message], tools: Tools, options: Options
+    ) -> str | None:
         turn = {"role": "assistant", "content": self._sentinel}
         try:
-            text = self._template.render([*before, turn, *new], tools)
+            text = self._template.render([*before, turn, *new], tools, options=options)
         except RequestError:  # the template wants tool calls where the sentinel stands, for one
             return None
         _, found, after = text.partition(self._sentinel)
         return after if found else None
 
-    def _difference(self, history: Sequence[Message], new: Sequence[Message], tools: Tools) -> str | None:
+    def _difference(
+        self, history: Sequence[Message], new: Sequence[Message], tools: Tools, options: Options
+    ) -> str | None:
         """Find the same by two full renders; a turn ends with its end-of-turn token and the blanks behind it."""
         try:
-            before = self._template.render(history, tools, add_generation_prompt=False)
-            after = self._template.render([*history, *new], tools)
+            before = self._template.render(history, tools, add_generation_prompt=False, options=options)
+            after = self._template.render([*history, *new], tools, options=options)
         except RequestError:
             return None
         end = next((end for end in self.ends if before.rstrip().endswith(end)), None)
@@ -78,7 +95,7 @@ class TurnContinuation:
             return None
         return after[before.rindex(end) :]
 
-    def _is_history_free(self) -> bool:
+    def _is_history_free(self, options: Options) -> bool:
         call = {"id": "call_0", "type": "function", "function": {"name": "other", "arguments": "{}"}}
         histories: list[list[Message]] = [
             [{"role": "user", "content": "a"}],
@@ -99,8 +116,8 @@ class TurnContinuation:
             [question, {"role": "assistant", "content": "k"}, question],
         ):
             for tools, others in ((), ()), (_SOME_TOOLS, (_tool("other"),)):
-                expected = self._after_sentinel((_STAND_IN,), new, tools)
-                found = [self._after_sentinel(history, new, others) for history in histories]
+                expected = self._after_sentinel((_STAND_IN,), new, tools, options)
+                found = [self._after_sentinel(history, new, others, options) for history in histories]
                 # A history that the template refuses never gets as far as a continuation.
                 if any(text not in {None, expected} for text in found):
                     return False
@@ -108,4 +125,4 @@ class TurnContinuation:
 
     def probe(self) -> str | None:
         """Return what follows an assistant's content when a user's message comes next."""
-        return self._after_sentinel((_STAND_IN,), (_STAND_IN,), ())
+        return self._after_sentinel((_STAND_IN,), (_STAND_IN,), (), None)

@@ -113,9 +113,13 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt as text; `RequestError` where the template refuses the messages."""
-        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+        """Return the prompt as text; `RequestError` where the template refuses the messages.
+
+        `options` are further variables of the template.
+        """
+        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt, options=options)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids [T] of `text`: special tokens in it are recognised, none is added."""
@@ -173,12 +177,17 @@ class Chat:
         """Return the text of a sampled turn, without the token that ended it."""
         return self.decode(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids)
 
-    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+    def prompt_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         """Render a whole conversation and return its token ids [T]."""
-        key = orjson.dumps([messages, tools])
+        key = orjson.dumps([messages, tools, options or None])
         ids = self._prompts.get(key)
         if ids is None:
-            ids = tuple(self.encode(self.render(messages, tools)))
+            ids = tuple(self.encode(self.render(messages, tools, options=options)))
             _remember(self._prompts, key, ids, size=len(key), limit=_CACHED_PROMPTS)
         return ids
 
@@ -188,6 +197,7 @@ class Chat:
         new: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
         last_id: int,
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...] | None:
         """Return the token ids [T] that follow a sampled turn when `new` messages are appended.
 
@@ -196,16 +206,16 @@ class Chat:
         the template offers no way on from the sampled ids.
         """
         ended = last_id in self.stop_token_ids
-        key = (orjson.dumps([new, bool(tools)]), ended)
+        key = (orjson.dumps([new, bool(tools), options or None]), ended)
         ids = self._continuations.get(key)
         if ids is not None:
             return ids
-        text = self._continuation.after_any_history(new, tools=bool(tools))
+        text = self._continuation.after_any_history(new, tools=bool(tools), options=options)
         if text is not None:
             ids = self._encode_after(text, ended=ended)
             _remember(self._continuations, key, ids, size=len(key[0]), limit=_CACHED_CONTINUATIONS)
             return ids
-        text = self._continuation.after(history, new, tools)
+        text = self._continuation.after(history, new, tools, options)
         return None if text is None else self._encode_after(text, ended=ended)
 
     def continuation_text(

@@ -43,8 +43,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render a conversation; `RequestError` (400) with the template's own words where it refuses."""
+        """Render a conversation; `RequestError` (400) with the template's own words where it refuses.
+
+        `options` are further variables, `enable_thinking` for one.
+        """
         messages = [with_places(message) for message in messages]
         if not self._text_arguments:
             messages = [_with_parsed_arguments(message) for message in messages]
@@ -54,7 +58,7 @@ class ChatTemplate:
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self._variables,
+                **(self._variables if not options else {**self._variables, **options}),
             )
             text.encode()  # a tokenizer takes only what UTF-8 holds
         except _REFUSALS as error:

@@ -82,7 +82,7 @@ def extras_of(reply: Reply) -> dict[str, Any]:
     if errors := interaction.output.get("tool_call_errors"):
         extras["tool_call_errors"] = errors
     if reply.request.return_token_ids:
-        extras |= {"prompt_token_ids": reply.prompt_ids, "token_ids": interaction.output_ids}
+        extras |= {"prompt_token_ids": reply.first.prompt_ids, "token_ids": interaction.output_ids}
     return extras
 
 

@@ -33,10 +33,10 @@ class Fields:
         value = self.take(name)
         return None if value is None else self._checked(name, value, isinstance(value, str), "a string")
 
-    def flag(self, name: str) -> bool:
-        """Return the value of a boolean field; False where it is missing."""
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Return the value of a boolean field; `default` where it is missing."""
         value = self.take(name)
-        return False if value is None else bool(self._checked(name, value, isinstance(value, bool), "a boolean"))
+        return default if value is None else bool(self._checked(name, value, isinstance(value, bool), "a boolean"))
 
     def number(self, name: str, *, least: float = 0.0, above: float | None = None, most: float) -> float | None:
         """Return the value of a number field from `least`, or strictly above `above`, to `most`."""

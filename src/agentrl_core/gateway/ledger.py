@@ -170,7 +170,11 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
     if history == "exact" and ancestors:
         parent = ancestors[0]
         new_ids = chat.continuation_ids(
-            messages[: parent.length], messages[parent.length :], request.tools, parent.last_id
+            messages[: parent.length],
+            messages[parent.length :],
+            request.tools,
+            parent.last_id,
+            request.template_options,
         )
         if new_ids is not None:
             return Prompt(
@@ -181,7 +185,7 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
                 messages=messages,
                 images=images,
             )
-    ids = chat.prompt_ids(messages, request.tools)
+    ids = chat.prompt_ids(messages, request.tools, request.template_options)
     if history == "template":  # a render that changed the past forks from the last call that it left untouched
         for parent in ancestors:
             past = parent.full_ids()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.errors import RequestError
 from agentrl_core.gateway.exchange import ChatRequest, Choice, Decode, Delta, Reply
 from agentrl_core.gateway.fields import Fields
 from agentrl_core.gateway.openai_fields import (
@@ -19,6 +20,7 @@ from agentrl_core.gateway.openai_fields import (
     parse_template_options,
     parse_tool_choice,
     parse_trainable,
+    refuse_functions,
 )
 from agentrl_core.gateway.openai_messages import parse_messages, parse_tools
 from agentrl_core.gateway.openai_replies import logprobs_of, openai_error, sse_event, usage_of
@@ -26,7 +28,6 @@ from agentrl_core.gateway.openai_replies import logprobs_of, openai_error, sse_e
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentrl_core.errors import RequestError
     from agentrl_core.types import Message
 
 
@@ -38,17 +39,19 @@ class OpenAIChat:
     def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
         """Check a decoded JSON body; `RequestError` (400) names the field at fault."""
         fields = Fields(body)
+        refuse_functions(fields)
         messages = parse_messages(fields.take("messages"))
         tools = parse_tools(fields.take("tools"))
         older, newer = fields.integer("max_tokens", least=1), fields.integer("max_completion_tokens", least=1)
         stream_options = Fields(fields.take("stream_options") or {}, "stream_options.")
-        parallel = fields.take("parallel_tool_calls")
         logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", least=0, most=MOST_TOP_LOGPROBS)
+        if top and not logprobs:
+            raise RequestError(400, "invalid_value", "top_logprobs needs logprobs to be true", param="top_logprobs")
         return ChatRequest(
             messages=messages,
             tools=tools,
             tool_choice=parse_tool_choice(fields.take("tool_choice"), tools),
-            parallel_tool_calls=parallel is not False,
+            parallel_tool_calls=fields.flag("parallel_tool_calls", default=True),
             grammar=parse_response_format(fields.take("response_format")),
             template_options=parse_template_options(fields),
             model=fields.text("model") or "default",
@@ -61,7 +64,7 @@ class OpenAIChat:
             stream=fields.flag("stream"),
             include_usage=stream_options.flag("include_usage"),
             logprobs=logprobs,
-            top_logprobs=top or 0 if logprobs else 0,
+            top_logprobs=top or 0,
             return_token_ids=fields.flag("return_token_ids"),
             trainable=parse_trainable(headers),
             ignored=kept(fields.rest()),

@@ -25,6 +25,9 @@ _LONGEST_KEPT_CHARS = 4096
 _MOST_KEPT_BYTES = 65_536
 """Of all unknown fields together, shortened."""
 
+_OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Of a chat template; not a request's to set by other names."""
+
 _FALSE = frozenset({"false", "0", "no"})
 _TRUE = frozenset({"true", "1", "yes"})
 
@@ -41,20 +44,56 @@ def parse_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolCho
     """Check `tool_choice`: a word, or the name of the function that must be called."""
     if value is None or value == "auto":
         return ToolChoice()
-    names = [tool["function"]["name"] for tool in tools]
-    if value in ("none", "required"):
-        if value == "required" and not names:
-            raise _wrong_choice("is required, but there are no tools")
-        return ToolChoice(mode=value)
-    function = value.get("function") if isinstance(value, dict) else None
+    if value == "none":
+        return ToolChoice(mode="none")
+    if value == "required":
+        return _required((), tools)
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "allowed_tools":
+        allowed = value.get("allowed_tools")
+        mode = allowed.get("mode") if isinstance(allowed, dict) else None
+        listed = allowed.get("tools") if isinstance(allowed, dict) else None
+        if mode in ("auto", "required") and isinstance(listed, list) and listed:
+            names = _known([_name_in(item) for item in listed], tools)
+            return ToolChoice(names=names) if mode == "auto" else _required(names, tools)
+    elif isinstance(value, dict) and kind in (None, "function"):
+        return _required(_known([_name_in(value)], tools), tools)
+    raise _wrong_choice(
+        'must be "auto", "none", "required", {"type": "function", "function": {"name": …}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}'
+    )
+
+
+def _required(names: tuple[str, ...], tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
+    if not tools:
+        raise _wrong_choice("is required, but there are no tools")
+    return ToolChoice(mode="required", names=names)
+
+
+def _name_in(choice: Any) -> str:
+    function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise _wrong_choice('must be "auto", "none", "required" or {"type": "function", "function": {"name": …}}')
-    if name not in names:
-        raise _wrong_choice(
-            f"names the tool {name!r}; expected one of {', '.join(names) or 'the tools, of which there are none'}"
-        )
-    return ToolChoice(mode="required", names=(name,))
+        raise _wrong_choice('must name a tool as {"type": "function", "function": {"name": …}}')
+    return name
+
+
+def _known(names: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names as they are if they are those of tools."""
+    known = [tool["function"]["name"] for tool in tools]
+    for name in names:
+        if name not in known:
+            raise _wrong_choice(
+                f"names the tool {name!r}; expected one of {', '.join(known) or 'the tools, of which there are none'}"
+            )
+    return tuple(names)
+
+
+def refuse_functions(fields: Fields) -> None:
+    """Refuse the fields that came before `tools`, which would otherwise be ignored as unknown ones."""
+    for name, newer in ("functions", "tools"), ("function_call", "tool_choice"):
+        if fields.take(name) is not None:
+            raise RequestError(400, "unsupported_value", f"{name} is not supported: use {newer}", param=name)
 
 
 def parse_response_format(value: Any) -> Grammar | None:
@@ -82,6 +121,13 @@ def parse_template_options(fields: Fields) -> Mapping[str, Any]:
     value = fields.take("chat_template_kwargs")
     if not isinstance(value, dict | None):
         raise RequestError(400, "invalid_type", "chat_template_kwargs must be an object", param="chat_template_kwargs")
+    if taken := _OWN_VARIABLES.intersection(value or {}):
+        raise RequestError(
+            400,
+            "invalid_value",
+            f"chat_template_kwargs has {', '.join(sorted(taken))}, which the request itself sets",
+            param="chat_template_kwargs",
+        )
     return value or {}
 
 

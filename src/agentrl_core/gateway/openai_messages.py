@@ -49,6 +49,8 @@ def _message(raw: Any, where: str) -> Message:
     for key in _OPTIONAL_TEXTS:
         if text := _text(raw, key, where):
             message[key] = text
+    if role == "assistant" and raw.get("function_call") is not None:
+        raise _wrong(f"{where}.function_call", "is not supported: use tool_calls")
     if role == "assistant" and (calls := raw.get("tool_calls")):
         if not isinstance(calls, list):
             raise _wrong(f"{where}.tool_calls", "must be a list")
