@@ -25,7 +25,11 @@ def test_a_text_goes_on_without_a_template(talk, session, engine, store, chat):
     assert logged.request.prompt_ids == tuple(chat.encode("Once"))
     assert reply.usage.prompt_tokens == len(logged.request.prompt_ids)
     assert reply.usage.completion_tokens == len(logged.ids)
-    assert (interaction.api, interaction.output_ids, interaction.logprobs) == ("completions", logged.ids, logged.logprobs)
+    assert (interaction.api, interaction.output_ids, interaction.logprobs) == (
+        "completions",
+        logged.ids,
+        logged.logprobs,
+    )
     assert interaction.messages == ({"role": "user", "content": "Once"},)
 
 
@@ -71,7 +75,9 @@ def test_an_echo_begins_with_the_prompt(talk, session, engine, chat, stream):
     async def scenario(client):
         if not stream:
             return (await complete(client, prompt, echo=True)).choices[0].text
-        return "".join(chunk.choices[0].text for chunk in await collect(complete(client, prompt, echo=True, stream=True)))
+        return "".join(
+            chunk.choices[0].text for chunk in await collect(complete(client, prompt, echo=True, stream=True))
+        )
 
     assert talk(session, scenario) == "hello there"
 

@@ -156,7 +156,7 @@ class Chat:
 
     def text_reader(self, *, stop: Sequence[str] = ()) -> ReplyReader:
         """Return a reader for an output that is nothing but text."""
-        return ReplyReader(self.decoder(), read_text, holds_blanks=False, stop=stop, stop_token_ids=self._end_ids)
+        return ReplyReader(self.decoder(), read_text, calls=False, stop=stop, stop_token_ids=self._end_ids)
 
     def parse(self, text: str) -> ParsedReply:
         """Take a text apart that leaves thoughts in the content."""
