@@ -28,6 +28,8 @@ class TextTokenizer:
             token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()
         }
         self._anchor = ""
+        steps = _decoder_steps(tokenizer)
+        self._bytes = _TokenBytes(tokenizer) if [step["type"] for step in steps] == ["ByteLevel"] else None
 
     @property
     def vocab_size(self) -> int:
@@ -40,6 +42,8 @@ class TextTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens included; an incomplete UTF-8 sequence shows as U+FFFD."""
+        if self._bytes is not None:
+            return b"".join(map(self._bytes.__getitem__, ids)).decode(errors="replace")
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def id_of(self, token: str) -> int | None:
@@ -88,6 +92,32 @@ class TextTokenizer:
             return frozenset()
         found = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         return frozenset(token_id for token_id in found if token_id is not None)
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Bytes of each token of a byte-level tokenizer: joined, they decode in a quarter of the library's time."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id) or ""
+        try:
+            found = bytes(map(_BYTE_OF.__getitem__, token))
+        except KeyError:  # an added token is written as it is
+            found = token.encode()
+        self[token_id] = found
+        return found
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Map the characters by which byte-level tokenizers write bytes to these: printable ones stand for themselves."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()
 
 
 class StreamDecoder:

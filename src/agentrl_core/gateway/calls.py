@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.gateway.exchange import Choice
-from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Interaction, Message, Sampling, run_lengths
+from agentrl_core.types import (
+    Chunk,
+    FinishReason,
+    GenerateRequest,
+    Interaction,
+    Message,
+    Sampling,
+    Versions,
+    run_lengths,
+)
 from agentrl_core.witness import witness
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agentrl_core.chat.parsers.base import ParsedReply
     from agentrl_core.chat.replies import ReplyReader
@@ -41,6 +50,13 @@ class Generation:
         if len(self.chunks) == 1:
             return self.chunks[0].ids
         return tuple(chain.from_iterable(chunk.ids for chunk in self.chunks))
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Of all sampled tokens. [T]."""
+        if len(self.chunks) == 1:
+            return self.chunks[0].logprobs
+        return tuple(chain.from_iterable(chunk.logprobs for chunk in self.chunks))
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -93,8 +109,8 @@ class Call:
             parent=None if parent is None else parent.id,
             prompt_ids=prompt.new_ids,
             output_ids=output_ids,
-            logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in chunks)),
-            versions=run_lengths([chunk.version for chunk in chunks for _ in chunk.ids]),
+            logprobs=generation.logprobs,
+            versions=_versions(chunks),
             messages=prompt.new_messages,
             output=output,
             tools=self.request.tools,
@@ -110,6 +126,12 @@ class Call:
             started_at=self.started_at,
             finished_at=finished_at,
         )
+
+
+def _versions(chunks: Sequence[Chunk]) -> Versions:
+    if len(chunks) == 1 and chunks[0].ids:
+        return ((chunks[0].version, len(chunks[0].ids)),)
+    return run_lengths([chunk.version for chunk in chunks for _ in chunk.ids])
 
 
 def message_of(parsed: ParsedReply) -> Message:

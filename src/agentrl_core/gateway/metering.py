@@ -40,30 +40,22 @@ class _Steps(Generic[_T]):
 
     def __await__(self) -> Generator[Any, Any, _T]:
         steps = self._coroutine if hasattr(self._coroutine, "send") else self._coroutine.__await__()
-        step = _sender(steps)
+        send, clock = steps.send, time.thread_time
         spent = 0.0
+        raised: BaseException | None = None
         try:
             while True:
-                started = time.thread_time()
+                started = clock()
                 try:
-                    waiting_for = step()
+                    waiting_for = send(None) if raised is None else steps.throw(raised)
                 except StopIteration as done:
                     return cast("_T", done.value)
                 finally:
-                    spent += time.thread_time() - started
+                    spent += clock() - started
+                raised = None
                 try:
                     yield waiting_for
                 except BaseException as error:  # noqa: BLE001 - cancellation goes to the innermost await, like any other
-                    step = _thrower(steps, error)
-                else:
-                    step = _sender(steps)
+                    raised = error
         finally:
             self._add(spent)
-
-
-def _sender(steps: Any) -> Callable[[], Any]:
-    return lambda: steps.send(None)
-
-
-def _thrower(steps: Any, error: BaseException) -> Callable[[], Any]:
-    return lambda: steps.throw(error)
