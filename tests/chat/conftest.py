@@ -48,6 +48,14 @@ def write_model_dir(directory, template=HERMES, **settings):
     return directory
 
 
+@pytest.fixture(scope="session")
+def library_tokenizer():
+    """The library's own object, with added tokens that byte-level text cannot be told from."""
+    tokenizer = bpe_tokenizer()
+    tokenizer.add_tokens([AddedToken("Ġé → plain text", special=False), AddedToken("héÿ", special=True)])
+    return tokenizer
+
+
 @pytest.fixture
 def make_chat(tmp_path):
     def make(template=HERMES, **settings):

@@ -97,3 +97,9 @@ def test_half_a_character_in_a_prompt_is_refused():
     template = ChatTemplate("{{ messages[0].content }}")
     with pytest.raises(RequestError, match="surrogate"):
         template.render([{"role": "user", "content": "\ud800"}])
+
+
+def test_a_field_is_looked_up_behind_a_methods_name_and_a_missing_one_is_undefined():
+    fields = "{% for k, v in m.items() %}{{ k }}={{ v }};{% endfor %}"
+    template = ChatTemplate("{% for m in messages %}" + fields + "{{ m.name is defined }}{% endfor %}")
+    assert template.render([{"items": "a", "get": "b"}]) == "items=a;get=b;False"
