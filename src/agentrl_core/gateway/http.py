@@ -15,6 +15,8 @@ from agentrl_core.gateway.anthropic_messages import AnthropicMessages
 from agentrl_core.gateway.completions import Completions
 from agentrl_core.gateway.exchange import Delta, Reply
 from agentrl_core.gateway.openai_chat import OpenAIChat
+from agentrl_core.gateway.responses import OpenAIResponses
+from agentrl_core.gateway.responses_stored import stored_input, stored_response, with_referenced_items
 from agentrl_core.gateway.retries import Attempt, retry_key
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ _logger = logging.getLogger(__name__)
 _PATH = re.compile(r"(?:/s/(?P<token>[^/]+))?(?P<prefix>(?:/v1)*)(?P<route>/.*)?")
 _Page: TypeAlias = "Callable[[HttpRequest, str | None], Awaitable[HttpResponse]]"
 _MESSAGES = "/messages"
+_RESPONSES = "/responses"
 _JSON = (("content-type", "application/json"),)
 _EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 
@@ -71,6 +74,7 @@ class Api:
         self._dialects: Mapping[str, Dialect] = {
             "/chat/completions": OpenAIChat(),
             "/completions": Completions(),
+            _RESPONSES: OpenAIResponses(),
             _MESSAGES: AnthropicMessages(),
         }
         self._pages: Mapping[str, _Page] = {"/health": self._health, "/models": self._models}
@@ -110,9 +114,15 @@ class Api:
 
     def _route(self, request: HttpRequest, route: str) -> _Page:
         page = self._pages.get(route) or self._posts.get(route)
+        if page is None and route.startswith(f"{_RESPONSES}/"):
+            page = self._response
         if page is None:
             raise RequestError(404, "unknown_url", f"unknown URL: {request.method} {route}")
-        _check_method(request, "GET" if route in self._pages else "POST")
+        if page == self._response and request.method == "DELETE":
+            raise RequestError(
+                405, "method_not_allowed", "a response is part of its episode's record and cannot be deleted"
+            )
+        _check_method(request, "POST" if route in self._posts else "GET")
         return page
 
     async def _health(self, _request: HttpRequest, _token: str | None) -> HttpResponse:
@@ -132,9 +142,22 @@ class Api:
         (prompt,) = self._service.prompts(session, parsed)
         return _json_response({"input_tokens": len(prompt.ids)})
 
+    async def _response(self, request: HttpRequest, token: str | None) -> HttpResponse:
+        """Show an earlier response, or the items that it answered."""
+        session = self._sessions.authorize(token, request.headers)
+        response_id, _, page = _split(request.path)[1].removeprefix(f"{_RESPONSES}/").partition("/")
+        if not page:
+            return _json_response(stored_response(response_id, session.ledger, self._service.chat))
+        if page != "input_items":
+            raise RequestError(404, "unknown_url", f"unknown URL: {request.method} {_RESPONSES}/…/{page}")
+        return _json_response(stored_input(response_id, session.ledger))
+
     async def _chat(self, dialect: Dialect, request: HttpRequest, session: Session) -> HttpResponse:
         try:
-            parsed = dialect.parse(_decode_body(request.body), request.headers)
+            body = _decode_body(request.body)
+            if isinstance(dialect, OpenAIResponses):
+                body = with_referenced_items(body, session.ledger)
+            parsed = dialect.parse(body, request.headers)
             attempt = await session.attempts.enter(retry_key(request))
             if attempt is not None and attempt.choices:  # the client asks again for what it has missed
                 return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))

@@ -123,13 +123,18 @@ class Ledger:
         if prompt.parent is not None:
             prompt.parent.release()
 
-    def conversation(self, request: ChatRequest) -> list[Message]:
-        """Return the messages up to and with the reply that a request names as its `previous` one.
-
-        Instructions were for one reply only. `RequestError` (400) where this session never gave that reply.
-        """
+    def find(self, interaction_id: str) -> Node | None:
+        """Return a finished call of this session; None where it has no such."""
         with self._lock:
-            node = self._by_id.get(request.previous or "")
+            return self._by_id.get(interaction_id)
+
+    def conversation(self, request: ChatRequest) -> list[Message]:
+        """Return the messages up to and with the reply that a request names as its `previous` one, and its own.
+
+        Instructions were for one reply only; the request's come first. `RequestError` (400) where this session never
+        gave that reply.
+        """
+        node = self.find(request.previous or "")
         if node is None:
             raise RequestError(
                 400,
@@ -139,7 +144,11 @@ class Ledger:
             )
         calls = (item.interaction for item in node.lineage())
         messages = (message for call in calls for message in (*call.messages, call.output))
-        return [message for message in messages if not message.get(INSTRUCTIONS)]
+        return [
+            *(message for message in request.messages if message.get(INSTRUCTIONS)),
+            *(message for message in messages if not message.get(INSTRUCTIONS)),
+            *(message for message in request.messages if not message.get(INSTRUCTIONS)),
+        ]
 
     def ancestors(
         self, digests: Sequence[bytes], messages: Sequence[Message], previous: str | None = None

@@ -133,7 +133,7 @@ class PolicyService:
         if request.prompts:
             return [raw_prompt(self.chat, prompt, session.ledger.raw) for prompt in request.prompts]
         if request.previous is not None:
-            request = attrs.evolve(request, messages=(*session.ledger.conversation(request), *request.messages))
+            request = attrs.evolve(request, messages=tuple(session.ledger.conversation(request)))
         prompt = build_prompt(self.chat, request, session.ledger, self._history)
         if not prompt.ids:
             raise RequestError(

@@ -1,0 +1,130 @@
+"""Fields of requests as OpenAI's Responses API writes them: tools, tool choice, format of the text, include."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentrl_core.errors import RequestError
+from agentrl_core.gateway.exchange import ToolChoice
+from agentrl_core.gateway.openai_fields import parse_template_options, parse_tool_choice
+from agentrl_core.types import Grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.gateway.fields import Fields
+
+_LOGPROBS = "message.output_text.logprobs"
+_FUNCTION_KEYS = ("description", "parameters", "strict")
+_NO_THOUGHTS = frozenset({"none", "minimal"})
+"""Reasoning efforts that mean: do not think."""
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """Refuse what would need a service behind the API."""
+    if fields.flag("background"):
+        raise _unsupported("background", "background responses are not supported: leave background out and wait")
+    if fields.take("conversation") is not None:
+        raise _unsupported(
+            "conversation", "conversations are not kept here: use previous_response_id, or send the items again"
+        )
+    if fields.take("prompt") is not None:
+        raise _unsupported("prompt", "stored prompts are not supported: send their text as instructions or input")
+
+
+def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """Check tools, and bring them into the shape of chat completions, which templates know."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise RequestError(400, "invalid_type", "tools must be a list of tools", param="tools")
+    return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(value))
+
+
+def tool_of(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as the Responses API writes it."""
+    function = tool.get("function", {})
+    return {"type": "function", "name": function.get("name"), **{key: function.get(key) for key in _FUNCTION_KEYS}}
+
+
+def parse_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
+    """Check `tool_choice`: a word, a function that must be called, or the functions that may be called."""
+    if not isinstance(value, dict):
+        return parse_tool_choice(value, tools)
+    kind = value.get("type")
+    if kind == "function" and isinstance(value.get("name"), str):
+        return parse_tool_choice({"type": "function", "function": {"name": value["name"]}}, tools)
+    if kind == "allowed_tools" and value.get("mode") in {"auto", "required"} and isinstance(value.get("tools"), list):
+        known = {tool["function"]["name"] for tool in tools}
+        wanted = [tool.get("name") if isinstance(tool, dict) else None for tool in value["tools"]]
+        names = [name for name in wanted if isinstance(name, str) and name in known]
+        if names and len(names) == len(wanted):
+            return ToolChoice(mode=value["mode"], names=tuple(names))
+        raise RequestError(
+            400, "invalid_value", "tool_choice.tools must name functions that are in tools", param="tool_choice"
+        )
+    raise RequestError(
+        400,
+        "invalid_value",
+        'tool_choice must be "auto", "none", "required", {"type": "function", "name": …} or '
+        '{"type": "allowed_tools", "mode": "auto", "tools": […]}; hosted tools are not supported',
+        param="tool_choice",
+    )
+
+
+def parse_text_format(text: Any) -> Grammar | None:
+    """Check `text`: any text, any JSON object, or JSON of a schema."""
+    if text is None:
+        return None
+    form = text.get("format") or {"type": "text"} if isinstance(text, dict) else None
+    match form:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar(kind="json_object")
+        case {"type": "json_schema", "schema": dict(schema)}:
+            return Grammar(kind="json_schema", value=orjson.dumps(schema).decode())
+    raise RequestError(
+        400,
+        "invalid_value",
+        'text.format must be {"type": "text"}, {"type": "json_object"} or '
+        '{"type": "json_schema", "name": …, "schema": {…}}',
+        param="text.format",
+    )
+
+
+def parse_include(value: Any) -> bool:
+    """Check `include`; whether logprobs are wanted."""
+    if not isinstance(value, list | None):
+        raise RequestError(400, "invalid_type", "include must be a list of strings", param="include")
+    return _LOGPROBS in (value or ())
+
+
+def parse_thinking(fields: Fields) -> Mapping[str, Any]:
+    """Check `reasoning` and `chat_template_kwargs`; the variables of the chat template that they ask for.
+
+    A template that knows no thoughts does not look at them.
+    """
+    reasoning = fields.take("reasoning")
+    if not isinstance(reasoning, dict | None):
+        raise RequestError(400, "invalid_type", "reasoning must be an object", param="reasoning")
+    options = parse_template_options(fields)
+    return {"enable_thinking": False, **options} if (reasoning or {}).get("effort") in _NO_THOUGHTS else options
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function" and isinstance(kind, str):
+        raise _unsupported(where, f"{where}: tools of type {kind!r} are not supported; use functions")
+    if kind is None or not isinstance(tool.get("name"), str):
+        raise RequestError(
+            400, "invalid_type", f'{where} must look like {{"type": "function", "name": …}}', param=where
+        )
+    described = {key: tool[key] for key in _FUNCTION_KEYS if tool.get(key) is not None}
+    return {"type": "function", "function": {"name": tool["name"], **described}}
+
+
+def _unsupported(param: str, message: str) -> RequestError:
+    return RequestError(400, "unsupported_parameter", message, param=param)

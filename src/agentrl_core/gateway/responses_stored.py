@@ -1,0 +1,125 @@
+"""Look up earlier replies of a session as OpenAI's Responses API shows them, rebuilt from what was recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.errors import RequestError
+from agentrl_core.gateway.exchange import ChatRequest, Choice, Reply
+from agentrl_core.gateway.ledger import INSTRUCTIONS
+from agentrl_core.gateway.responses_fields import tool_of
+from agentrl_core.gateway.responses_input import reply_of
+from agentrl_core.gateway.responses_output import ID_PREFIX, call_item, echo_of, output_items, response_of
+from agentrl_core.types import FinishReason
+
+if TYPE_CHECKING:
+    from agentrl_core.chat.facade import Chat
+    from agentrl_core.gateway.ledger import Ledger, Node
+    from agentrl_core.types import Message
+
+
+def with_referenced_items(body: Any, ledger: Ledger) -> Any:
+    """Put the items themselves in the place of `item_reference`s; `RequestError` (400) for an unknown one."""
+    items = body.get("input") if isinstance(body, dict) else None
+    if not isinstance(items, list) or not any(map(_is_reference, items)):
+        return body
+    found = [
+        _referenced(item.get("id"), ledger, f"input[{index}]") if _is_reference(item) else item
+        for index, item in enumerate(items)
+    ]
+    return {**body, "input": found}
+
+
+def stored_response(response_id: str, ledger: Ledger, chat: Chat) -> dict[str, Any]:
+    """Rebuild a response but for its logprobs; `RequestError` (404) where this session never gave it."""
+    node = _stored(response_id, ledger)
+    interaction = node.interaction
+    thoughts = interaction.output.get("reasoning_content")
+    instructions = next((item["content"] for item in _messages(node) if item.get(INSTRUCTIONS)), None)
+    echo = {
+        **echo_of(interaction.requested),
+        "instructions": instructions,
+        "tools": [tool_of(tool) for tool in interaction.tools],
+    }
+    choice = Choice(
+        interaction=interaction,
+        prompt_tokens=len(node.full_ids()) - len(interaction.output_ids),
+        finish_reason="length" if interaction.finish_reason is FinishReason.LENGTH else "stop",
+        reasoning_tokens=len(chat.encode(thoughts)) if thoughts else 0,
+    )
+    reply = Reply(request=ChatRequest(api="responses", model=interaction.model, echo=echo), choices=(choice,))
+    return response_of(reply, chat.decode)
+
+
+def stored_input(response_id: str, ledger: Ledger) -> dict[str, Any]:
+    """List the items that a reply answered, the latest first; instructions are none of them."""
+    node = _stored(response_id, ledger)
+    items: list[dict[str, Any]] = []
+    for message in _messages(node):
+        if not message.get(INSTRUCTIONS):
+            items += _items(message, f"{response_id.removeprefix(ID_PREFIX)}_in{len(items)}")
+    items.reverse()
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False}
+
+
+def _stored(response_id: str, ledger: Ledger) -> Node:
+    node = ledger.find(response_id)
+    if node is None:
+        raise RequestError(404, "not_found", f"Response with id '{response_id}' not found: it is none of this session")
+    return node
+
+
+def _messages(node: Node) -> list[Message]:
+    """All messages of the request that a reply answered."""
+    found: list[Message] = []
+    for item in node.lineage():
+        found += item.interaction.messages
+        if item is not node:
+            found.append(item.interaction.output)
+    return found
+
+
+def _is_reference(item: Any) -> bool:
+    # OpenAI's own SDK types let the type of a reference be null.
+    return isinstance(item, dict) and (
+        item.get("type") == "item_reference" or (item.get("type") is None and item.keys() <= {"id", "type"})
+    )
+
+
+def _referenced(identity: Any, ledger: Ledger, where: str) -> dict[str, Any]:
+    node = ledger.find(f"{ID_PREFIX}{reply_of(identity)}")
+    items = output_items(node.interaction) if node is not None else ()
+    for item in items:
+        if item["id"] == identity:
+            return item
+    raise RequestError(
+        400,
+        "item_not_found",
+        f"{where}: item {identity!r} not found: it is in no reply of this session; send the item itself",
+        param=where,
+    )
+
+
+def _items(message: Message, identity: str) -> list[dict[str, Any]]:
+    """Write a canonical message as input items."""
+    role, content = message["role"], message.get("content") or ""
+    kind = "output_text" if role == "assistant" else "input_text"
+    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    written = [
+        {"type": kind, "text": part["text"]}
+        if part["type"] == "text"
+        else {"type": "input_image", "detail": "auto", "image_url": part["image_url"]["url"]}
+        for part in parts
+    ]
+    if role == "tool":
+        output = content if isinstance(content, str) else written
+        call_id = message.get("tool_call_id", "")
+        return [{"id": f"fco_{identity}", "type": "function_call_output", "call_id": call_id, "output": output}]
+    items: list[dict[str, Any]] = []
+    if content or not message.get("tool_calls"):
+        items.append(
+            {"id": f"msg_{identity}", "type": "message", "role": role, "status": "completed", "content": written}
+        )
+    calls = message.get("tool_calls", ())
+    return items + [call_item(f"fc_{identity}_{number}", call) for number, call in enumerate(calls)]
