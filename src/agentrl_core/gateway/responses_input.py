@@ -13,6 +13,7 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.openai_messages import image_part
 
 if TYPE_CHECKING:
     from agentrl_core.types import Message
@@ -147,15 +148,14 @@ def _part(part: Any, where: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind in _TEXT_PARTS and isinstance(part.get(_TEXT_PARTS[kind]), str):
         return {"type": "text", "text": part[_TEXT_PARTS[kind]]}
-    if kind == "input_image" and isinstance(part.get("image_url"), str):
-        image = {"url": part["image_url"]}
-        if isinstance(part.get("detail"), str):
-            image["detail"] = part["detail"]
-        return {"type": "image_url", "image_url": image}
+    if kind == "input_image":
+        return image_part(part.get("image_url"), f"{where}.image_url")
     if isinstance(kind, str) and kind not in _TEXT_PARTS:
-        hint = "give its image_url" if kind == "input_image" else "use input_text, or input_image with an image_url"
         raise RequestError(
-            400, "unsupported_content", f"{where}: such parts of type {kind!r} are not supported; {hint}", param=where
+            400,
+            "unsupported_content",
+            f"{where}: parts of type {kind!r} are not supported; use input_text and input_image",
+            param=where,
         )
     raise _wrong(where, 'must look like {"type": "input_text", "text": …}')
 

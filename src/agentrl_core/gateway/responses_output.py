@@ -146,7 +146,7 @@ def response_of(reply: Reply, decode: Decode) -> dict[str, Any]:
     if errors := interaction.output.get("tool_call_errors"):
         body["tool_call_errors"] = errors
     if request.return_token_ids:
-        body |= {"prompt_token_ids": reply.prompt_ids, "token_ids": interaction.output_ids}
+        body |= {"prompt_token_ids": choice.prompt_ids, "token_ids": interaction.output_ids}
     return body
 
 
