@@ -122,7 +122,8 @@ def test_the_gateways_chat_reads_it_alike(directory, tokenizer):
     assert chat.encode(text) == tokenizer(text)["input_ids"]
     assert chat.decode(chat.encode("Ünsure 12 🙂")) == "Ünsure 12 🙂"
     assert set(chat.stop_token_ids) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
-    parsed = chat.parse('<tool_call>{"name": "move", "arguments": {"dir": "up"}}</tool_call>')
+    reply = chat.encode('<tool_call>{"name": "move", "arguments": {"dir": "up"}}</tool_call><|im_end|>')
+    parsed = chat.reader(parse_tools=True).end(reply)
     assert len(parsed.tool_calls) == 1
 
 

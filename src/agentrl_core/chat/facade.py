@@ -10,10 +10,10 @@ import orjson
 
 from agentrl_core.chat.continuation import TurnContinuation
 from agentrl_core.chat.images import IMAGE
+from agentrl_core.chat.parsers.grammars import literal, with_thought
 from agentrl_core.chat.probe import probe
-from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.chat.recognition import recognise_parser, recognise_reasoning
-from agentrl_core.chat.replies import ReplyFormat, ReplyReader, parse_reply, read_text
+from agentrl_core.chat.replies import ReplyFormat, ReplyReader, read_text
 from agentrl_core.chat.template import ChatTemplate
 from agentrl_core.chat.tokenizer import StreamDecoder, TextTokenizer, read_tokenizer_files
 from agentrl_core.errors import RequestError
@@ -21,7 +21,7 @@ from agentrl_core.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.chat.parsers.base import ParsedReply, ToolParser
+    from agentrl_core.chat.parsers.base import ToolParser
     from agentrl_core.chat.probe import TemplateVerdict
     from agentrl_core.chat.reasoning import ReasoningFormat
     from agentrl_core.types import Message
@@ -158,10 +158,25 @@ class Chat:
         """Return a reader for an output that is nothing but text."""
         return ReplyReader(self.decoder(), read_text, calls=False, stop=stop, stop_token_ids=self._end_ids)
 
-    def parse(self, text: str) -> ParsedReply:
-        """Take a text apart that leaves thoughts in the content."""
-        plain = ReplyFormat(self.parser, REASONING_FORMATS["none"])
-        return parse_reply(text, plain)
+    def call_grammar(
+        self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, prompt_ids: Sequence[int]
+    ) -> str | None:
+        """Return a Lark grammar of replies that call one of these tools, with `parallel` one or more of them.
+
+        A thought may come first, unless the prompt says that there is none. None where the model's format cannot
+        be held to the tools' schemas.
+        """
+        calls = self.parser.grammar(tools, parallel=parallel, mark=self._mark)
+        if calls is None:
+            return None
+        end = self.decode(prompt_ids[-_END_OF_PROMPT:]).rstrip()
+        if self.parser.frames_text or not self.reasoning.separate or end.endswith(self.reasoning.close):
+            return f"start: calls\n{calls}"
+        return with_thought(calls, self.reasoning, opened=end.endswith(self.reasoning.open), mark=self._mark)
+
+    def _mark(self, text: str) -> str:
+        """Write a mark of the format: as its token where it has one, because its text would be other tokens."""
+        return f"<[{self._tokenizer.id_of(text)}]>" if self._tokenizer.is_added(text) else literal(text)
 
     def _opens_thought(self, end: tuple[int, ...]) -> bool:
         """Whether a prompt with these last ids ends inside of a thought."""

@@ -11,11 +11,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agentrl_core.chat.parsers.base import Tools
+    from agentrl_core.chat.reasoning import ReasoningFormat
 
 
 def literal(text: str) -> str:
     """Return a text as Lark writes it."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def with_thought(calls: str, reasoning: ReasoningFormat, *, opened: bool, mark: Callable[[str], str]) -> str:
+    """Return a whole grammar: a thought, whose beginning is in the prompt or may be left out, and then `calls`."""
+    first = "thought calls" if opened else f"calls | {mark(reasoning.open)} thought calls"
+    blanks = f"({literal(chr(10) * 2)} | {literal(chr(10))})?"
+    return f"start: {first}\nthought: inside {blanks}\n{text_up_to('inside', mark(reasoning.close))}{calls}"
+
+
+def text_up_to(name: str, end: str) -> str:
+    """Return the rule `name` of any text that ends with the first `end`, a mark or a literal."""
+    if end.startswith("<"):
+        return f"{name}: /(.|\\n)*/ {end}\n"
+    return f"{name}[suffix={end}]: /(.|\\n)*/\n"
 
 
 def one_or_more(*, parallel: bool, between: str) -> str:

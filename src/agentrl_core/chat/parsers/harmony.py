@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from agentrl_core.chat.parsers.base import MalformedCallError
-from agentrl_core.chat.parsers.grammars import by_tool, literal
+from agentrl_core.chat.parsers.grammars import by_tool, literal, text_up_to
 from agentrl_core.chat.parsers.json_text import read_arguments
 from agentrl_core.chat.parsers.source import Marks
 
@@ -62,9 +62,9 @@ class HarmonyParser:
             header = f"{mark(_CHANNEL)} {literal(f'commentary to=functions.{name} ')} {mark(_CONSTRAIN)}"
             return f"{header} {literal('json')} {mark(_MESSAGE)} {arguments}"
 
-        thought = f"{mark(_CHANNEL)} {literal('analysis')} {mark(_MESSAGE)} /(.|\\n)*/ {mark(_ENDS[0])}"
-        thought += f" {mark(_START)} {literal('assistant')}"
-        return f"calls: thought? call\nthought: {thought}\n" + by_tool(tools, call)
+        header = f"{mark(_CHANNEL)} {literal('analysis')} {mark(_MESSAGE)}"
+        thought = f"thought: {header} inside {mark(_START)} {literal('assistant')}\n"
+        return "calls: thought? call\n" + thought + text_up_to("inside", mark(_ENDS[0])) + by_tool(tools, call)
 
 
 def _read_call(source: Source, sink: Sink, name: str, begin: int) -> Steps[None]:

@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.chat.parsers.base import MalformedCallError
-from agentrl_core.chat.parsers.grammars import json_rule, literal, one_or_more
+from agentrl_core.chat.parsers.grammars import json_rule, literal, one_or_more, text_up_to
 from agentrl_core.chat.parsers.json_text import check_text
 from agentrl_core.chat.parsers.schemas import (
     name_of,
@@ -20,6 +20,7 @@ from agentrl_core.chat.parsers.schemas import (
     to_json,
     typed_value,
     types_of,
+    words_of,
 )
 from agentrl_core.chat.parsers.source import Marks
 from agentrl_core.chat.parsers.tagged import block, inside
@@ -121,9 +122,11 @@ def _tool_rules(index: int, tool: Mapping[str, Any], mark: Callable[[str], str])
         names.append(rule if key in required else f"{rule}?")
         rules.append(f"{rule}: {literal(f'{_PARAMETER}{key}>{chr(10)}')} v_{index}_{number}")
         end = literal(f"\n{_PARAMETER_END}\n")
-        if types_of(schema, parameters) <= {"string"}:
-            # Lazy: the value ends at the first closing tag.
-            rules.append(f"v_{index}_{number}[suffix={end}]: /(.|\\n)*/")
+        if (words := words_of(schema, parameters)) is not None:
+            values = " | ".join(literal(word) for word in words)
+            rules.append(f"v_{index}_{number}: ({values}) {end}")
+        elif types_of(schema, parameters) <= {"string"}:
+            rules.append(text_up_to(f"v_{index}_{number}", end).rstrip())
         else:
             root = {word: parameters[word] for word in ("$defs", "definitions") if word in parameters}
             rules += [f"v_{index}_{number}: j_{index}_{number} {end}"]

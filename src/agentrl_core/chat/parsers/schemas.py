@@ -70,6 +70,18 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     return {_type(value) for value in values}.union(*(types_of(option, root, depth + 1) for option in options))
 
 
+def words_of(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
+    """Return the texts that a schema allows; None where it allows anything else."""
+    for _ in range(_DEEPEST):
+        if not isinstance(schema, Mapping):
+            return None
+        if not isinstance(schema.get("$ref"), str):
+            values = [*_items(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+            return values if values and all(isinstance(value, str) for value in values) else None
+        schema = _resolve(schema["$ref"], root)
+    return None
+
+
 def to_json(arguments: Mapping[str, Any]) -> str:
     """Return the JSON text of arguments that were not written as JSON."""
     return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
