@@ -129,7 +129,10 @@ def test_gpt_oss_channels_are_read_with_and_without_tools(make_chat, tmp_path):
 def test_gpt_oss_calls_may_name_their_recipient_first(make_chat, tmp_path):
     make_chat()
     chat = Chat.from_directory(tmp_path, parser=HarmonyParser())
-    for header in ("<|channel|>commentary to=functions.f <|constrain|>json", " to=functions.f<|channel|>commentary json"):
+    for header in (
+        "<|channel|>commentary to=functions.f <|constrain|>json",
+        " to=functions.f<|channel|>commentary json",
+    ):
         reply = read(chat, f'{header}<|message|>{{"a": 1}}')
         assert [call["function"] for call in reply.tool_calls] == [{"name": "f", "arguments": '{"a": 1}'}]
         assert (reply.content, reply.errors) == ("", ())
