@@ -177,7 +177,7 @@ def register_trackers(register: Register[Callable[..., Tracker]]) -> None:
 def register_tool_parsers(register: Register[Callable[..., Any]]) -> None:
     """Register tool-call parsers: from a sampled reply's text to content and tool calls.
 
-    Chosen by `gateway.tool_parser`. Added in 0.1.
+    Chosen by `gateway.tool_parser`; a parser is an `agentrl_core.chat.ToolParser`. Added in 0.1.
 
         from agentrl_core import hookimpl
 
