@@ -157,6 +157,7 @@ class ModelServer:
         return JSONResponse({"message": "Generation continued.", "status": "ok"})
 
     async def _abort(self, _request, body):
+        self.controls.append(("abort", body))
         for rid, run in self._running.items():
             if rid.startswith(body["rid"]):
                 run.aborted = True
@@ -189,7 +190,6 @@ class ModelServer:
                 await asyncio.sleep(TOKEN_S)
                 if run.aborted or await leaving():
                     run.finish = "abort"
-                    self.stopped.set()
                     return
                 raw = logits(self.salt, [*run.prompt, *run.ids])
                 if grammar:
@@ -210,6 +210,8 @@ class ModelServer:
                     run.finish = "length"
                 yield
         finally:
+            if run.finish in {None, "abort"}:
+                self.stopped.set()
             del self._running[run.rid]
 
     def _scored(self, ids):

@@ -1,13 +1,21 @@
 """The engine in front of a model server: it passes the suite on both protocols, and takes no wrong data."""
 
+import asyncio
+from pathlib import Path
+
+import attrs
 import pytest
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from tokenizers import Tokenizer
 
 from agentrl_core.engines.openai_compatible import OpenAICompatibleEngine
-from agentrl_core.errors import EngineError
-from agentrl_core.testing.engines import EngineSuite
+from agentrl_core.engines.remote_calls import RemoteCall
+from agentrl_core.engines.servers import Part
+from agentrl_core.errors import EngineError, UnservableError
+from agentrl_core.testing.engines import EngineSuite, ask, collect, request, run
 from agentrl_core.testing.policy import write_tokenizer
-from agentrl_core.weights.base import DirectoryWeights
+from agentrl_core.types import FinishReason, Grammar
+from agentrl_core.weights.base import DirectoryWeights, ModuleWeights
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +99,353 @@ class TestVLLM(OnServer):
     @NO_WEIGHTS
     def test_versions_never_go_back(self, engine, new_weights):
         super().test_versions_never_go_back(engine, new_weights)
+
+
+# Beyond the suite.
+
+PROMPT = [1, 2, 3, 40, 50]
+
+
+@pytest.fixture(params=["sglang", "vllm"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def start(server, model_dir):
+    engines = []
+
+    def make(kind, **options):
+        engines.append(OpenAICompatibleEngine(**{"url": server.url, "server": kind, "model_dir": model_dir} | options))
+        engines[-1].start()
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def test_the_likeliest_tokens_are_told(server, start, kind):
+    asked = attrs.evolve(request(PROMPT, max_tokens=4), top_logprobs=3)
+    result = run(collect(start(kind).generate(asked), PROMPT))
+    (chunk,) = [result.last]
+    assert [len(top) for top in chunk.top_logprobs] == [3] * 4
+    for top in chunk.top_logprobs:
+        assert [logprob for _, logprob in top] == sorted((logprob for _, logprob in top), reverse=True)
+    for token, logprob, top in zip(result.ids, result.logprobs, chunk.top_logprobs, strict=True):
+        assert dict(top).get(token, logprob) == logprob
+        assert logprob <= top[0][1]
+    assert result.last.cached_tokens == 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_changes_tokens_not_logprobs(servers, start, kind, temperature):
+    grammar = Grammar(kind="regex", value="[a-z]*")
+    result = run(ask(start(kind), PROMPT, grammar=grammar, temperature=temperature, max_tokens=12))
+    assert max(result.ids) < 100  # the server's own grammar: it allows these only
+    assert result.logprobs == pytest.approx(servers.reference_logprobs(0, PROMPT, result.ids, 1.0), abs=1e-9)
+
+
+def test_grammars_are_written_as_the_server_takes_them(server, start, kind):
+    engine = start(kind)
+    for grammar in (
+        Grammar(kind="json_object"),
+        Grammar(kind="json_schema", value="{}"),
+        Grammar(kind="regex", value="a"),
+    ):
+        run(ask(engine, PROMPT, grammar=grammar, max_tokens=2))
+    sent = [body.get("structured_outputs") or body["sampling_params"] for body in server.asked if _samples(body)]
+    if kind == "vllm":
+        assert sent[-3:] == [{"json_object": True}, {"json": "{}"}, {"regex": "a"}]
+    else:
+        assert [item.get("json_schema") for item in sent] == ['{"type": "object"}', "{}", None]
+        assert sent[2]["regex"] == "a"
+
+
+def _samples(body):
+    return "structured_outputs" in body or body.get("sampling_params", {}).get("max_new_tokens")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling", "says"),
+    [
+        ("sglang", {"grammar": Grammar(kind="lark", value="start: A")}, "EBNF"),
+        ("sglang", {"grammar": Grammar(kind="json_object"), "temperature": 0.7}, "temperature"),
+        ("vllm", {"top_p": 0.5}, "top_p"),
+    ],
+)
+def test_what_would_get_other_logprobs_is_refused(server, start, kind, sampling, says):
+    engine = start(kind)
+    before = len(server.asked)
+    with pytest.raises(UnservableError, match=says):
+        run(ask(engine, PROMPT, **sampling))
+    assert len(server.asked) == before
+
+
+def test_raw_logprobs_serve_temperature_one_only(server, servers, start):
+    server.scaled = False
+    engine = start("vllm")
+    with pytest.raises(UnservableError, match="--logprobs-mode processed_logprobs"):
+        run(ask(engine, PROMPT, temperature=0.5))
+    result = run(ask(engine, PROMPT, top_p=0.9))
+    assert result.logprobs == pytest.approx(servers.reference_logprobs(0, PROMPT, result.ids, 1.0), abs=1e-9)
+
+
+def test_vllm_is_told_to_train_elsewhere(server, start, new_weights):
+    engine = start("vllm")
+    assert "given no weights" in engine.notice
+    with pytest.raises(EngineError, match="Train with SGLang"):
+        run(engine.load_weights(1, new_weights))
+
+
+@pytest.fixture
+def new_weights(servers, tmp_path):
+    return DirectoryWeights(servers.write_weights(tmp_path / "new", 1))
+
+
+def test_a_server_with_other_weights_loads_the_policys_first(server, servers, start, tmp_path):
+    policy = servers.write_weights(tmp_path / "policy", 7)
+    engine = start("sglang", model_dir=policy)
+    assert [name for name, _ in server.controls] == ["pause", "load", "continue"]
+    result = run(ask(engine, PROMPT))
+    assert set(result.versions) == {0}
+    assert result.logprobs == pytest.approx(servers.reference_logprobs(7, PROMPT, result.ids, 1.0), abs=1e-9)
+
+
+def test_a_live_module_travels_over_a_directory_that_goes_away(server, servers, start):
+    class Module:
+        def save_pretrained(self, directory):
+            servers.write_weights(directory, 3)
+
+    engine = start("sglang")
+    run(engine.load_weights(2, ModuleWeights(Module())))
+    (path,) = [body["model_path"] for name, body in server.controls if name == "load"]
+    assert server.salt == 3
+    assert Path(path).is_dir()
+    engine.close()
+    assert not Path(path).exists()
+
+
+def test_weights_that_cannot_be_read_leave_the_old_ones(server, start, tmp_path):
+    engine = start("sglang")
+
+    async def fail_then_ask():
+        with pytest.raises(EngineError, match="Failed to load"):
+            await engine.load_weights(1, DirectoryWeights(tmp_path / "nothing"))
+        return await ask(engine, PROMPT)
+
+    assert set(run(fail_then_ask()).versions) == {0}
+
+
+def test_weights_of_somebody_else_are_refused(server, start):
+    engine = start("sglang")
+    server.label = "experiment-b"
+    with pytest.raises(EngineError, match="'experiment-b'"):
+        run(ask(engine, PROMPT))
+
+
+def test_weights_that_another_process_has_loaded_are_followed(server, start):
+    engine = start("sglang")
+    server.label = "4"
+    assert set(run(ask(engine, PROMPT)).versions) == {4}
+    assert engine.version == 4
+
+
+def test_an_interrupted_request_asks_for_the_rest(server, start, new_weights):
+    engine = start("sglang")
+
+    async def update_in_flight():
+        asked = request(PROMPT, stream=True, max_tokens=300)
+        chunks = engine.generate(asked)
+        first = await anext(chunks)
+        await engine.load_weights(1, new_weights)
+        return await collect(chunks, PROMPT, [first])
+
+    result = run(update_in_flight())
+    first, second = server.asked
+    num_before = len(second["input_ids"]) - len(PROMPT)
+    assert second["input_ids"] == [*PROMPT, *result.ids[:num_before]]
+    assert second["sampling_params"]["max_new_tokens"] == 300 - num_before
+    assert first["sampling_params"]["sampling_seed"] != second["sampling_params"]["sampling_seed"]
+    assert result.versions == (0,) * num_before + (1,) * (300 - num_before)
+
+
+def test_a_stop_string_across_an_interruption_ends_the_output():
+    """The server sees the first half of it in the prompt, and goes on."""
+    asked = request(PROMPT, max_tokens=10, stop=("never said", "cd"))
+    call = RemoteCall(request=asked, mailbox=None, limit=15, decode=lambda ids: bytes(ids).decode(), seed=0)
+    call.next_ask("policy")
+    call.accept(Part(ids=tuple(b"abc"), logprobs=(-1.0,) * 3, finish_reason=FinishReason.ABORT), [0] * 3)
+    call.next_ask("policy")
+    call.accept(Part(ids=tuple(b"defg"), logprobs=(-2.0,) * 4), [1] * 4)
+    assert (bytes(call.ids), call.reason, call.stop_string) == (b"abcd", FinishReason.STOP, "cd")
+    assert (call.logprobs, call.versions) == ([-1.0, -1.0, -1.0, -2.0], [0, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [({"stop_token_ids": (99,)}, FinishReason.STOP), ({"max_tokens": 3}, FinishReason.LENGTH), ({}, None)],
+)
+def test_an_abort_after_the_last_token_leaves_nothing_to_ask(sampling, reason):
+    asked = request(PROMPT, **{"max_tokens": 10} | sampling)
+    limit = len(PROMPT) + asked.sampling.max_tokens
+    call = RemoteCall(request=asked, mailbox=None, limit=limit, decode=None, seed=0)
+    call.next_ask("policy")
+    call.accept(Part(ids=tuple(b"abc"), logprobs=(-1.0,) * 3, finish_reason=FinishReason.ABORT), [0] * 3)
+    assert call.reason is reason
+
+
+def test_leaving_stops_the_server(server, start, kind):
+    engine = start(kind)
+
+    async def leave():
+        chunks = engine.generate(request(PROMPT, max_tokens=400, stream=True))
+        await anext(chunks)
+        await chunks.aclose()
+        await asyncio.to_thread(server.stopped.wait, 10)
+
+    run(leave())
+    assert server.stopped.is_set()
+    if kind == "sglang":  # it would notice by itself seconds later
+        assert [name for name, _ in server.controls] == ["abort"]
+
+
+def stream_of(*bodies):
+    async def pieces():
+        for body in bodies:
+            yield body
+
+    return StreamingResponse(pieces(), media_type="text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind_of_error", "says"),
+    [
+        (lambda: JSONResponse({"error": "out of memory"}, 500), EngineError, "out of memory"),
+        (lambda: JSONResponse({"error": {"message": "full"}}, 429, {"retry-after": "7"}), UnservableError, "after 7 s"),
+        (lambda: JSONResponse({"error": {"message": "too long"}}, 400), UnservableError, "too long"),
+        (lambda: JSONResponse({"detail": "no"}, 401), EngineError, "api_key_env"),
+        (lambda: Response(b"<html>", 200), EngineError, "not JSON"),
+        (lambda: Response(b"[1]", 200), EngineError, "not a JSON object"),
+        (lambda: JSONResponse({"ok": True}), EngineError, "is not what"),
+        (lambda: Response(b"{", 200, {"content-length": "50"}), EngineError, "ended before|heard"),
+    ],
+)
+def test_a_fault_of_the_server_is_told_as_such(server, start, kind, fault, kind_of_error, says):
+    engine = start(kind, silence_s=1.0)
+    server.faults = [fault()]
+    with pytest.raises(EngineError, match=says) as raised:
+        run(ask(engine, PROMPT))
+    assert type(raised.value) is kind_of_error
+    assert len(run(ask(engine, PROMPT, max_tokens=3)).ids) == 3
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (b'data: {"error": {"message": "out of memory", "code": 500}}\n\n',),
+        (b"data: {\n\n",),
+        (b"data: [DONE]\n\n",),
+    ],
+)
+def test_a_stream_that_breaks_off_is_an_error(server, start, kind, events):
+    engine = start(kind)
+    server.faults = [stream_of(*events)]
+    with pytest.raises(EngineError, match=r"out of memory|not JSON|finish reason"):
+        run(collect(engine.generate(request(PROMPT, stream=True))))
+
+
+def test_silence_is_an_error(server, start, kind):
+    engine = start(kind, silence_s=0.2)
+
+    async def silent():
+        yield b""
+        await asyncio.Event().wait()
+
+    server.faults = [StreamingResponse(silent())]
+    with pytest.raises(EngineError, match=r"nothing was heard for 0\.2 s"):
+        run(ask(engine, PROMPT))
+
+
+def in_sglang(change):
+    def spoil(body):
+        change(body["meta_info"], body)
+        return body
+
+    return spoil
+
+
+def in_vllm(change):
+    def spoil(body):
+        change(body["choices"][0], body)
+        return body
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "says"),
+    [
+        ("sglang", in_sglang(lambda meta, _: meta.pop("output_token_logprobs")), "upstream"),
+        ("sglang", in_sglang(lambda meta, _: meta["output_token_logprobs"].pop()), "3 tokens|4 tokens"),
+        ("sglang", in_sglang(lambda meta, body: body.update(output_ids=[9, 9, 9, 9])), "output_ids"),
+        ("sglang", in_sglang(lambda meta, _: meta["output_token_logprobs"][0].__setitem__(0, None)), "logprob"),
+        ("sglang", in_sglang(lambda meta, _: meta["output_token_logprobs"][0].__setitem__(1, "a")), "output_ids|id"),
+        ("sglang", in_sglang(lambda meta, _: meta.update(finish_reason=None)), "finish reason"),
+        ("vllm", in_vllm(lambda choice, _: choice.pop("token_ids")), "upstream"),
+        ("vllm", in_vllm(lambda choice, _: choice.pop("logprobs")), "upstream"),
+        ("vllm", in_vllm(lambda choice, _: choice["logprobs"]["token_logprobs"].pop()), "4 token ids and 3 logprobs"),
+        ("vllm", in_vllm(lambda choice, _: choice["token_ids"].append(5)), "4 tokens and sent 5"),
+        ("vllm", in_vllm(lambda choice, _: choice.update(prompt_token_ids=[7])), "another prompt"),
+        ("vllm", in_vllm(lambda choice, _: choice["logprobs"]["token_logprobs"].__setitem__(0, -9999.0)), "logprob"),
+        ("vllm", in_vllm(lambda choice, _: choice.update(finish_reason=None)), "finish reason"),
+    ],
+)
+def test_data_that_does_not_fit_together_is_refused(server, start, kind, spoil, says):
+    engine = start(kind)
+    server.spoil = spoil
+    with pytest.raises(EngineError, match=says):
+        run(ask(engine, PROMPT, max_tokens=4))
+
+
+def test_more_tokens_than_asked_for_are_refused(server, start):
+    engine = start("sglang")
+
+    def spoil(body):
+        meta = body["meta_info"]
+        meta["output_token_logprobs"].append([-1.0, 5, None])
+        meta["completion_tokens"] += 1
+        body["output_ids"].append(5)
+        return body
+
+    server.spoil = spoil
+    with pytest.raises(EngineError, match="sent 5 tokens where 4 were asked for"):
+        run(ask(engine, PROMPT, max_tokens=4))
+
+
+def test_a_server_that_gives_up_again_and_again_is_an_error(server, start):
+    engine = start("sglang")
+    meta = {"completion_tokens": 0, "output_token_logprobs": [], "finish_reason": {"type": "abort", "message": "x"}}
+    server.faults = [JSONResponse({"output_ids": [], "meta_info": meta}) for _ in range(3)]
+    with pytest.raises(EngineError, match="gave it up 3 times"):
+        run(ask(engine, PROMPT))
+
+
+def test_the_key_comes_from_the_environment(server, start, kind, monkeypatch):
+    server.key = "sk-0123456789"
+    with pytest.raises(EngineError, match="401"):
+        start(kind)
+    with pytest.raises(EngineError, match="SERVER_KEY is empty or not set"):
+        start(kind, api_key_env="SERVER_KEY")
+    monkeypatch.setenv("SERVER_KEY", server.key)
+    assert len(run(ask(start(kind, api_key_env="SERVER_KEY"), PROMPT, max_tokens=2)).ids) == 2
+
+
+def test_a_server_that_does_not_run_is_named(start):
+    with pytest.raises(EngineError, match="Does the server run"):
+        start("sglang", url="http://127.0.0.1:1")
+
+
+def test_a_model_that_is_not_served_is_refused(start, kind):
+    with pytest.raises(EngineError, match="serves policy, not 'other'"):
+        start(kind, model="other")

@@ -7,8 +7,6 @@ import concurrent.futures
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -17,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from agentrl_core.daemons import call_on_thread
 from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote_calls import RemoteCall
 from agentrl_core.engines.server_control import ServerControl
-from agentrl_core.engines.servers import VLLM, Ask, Part, ServerFormat, SGLang, error_text, read_json
+from agentrl_core.engines.servers import VLLM, Ask, Part, ServerFormat, SGLang, check_servable, error_text, read_json
 from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.http1 import ExchangeError, Http1Client, server_sent_events
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest
-from agentrl_core.weights.base import DirectoryWeights
+from agentrl_core.weights.folder import WeightsFolder
 
 if TYPE_CHECKING:
     import ssl
@@ -92,7 +89,7 @@ class OpenAICompatibleEngine:
         self._api_key_env = api_key_env
         self._context_length = context_length
         self._connect_timeout_s = connect_timeout_s
-        self._weights_dir, self._own_dir = weights_dir, False
+        self._folder = WeightsFolder(weights_dir)
         self._model_dir = model_dir
         self._decode: Decode | None = None
         self._seed = seed
@@ -163,7 +160,7 @@ class OpenAICompatibleEngine:
         """Sample as `Engine.generate` says."""
         self._check_alive()
         limit = check_request(request, context_length=self.context_length, vocab_size=_MOST_TOKEN_ID)
-        self._check_servable(request)
+        check_servable(request, self._server, scaled=self._scaled)
         call = RemoteCall(
             request=request,
             mailbox=Mailbox(),
@@ -239,7 +236,7 @@ class OpenAICompatibleEngine:
                 "(engine: {use: openai_compatible, server: sglang, …}) or the embedded engine; a vLLM server can be "
                 "used to evaluate, and as an upstream."
             )
-        directory = await self._directory(version, source)
+        directory = await self._folder.directory(version, source)
         if not was_paused:
             await self.pause()
         try:
@@ -258,9 +255,7 @@ class OpenAICompatibleEngine:
         for call in calls:
             call.wake()
         self._client.close()
-        if self._own_dir and self._weights_dir is not None:
-            shutil.rmtree(self._weights_dir, ignore_errors=True)
-            self._weights_dir, self._own_dir = None, False
+        self._folder.close()
 
     # One call.
 
@@ -439,26 +434,6 @@ class OpenAICompatibleEngine:
         if self._ended is not None:
             raise EngineError(self._ended)
 
-    def _check_servable(self, request: GenerateRequest) -> None:
-        """Refuse what the server would answer with other logprobs than an engine's."""
-        sampling, wrong = request.sampling, None
-        cut = sampling.top_p < 1 or sampling.top_k > 0
-        if request.images:
-            wrong = "images are not sent to model servers; use a model of text"
-        elif sampling.grammar is not None and sampling.temperature not in {0.0, 1.0}:
-            wrong = f"a grammar needs temperature 0 or 1 here, not {sampling.temperature}"
-        elif sampling.grammar is not None and request.top_logprobs:
-            wrong = "top_logprobs of a constrained output would be those under the grammar; leave one of them out"
-        elif self._server.name == "vLLM" and not self._scaled and sampling.temperature not in {0.0, 1.0}:
-            wrong = (
-                f"temperature {sampling.temperature}: this vLLM server returns logprobs without it; start the server "
-                "with --logprobs-mode processed_logprobs, or sample with temperature 1"
-            )
-        elif self._server.name == "vLLM" and self._scaled and cut:
-            wrong = "top_p and top_k: this vLLM server returns logprobs after both; sample with top_p 1 and all tokens"
-        if wrong is not None:
-            raise UnservableError(f"request {request.request_id}: {wrong}")
-
     def _refusal(self, ask: Ask, status: int, headers: Mapping[str, str], data: bytes) -> EngineError:
         said = f"{self._where(ask)}: status {status}: {error_text(data)}"
         if status in _UNAUTHORIZED:
@@ -477,26 +452,6 @@ class OpenAICompatibleEngine:
             assert self._model_dir is not None  # noqa: S101 (the caller's condition)
             self._decode = load_decode(self._model_dir)
         return self._decode
-
-    async def _directory(self, version: int, source: WeightSource) -> Path:
-        """Return a directory that the server can read; a live module is written into one, the one before goes."""
-        if isinstance(source, DirectoryWeights):
-            return source.path if source.path.is_absolute() else Path(os.path.abspath(source.path))  # noqa: PTH100, ASYNC240
-        if self._weights_dir is None:
-            self._weights_dir, self._own_dir = Path(tempfile.mkdtemp(prefix="agentrl-weights-")), True
-        root, module = self._weights_dir, source.module
-        directory = root.absolute() / f"version-{version}"
-
-        def write() -> None:
-            for old in root.glob("version-*"):
-                shutil.rmtree(old)
-            save: Any = getattr(module, "save_pretrained", None)
-            if save is None:
-                raise EngineError(f"weights of {type(module).__name__}: only transformers' models can be written")
-            save(directory)
-
-        await call_on_thread(write, name="weights")
-        return directory
 
 
 def _ssl_context() -> ssl.SSLContext:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 import orjson
 
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.types import FinishReason, Grammar
+
+if TYPE_CHECKING:
+    from agentrl_core.types import GenerateRequest
 
 Top: TypeAlias = tuple[tuple[int, float], ...]
 """Likeliest tokens of one position, likeliest first. [K]"""
@@ -264,6 +267,30 @@ class VLLM:
         pairs = zip(tables, output_ids, strict=True)
         part = Part(ids=tuple(output_ids), logprobs=tuple(table[str(token)]["logprob"] for table, token in pairs))
         return _checked(ask, part).logprobs
+
+
+def check_servable(request: GenerateRequest, server: ServerFormat, *, scaled: bool) -> None:
+    """Refuse what a server would answer with other logprobs than an engine's.
+
+    `scaled`: whether its logprobs take the temperature into account, and then also top_p and top_k.
+    """
+    sampling, wrong = request.sampling, None
+    cut = sampling.top_p < 1 or sampling.top_k > 0
+    if request.images:
+        wrong = "images are not sent to model servers; use a model of text"
+    elif sampling.grammar is not None and sampling.temperature not in {0.0, 1.0}:
+        wrong = f"a grammar needs temperature 0 or 1 here, not {sampling.temperature}"
+    elif sampling.grammar is not None and request.top_logprobs:
+        wrong = "top_logprobs of a constrained output would be those under the grammar; leave one of them out"
+    elif server.name == "vLLM" and not scaled and sampling.temperature not in {0.0, 1.0}:
+        wrong = (
+            f"temperature {sampling.temperature}: this vLLM server returns logprobs without it; start the server "
+            "with --logprobs-mode processed_logprobs, or sample with temperature 1"
+        )
+    elif server.name == "vLLM" and scaled and cut:
+        wrong = "top_p and top_k: this vLLM server returns logprobs after both; sample with top_p 1 and all tokens"
+    if wrong is not None:
+        raise UnservableError(f"request {request.request_id}: {wrong}")
 
 
 def read_json(where: str, data: bytes) -> Any:
