@@ -3,6 +3,7 @@
 import json
 
 import attrs
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from agentrl_core.config.schema import (
     RunConfig,
     SamplingConfig,
     TrainerConfig,
+    UpstreamConfig,
     WarmStartConfig,
 )
 from agentrl_core.errors import ConfigError
@@ -88,6 +90,18 @@ def test_whatever_is_given_is_a_config_or_a_config_error(given_data, overrides):
     except ConfigError:
         return
     assert parse(dump(config)) == config
+
+
+def test_upstreams_are_given_by_model_name():
+    upstreams = {"judge": {"url": "https://host/v1", "api_key_env": "JUDGE_KEY"}, "user": {"url": "http://host:1"}}
+    config = parse({"data": "tasks.jsonl", "gateway": {"upstreams": upstreams}})
+    assert config.gateway.upstreams == {
+        "judge": UpstreamConfig(url="https://host/v1", api_key_env="JUDGE_KEY"),
+        "user": UpstreamConfig(url="http://host:1", timeout_s=120.0, max_retries=2),
+    }
+    assert parse(dump(config)) == config
+    with pytest.raises(ConfigError, match="api_key"):
+        parse({"data": "tasks.jsonl", "gateway": {"upstreams": {"judge": {"url": "http://host", "api_key": "sk-1"}}}})
 
 
 def test_a_dump_is_plain_and_complete():

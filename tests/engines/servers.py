@@ -6,6 +6,7 @@ It keeps its own log of what it was asked and what it sampled, and really reads 
 import asyncio
 import math
 import random
+import re
 import socket
 import threading
 import zlib
@@ -55,6 +56,14 @@ def reference_logprobs(salt, prompt_ids, output_ids, temperature):
 
 def _event(data):
     return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def _is_broken(regex):
+    try:
+        re.compile(regex or "")
+    except re.error:
+        return True
+    return False
 
 
 class Sampled:
@@ -131,6 +140,9 @@ class ModelServer:
             if request.url.path in {"/generate", "/v1/completions"} and self.faults:
                 return self.faults.pop(0)
             body = await request.json() if request.method == "POST" else {}
+            constraints = body.get("sampling_params") or body.get("structured_outputs") or {}
+            if _is_broken(constraints.get("regex")):
+                return JSONResponse({"error": {"message": "Invalid grammar request.", "code": 400}}, 400)
             return await handler(request, body)
 
         return endpoint
