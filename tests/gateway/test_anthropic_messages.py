@@ -95,9 +95,9 @@ def test_instructions_may_come_later():
 
 def test_images_become_parts():
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
-    pictures = [{"type": "image", "source": source}, {"type": "image", "source": {"type": "url", "url": "http://a/b"}}]
-    urls = ["data:image/png;base64,AAAA", "http://a/b"]
-    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    url = "data:image/png;base64,AAAA"
+    pictures = [{"type": "image", "source": source}, {"type": "image", "source": {"type": "url", "url": url}}]
+    parts = [{"type": "image_url", "image_url": {"url": url}}] * 2
     assert canonical({"role": "user", "content": [text("see"), *pictures]}) == [
         {"role": "user", "content": [text("see"), *parts]}
     ]

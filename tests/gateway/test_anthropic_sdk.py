@@ -302,6 +302,14 @@ def test_token_ids_are_given_on_request_only(talk, session, engine):
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]},
             "there are no files here",
         ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://a"}}]}
+                ]
+            },
+            "fetches no images",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "content[0].tool_use_id"),
         ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "'image'"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]}, "content[0].name"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -22,9 +21,6 @@ _THINK_END = "</think>"
 
 _DEEPEST = 200
 """Objects and arrays in arguments that are compared by value, not by text; orjson writes 254 levels."""
-
-_UNSTABLE_NUMBER = re.compile(r"\d\.0*(?!\d)|\d[eE]|-0|\d{16}")
-"""What may be a number that a client writes otherwise once it has read it; strings that look so do no harm."""
 
 
 class Fingerprint:
@@ -80,14 +76,6 @@ def _arguments(text: str) -> Any:
     if text.count("{") + text.count("[") > _DEEPEST:  # perhaps nested deeper than orjson writes
         return text
     try:
-        if _UNSTABLE_NUMBER.search(text):
-            return json.loads(text, parse_float=_number, parse_int=_number)
         return orjson.loads(text)
-    except ValueError:
+    except orjson.JSONDecodeError:
         return text
-
-
-def _number(text: str) -> float | int:
-    """Read a number as JavaScript does, which has no others: `1.0` is `1`, and large ones are rounded."""
-    number = float(text)
-    return int(number) if number.is_integer() else number

@@ -6,18 +6,21 @@ turn, and the conversation stays the same.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.openai_messages import image_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping, Sequence
 
     from agentrl_core.types import Message
 
 _ROLES = ("user", "assistant", "system")
+_Block: TypeAlias = "tuple[Mapping[str, Any], str]"
+"""A block, and where it stands in the request."""
 
 
 def parse_messages(system: Any, messages: Any) -> tuple[Message, ...]:
@@ -30,7 +33,7 @@ def parse_messages(system: Any, messages: Any) -> tuple[Message, ...]:
     if text := _plain(system, "system"):
         found.append({"role": "system", "content": text})
     for index, raw in enumerate(messages):
-        for message in _message(raw, f"messages[{index}]"):
+        for message in _messages(raw, f"messages[{index}]"):
             if message["role"] == "assistant" and found and found[-1]["role"] == "assistant":
                 _extend(found[-1], message)  # to this API, neighbours of one role are one turn
             else:
@@ -76,37 +79,37 @@ def _tool(tool: Any, where: str) -> Mapping[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _message(raw: Any, where: str) -> Iterator[Message]:
+def _messages(raw: Any, where: str) -> list[Message]:
+    """Return the messages that one of Anthropic's stands for."""
     if not isinstance(raw, dict):
         raise _wrong(where, "must be an object")
     role, content, inside = raw.get("role"), raw.get("content"), f"{where}.content"
     if role == "user":
-        yield from _user(content, inside)
-    elif role == "assistant":
-        yield _assistant(content, inside)
-    elif role == "system":
-        yield {"role": "system", "content": _plain(content, inside)}
-    else:
-        raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+        return _user(content, inside)
+    if role == "assistant":
+        return [_assistant(content, inside)]
+    if role == "system":
+        return [{"role": "system", "content": _plain(content, inside)}]
+    raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
 
 
-def _user(content: Any, where: str) -> Iterator[Message]:
-    """Yield the results of tools first, as they answer the turn before; then what the user says."""
-    said: list[tuple[Any, str]] = []
-    answered = False
+def _user(content: Any, where: str) -> list[Message]:
+    """Return the results of tools first, as they answer the turn before; then what the user says."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    found: list[Message] = []
+    said: list[_Block] = []
     for block, at in _blocks(content, where):
         if block["type"] == "tool_result":
-            answered = True
-            yield {
-                "role": "tool",
-                "content": _parts(_blocks(block.get("content"), f"{at}.content")),
-                "tool_call_id": _required(block, "tool_use_id", at),
-            }
+            results, call_id = block.get("content"), _required(block, "tool_use_id", at)
+            text = results if isinstance(results, str) else _parts(_blocks(results, f"{at}.content"))
+            found.append({"role": "tool", "content": text, "tool_call_id": call_id})
         else:
             said.append((block, at))
-    text = _parts(iter(said))
-    if text or not answered:
-        yield {"role": "user", "content": text}
+    text = _parts(said)
+    if text or not found:
+        found.append({"role": "user", "content": text})
+    return found
 
 
 def _assistant(content: Any, where: str) -> Message:
@@ -148,21 +151,22 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def _blocks(content: Any, where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield the blocks of a content with their places; a string is one block of text."""
+def _blocks(content: Any, where: str) -> list[_Block]:
+    """Return the blocks of a content; a string is one block of text."""
+    if content is None:
+        return []
     if isinstance(content, str):
-        yield {"type": "text", "text": content}, where
-        return
-    if not isinstance(content, list | None):
+        return [({"type": "text", "text": content}, where)]
+    if not isinstance(content, list):
         raise _wrong(where, "must be text or a list of blocks")
-    for index, block in enumerate(content or ()):
-        at = f"{where}[{index}]"
+    blocks = [(block, f"{where}[{index}]") for index, block in enumerate(content)]
+    for block, at in blocks:
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
             raise _wrong(at, 'must look like {"type": "text", "text": …}')
-        yield block, at
+    return blocks
 
 
-def _parts(blocks: Iterator[tuple[Mapping[str, Any], str]]) -> str | list[dict[str, Any]]:
+def _parts(blocks: Sequence[_Block]) -> str | list[dict[str, Any]]:
     """Return text, or parts where there are images."""
     parts = [_part(block, at) for block, at in blocks]
     if all(part["type"] == "text" for part in parts):
@@ -174,16 +178,17 @@ def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     if block["type"] == "text":
         return {"type": "text", "text": _text(block, "text", where)}
     if block["type"] == "image":
-        return {"type": "image_url", "image_url": {"url": _image_url(block.get("source"), f"{where}.source")}}
+        return _image(block.get("source"), f"{where}.source")
     raise _unsupported(block["type"], where, "text and image")
 
 
-def _image_url(source: Any, where: str) -> str:
+def _image(source: Any, where: str) -> dict[str, Any]:
     kind = source.get("type") if isinstance(source, dict) else None
     if kind == "base64":
-        return f"data:{_required(source, 'media_type', where)};base64,{_required(source, 'data', where)}"
+        url = f"data:{_required(source, 'media_type', where)};base64,{_required(source, 'data', where)}"
+        return image_part(url, where)
     if kind == "url":
-        return _required(source, "url", where)
+        return image_part(source.get("url"), f"{where}.url")
     if kind == "file":
         raise RequestError(
             400, "unsupported_content", f"{where}: there are no files here; send the image as base64", param=where
