@@ -85,3 +85,23 @@ def assistant_call(arguments):
 )
 def test_what_json_can_hardly_hold_has_a_digest_too(message):
     assert Fingerprint(()).add(message) == Fingerprint(()).add(dict(message))
+
+
+@pytest.mark.parametrize(
+    ("written", "by_javascript"),
+    [
+        ('{"a": [1.0, -0.0, 1e5, 2.50]}', '{"a":[1,0,100000,2.5]}'),
+        ('{"a": 9007199254740993, "b": 100000000000000000000.0}', '{"a":9007199254740992,"b":100000000000000000000}'),
+        ('{"a": 1e21, "b": 1E-7, "c": 0.000001}', '{"a":1e+21,"b":1e-7,"c":0.000001}'),
+        ('{"a": "1.0 and 1e5"}', '{"a":"1.0 and 1e5"}'),
+    ],
+)
+def test_a_call_may_come_back_from_javascript(written, by_javascript):
+    question = {"role": "user", "content": "a"}
+    fingerprint = Fingerprint(())
+    fingerprint.add(question)
+    digests = fingerprint.after(calling(written))
+    assert digest(question, calling(written)) in digests
+    assert digest(question, calling(by_javascript)) in digests
+    assert digest(question, calling('{"a": 3}')) not in digests
+    assert fingerprint.after(calling(written)) == digests  # it has not moved on

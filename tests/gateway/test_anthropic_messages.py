@@ -232,6 +232,16 @@ def test_a_reply_has_a_text_or_a_call():
     assert block == use("c", {"big": 123456789012345678901, "one": 1.0})
 
 
+@pytest.mark.parametrize("arguments", ["{oops", "[1]", "", '{"a": NaN}'])
+def test_arguments_that_are_no_object_are_shown_as_such(arguments):
+    reply = make_reply({"content": None, "tool_calls": [call("c", arguments)]})
+    assert body_of(reply)["content"] == [use("c", {"malformed_arguments": arguments})]
+    writer = AnthropicMessages().writer(reply.request, "msg_1", 10, str)
+    (streamed,) = [line for line in writer.end(reply).decode().splitlines() if "input_json_delta" in line]
+    told = json.loads(streamed.removeprefix("data: "))["delta"]["partial_json"]
+    assert json.loads(told) == {"malformed_arguments": arguments}
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

@@ -425,6 +425,7 @@ def test_counting_refuses_in_anthropics_shape(session, send):
     assert send(session, {"messages": []}, path=url).json()["error"]["type"] == "invalid_request_error"
     assert send(session, {}, path=url, token=False).json()["error"]["type"] == "authentication_error"
     assert send(session, b"", path=url, method="GET").json()["type"] == "error"
+    assert "messages" in session.refusal
     assert send(session, {}, path="/v1/messages/batches").json()["error"]["type"] == "not_found_error"
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agentrl_core.types import Message
 
@@ -21,6 +22,12 @@ _THINK_END = "</think>"
 
 _DEEPEST = 200
 """Objects and arrays in arguments that are compared by value, not by text; orjson writes 254 levels."""
+
+
+_UNSTABLE_NUMBER = re.compile(r"[0-9](?:\.0*(?![0-9])|[eE]|[0-9]{15})")
+"""What may be a number that JavaScript writes otherwise once it has read it; text that looks so does no harm."""
+_FIRST_WITH_EXPONENT = 1e21
+"""Where JavaScript begins to write numbers as `1e+21`."""
 
 
 class Fingerprint:
@@ -42,13 +49,17 @@ class Fingerprint:
         self._digest = hasher.digest()
         return self._digest
 
-    def after(self, message: Message) -> bytes:
-        """Return the digest that the conversation would have with one more message."""
+    def after(self, message: Message) -> set[bytes]:
+        """Return the digests that the conversation may have with one more message, as clients write it back.
+
+        Those that get arguments as objects write the numbers as their language does.
+        """
         digest, calls = self._digest, dict(self._calls)
-        try:
-            return self.add(message)
-        finally:
-            self._digest, self._calls = digest, calls
+        found = set()
+        for spelling in _spellings(message):
+            found.add(self.add(spelling))
+            self._digest, self._calls = digest, dict(calls)
+        return found
 
     def _canonical(self, message: Message) -> list[Any]:
         role = message["role"]
@@ -68,6 +79,28 @@ class Fingerprint:
             "" if role == "assistant" else message.get("name") or "",  # frameworks add their agent's name
             "" if role == "assistant" else message.get("reasoning_content") or "",
         ]
+
+
+def _spellings(message: Message) -> Iterator[Message]:
+    yield message
+    calls = message.get("tool_calls") or ()
+    if any(_UNSTABLE_NUMBER.search(call["function"]["arguments"]) for call in calls):
+        yield {**message, "tool_calls": [_as_javascript(call) for call in calls]}
+
+
+def _as_javascript(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call["function"]
+    try:
+        value = json.loads(function["arguments"], parse_float=_number, parse_int=_number)
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(value)}}
+
+
+def _number(text: str) -> float | int:
+    """Read a number as JavaScript does, which has doubles only and writes `1.0` as `1`."""
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) < _FIRST_WITH_EXPONENT else number
 
 
 def _arguments(text: str) -> Any:

@@ -42,13 +42,26 @@ def content_blocks(output: Message) -> Iterator[dict[str, Any]]:
     if (text := output.get("content")) or not calls:
         yield {"type": "text", "text": text or "", "citations": None}
     for call in calls:
-        # The model's own text: a number keeps its digits, and nothing is parsed.
-        yield {**tool_use(call), "input": orjson.Fragment(call["function"]["arguments"])}
+        yield {**tool_use(call), "input": orjson.Fragment(input_of(call))}
 
 
 def tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
     """Build the block of a call, as yet without its input."""
     return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+
+
+def input_of(call: Mapping[str, Any]) -> str:
+    """Return the JSON text of a call's input: as the model wrote it, so that numbers keep their digits.
+
+    Other providers' models may write what is no object; an agent has to see that, and there is no other place for it.
+    """
+    arguments: str = call["function"]["arguments"]
+    try:
+        if isinstance(orjson.loads(arguments), dict):
+            return arguments
+    except orjson.JSONDecodeError:
+        pass
+    return orjson.dumps({"malformed_arguments": arguments}).decode()
 
 
 def stop_of(choice: Choice) -> dict[str, Any]:

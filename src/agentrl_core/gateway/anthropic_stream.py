@@ -10,6 +10,7 @@ from agentrl_core.gateway.anthropic_replies import (
     SIGNATURE,
     anthropic_error,
     extras_of,
+    input_of,
     sse_event,
     stop_of,
     tool_use,
@@ -117,7 +118,7 @@ class AnthropicWriter:
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield {"type": "content_block_start", "index": self._index, "content_block": tool_use(call)}
-        yield self._delta({"type": "input_json_delta", "partial_json": call["function"]["arguments"]})
+        yield self._delta({"type": "input_json_delta", "partial_json": input_of(call)})
         yield {"type": "content_block_stop", "index": self._index}
         self._index += 1
 

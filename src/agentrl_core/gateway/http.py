@@ -138,8 +138,11 @@ class Api:
     async def _count_tokens(self, request: HttpRequest, token: str | None) -> HttpResponse:
         """Count the prompt that the engine would see; nothing is sampled or stored."""
         session = self._sessions.authorize(token, request.headers)
-        parsed = AnthropicMessages().parse_count(_decode_body(request.body), request.headers)
-        (prompt,) = self._service.prompts(session, parsed)
+        dialect = AnthropicMessages()
+        try:
+            (prompt,) = self._service.prompts(session, dialect.parse_count(_decode_body(request.body), request.headers))
+        except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
+            return _refused(dialect, self._refusal(error, session))
         return _json_response({"input_tokens": len(prompt.ids)})
 
     async def _response(self, request: HttpRequest, token: str | None) -> HttpResponse:

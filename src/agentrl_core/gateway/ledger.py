@@ -116,10 +116,11 @@ class Ledger:
         if prompt.fingerprint is None:
             self.raw.add(node, prompt.text + chat.decode(interaction.output_ids), node.full_ids())
         else:
-            digest = prompt.fingerprint.after(interaction.output)
+            digests = prompt.fingerprint.after(interaction.output)
             with self._lock:
                 self._by_id[interaction.id] = node
-                self._by_digest.setdefault(digest, []).append(node)
+                for digest in digests:
+                    self._by_digest.setdefault(digest, []).append(node)
         if prompt.parent is not None:
             prompt.parent.release()
 
