@@ -11,11 +11,13 @@ import attrs
 
 from agentrl_core.chat.probe import Stability
 from agentrl_core.errors import RunError
-from agentrl_core.gateway.http import Api, HttpRequest, HttpResponse
+from agentrl_core.gateway.forwarding import Forwarder
+from agentrl_core.gateway.http import Api
 from agentrl_core.gateway.metering import metered, metered_stream
 from agentrl_core.gateway.sampling import SamplingPolicy
 from agentrl_core.gateway.service import PolicyService
 from agentrl_core.gateway.sessions import Session, SessionBook
+from agentrl_core.gateway.upstreams import Upstreams
 
 if TYPE_CHECKING:
     from agentrl_core.chat.facade import Chat
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from agentrl_core.engines.base import Engine
     from agentrl_core.gateway.server import GatewayServer
     from agentrl_core.gateway.transport import SharedClient
+    from agentrl_core.gateway.web import HttpRequest, HttpResponse
     from agentrl_core.stores.base import Store
     from agentrl_core.types import Interaction, Record
 
@@ -56,7 +59,9 @@ class Gateway:
             seed=seed,
             add_cpu=self._add_cpu,
         )
-        self._api = Api(self._sessions, self._service)
+        self._upstreams = Upstreams(config.upstreams)
+        self._forwarder = Forwarder(upstreams=self._upstreams, store=store, run_id=run_id)
+        self._api = Api(self._sessions, self._service, self._forwarder)
         self._server: GatewayServer | None = None
         self._cpu_lock = threading.Lock()
         self._cpu_seconds = 0.0

@@ -77,6 +77,17 @@ class ChatRequest:
 
 
 @attrs.frozen(kw_only=True)
+class Usage:
+    """Tokens of a call; a prompt counts once, however many replies it got."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    """Prompt tokens that the engine had in its prefix store."""
+    reasoning_tokens: int
+
+
+@attrs.frozen(kw_only=True)
 class Choice:
     """One finished, stored reply of a call."""
 
@@ -89,19 +100,12 @@ class Choice:
     """The stop string that ended it."""
     top_logprobs: TopLogprobs = ()
     reasoning_tokens: int = 0
+    told_logprobs: tuple[Mapping[str, Any], ...] = ()
+    """Of an upstream's reply, whose token ids nobody knows: OpenAI's entries, one per token of the content."""
+    told_usage: Usage | None = None
+    """What an upstream says of the whole call."""
     prompt_ids: tuple[int, ...] = ()
     """The whole prompt, where the request asks for token ids. [T]"""
-
-
-@attrs.frozen(kw_only=True)
-class Usage:
-    """Tokens of a call; a prompt counts once, however many replies it got."""
-
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int
-    """Prompt tokens that the engine had in its prefix store."""
-    reasoning_tokens: int
 
 
 @attrs.frozen(kw_only=True)
@@ -124,7 +128,9 @@ class Reply:
 
     @property
     def usage(self) -> Usage:
-        """Sums over the choices."""
+        """Sums over the choices, or what an upstream says."""
+        if self.first.told_usage is not None:
+            return self.first.told_usage
         firsts = self.choices[:: self.request.n]
         return Usage(
             prompt_tokens=sum(choice.prompt_tokens for choice in firsts),
@@ -148,6 +154,8 @@ class Delta:
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     top_logprobs: TopLogprobs = ()
+    told_logprobs: tuple[Mapping[str, Any], ...] = ()
+    """Of an upstream: entries in place of token ids."""
 
     @property
     def is_visible(self) -> bool:

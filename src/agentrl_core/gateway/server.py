@@ -14,7 +14,8 @@ import uvicorn
 
 from agentrl_core.errors import RunError
 from agentrl_core.gateway.connection import CONNECTION, Connection
-from agentrl_core.gateway.http import MAX_BODY_BYTES, HttpRequest, HttpResponse, too_large
+from agentrl_core.gateway.http import too_large
+from agentrl_core.gateway.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
     from agentrl_core.gateway.connection import Message, Receive, Scope, Send

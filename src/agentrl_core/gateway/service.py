@@ -128,13 +128,17 @@ class PolicyService:
             parse_tools=request.parse_tools, tools=request.tools, stop=request.stop, prompt_ids=prompt.ids
         )
 
+    def continued(self, session: Session, request: ChatRequest) -> ChatRequest:
+        """Put the conversation of the reply that a request names before its messages."""
+        if request.previous is None:
+            return request
+        return attrs.evolve(request, messages=tuple(session.ledger.conversation(request)))
+
     def prompts(self, session: Session, request: ChatRequest) -> Sequence[Prompt]:
         """Continue what the session said before, or begin anew; `RequestError` where that makes no prompt."""
         if request.prompts:
             return [raw_prompt(self.chat, prompt, session.ledger.raw) for prompt in request.prompts]
-        if request.previous is not None:
-            request = attrs.evolve(request, messages=tuple(session.ledger.conversation(request)))
-        prompt = build_prompt(self.chat, request, session.ledger, self._history)
+        prompt = build_prompt(self.chat, self.continued(session, request), session.ledger, self._history)
         if not prompt.ids:
             raise RequestError(
                 400, "invalid_messages", "the chat template made an empty prompt of these messages", param="messages"

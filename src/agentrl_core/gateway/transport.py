@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Self
 
 import httpx2
 
-from agentrl_core.gateway.http import MAX_BODY_BYTES, HttpRequest, HttpResponse, too_large
+from agentrl_core.gateway.http import too_large
+from agentrl_core.gateway.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
     import ssl

@@ -24,7 +24,7 @@ from tests.benchmarks.gateway.talk import Talk, opening, text
 from agentrl_core.chat.facade import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
 from agentrl_core.gateway import Gateway
-from agentrl_core.gateway.http import HttpRequest
+from agentrl_core.gateway.web import HttpRequest
 from agentrl_core.stores.base import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Record

@@ -1,0 +1,192 @@
+"""Answer the calls of one API after another's rules: parse, ask the policy or an upstream, encode."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from agentrl_core.errors import AgentRLError, RequestError, RunError, UnservableError, UnstorableError
+from agentrl_core.gateway.exchange import Delta, Reply
+from agentrl_core.gateway.responses import OpenAIResponses
+from agentrl_core.gateway.responses_stored import with_referenced_items
+from agentrl_core.gateway.retries import Attempt, retry_key
+from agentrl_core.gateway.web import EVENTS, HttpRequest, HttpResponse, decode_body, json_response, refused
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from agentrl_core.chat.replies import Piece
+    from agentrl_core.gateway.calls import Call
+    from agentrl_core.gateway.exchange import ChatRequest, Decode, Dialect
+    from agentrl_core.gateway.forwarding import Forwarder
+    from agentrl_core.gateway.service import PolicyService
+    from agentrl_core.gateway.sessions import Session
+    from agentrl_core.gateway.upstreams import Upstream
+    from agentrl_core.types import Chunk
+
+_logger = logging.getLogger(__name__)
+
+
+class Answerer:
+    """Answers LLM calls, whatever API they come by."""
+
+    def __init__(self, service: PolicyService, forwarder: Forwarder) -> None:
+        self._service = service
+        self._forwarder = forwarder
+        self.fatal: RunError | None = None
+        """The failure of the engine or the store that no request can be blamed for; the first one.
+
+        An engine that died or was closed and a store whose file takes no more writes fail every call, so
+        nobody need try again. `UnservableError` and `UnstorableError` are about one call: only it fails.
+        """
+
+    async def answer(self, dialect: Dialect, request: HttpRequest, session: Session) -> HttpResponse:
+        """Answer one call; every failure becomes an error in the shape of its API."""
+        try:
+            body = decode_body(request.body)
+            if isinstance(dialect, OpenAIResponses):
+                body = with_referenced_items(body, session.ledger)
+            parsed = dialect.parse(body, request.headers)
+            attempt = await session.attempts.enter(retry_key(request))
+            if attempt is not None and attempt.choices:  # the client asks again for what it has missed
+                return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
+            return await self._generate(dialect, session, parsed, attempt)
+        except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
+            return refused(dialect, self.refusal(error, session))
+
+    async def _generate(
+        self, dialect: Dialect, session: Session, request: ChatRequest, attempt: Attempt | None
+    ) -> HttpResponse:
+        upstream = self._forwarder.find(request.model)
+        if upstream is not None:
+            return await self._forward(dialect, session, request, attempt, upstream)
+        service = self._service
+        call = service.begin(session, request, dialect.id_prefix)
+        call.attempt = attempt
+        if request.stream:
+            return HttpResponse(headers=EVENTS, body=self._stream(dialect, request, call))
+        with session.attempts.running(attempt):
+            reply = await service.complete(call)
+        return self._answer(dialect, reply)
+
+    async def _forward(
+        self, dialect: Dialect, session: Session, request: ChatRequest, attempt: Attempt | None, upstream: Upstream
+    ) -> HttpResponse:
+        if request.prompts:
+            raise RequestError(
+                400,
+                "unsupported_value",
+                f"model {request.model!r} is asked by chat completions; send messages in place of a prompt",
+                param="model",
+            )
+        request = self._service.continued(session, request)
+        reply_id = f"{dialect.id_prefix}{uuid.uuid4().hex}"
+        if request.stream:
+            body = self._forward_stream(dialect, session, request, attempt, upstream, reply_id)
+            return HttpResponse(headers=EVENTS, body=body)
+        with session.attempts.running(attempt):
+            reply = await self._forwarder.complete(session, request, upstream, reply_id, attempt)
+        return self._answer(dialect, reply)
+
+    async def _forward_stream(
+        self,
+        dialect: Dialect,
+        session: Session,
+        request: ChatRequest,
+        attempt: Attempt | None,
+        upstream: Upstream,
+        reply_id: str,
+    ) -> AsyncGenerator[bytes, None]:
+        writer = dialect.writer(request, reply_id, 0, self._service.chat.decode)
+        try:
+            with session.attempts.running(attempt):
+                yield writer.begin()
+                pieces = self._forwarder.stream(session, request, upstream, reply_id, attempt)
+                async with aclosing(pieces):
+                    async for piece in pieces:
+                        if data := writer.end(piece) if isinstance(piece, Reply) else writer.delta(piece):
+                            yield data
+        except Exception as error:  # noqa: BLE001 - the status is sent: the error goes where the client reads
+            yield writer.error(self.refusal(error, session))
+
+    def _answer(self, dialect: Dialect, reply: Reply) -> HttpResponse:
+        """Send a reply that is there as a whole."""
+        decode = self._service.chat.decode
+        if not reply.request.stream:
+            return json_response(dialect.response(reply, decode))
+        return HttpResponse(headers=EVENTS, body=_replay(dialect, reply, decode))
+
+    async def _stream(self, dialect: Dialect, request: ChatRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        service = self._service
+        prompt_tokens = sum(len(generation.prompt.ids) for generation in call.generations[:: request.n])
+        writer = dialect.writer(request, call.id, prompt_tokens, service.chat.decode)
+        try:
+            with call.session.attempts.running(call.attempt):
+                yield writer.begin()
+                async with aclosing(service.sample(call)) as chunks:
+                    async for generation, chunk in chunks:
+                        piece = generation.reader.feed(chunk.ids)
+                        if data := writer.delta(_delta(generation.index, piece, chunk)):
+                            yield data
+                reply = await service.finish(call)
+            rests = [writer.delta(_delta(item.index, item.reader.rest())) for item in call.generations]
+            yield b"".join([*rests, writer.end(reply)])
+        except Exception as error:  # noqa: BLE001 - the status is sent: the error goes where the client reads
+            yield writer.error(self.refusal(error, call.session))
+
+    def refusal(self, error: Exception, session: Session) -> RequestError:
+        """Turn a call's failure into its answer, remember it for the session, and for the run what ends the run."""
+        one_call = isinstance(error, UnservableError | UnstorableError)
+        if isinstance(error, RunError) and not one_call and self.fatal is None:
+            self.fatal = error
+        refusal = as_refusal(error)
+        session.remember_refusal(refusal)
+        return refusal
+
+
+def as_refusal(error: Exception) -> RequestError:
+    """Turn any failure into an HTTP error; what nobody foresaw is logged and told without details."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, UnservableError | UnstorableError):  # to send the same again would change nothing
+        return RequestError(400, "invalid_request", str(error))
+    if isinstance(error, AgentRLError):
+        _logger.error("LLM call failed: %s", error)
+        return RequestError(500, type(error).__name__, str(error))
+    _logger.error("LLM call failed", exc_info=error)
+    return RequestError(500, "internal_error", f"the gateway failed: {type(error).__name__}; see the run's log")
+
+
+def _delta(index: int, piece: Piece, chunk: Chunk | None = None) -> Delta:
+    return Delta(
+        index=index,
+        content=piece.content,
+        reasoning=piece.reasoning,
+        tool_calls=piece.tool_calls,
+        ids=chunk.ids if chunk else (),
+        logprobs=chunk.logprobs if chunk else (),
+        top_logprobs=chunk.top_logprobs if chunk else (),
+    )
+
+
+async def _replay(dialect: Dialect, reply: Reply, decode: Decode) -> AsyncGenerator[bytes, None]:
+    """Stream a reply that is there as a whole."""
+    writer = dialect.writer(reply.request, reply.id, reply.usage.prompt_tokens, decode)
+    yield writer.begin()
+    for index, choice in enumerate(reply.choices):
+        output = choice.interaction.output
+        yield writer.delta(
+            Delta(
+                index=index,
+                content=output.get("content") or "",
+                reasoning=output.get("reasoning_content", ""),
+                tool_calls=tuple(output.get("tool_calls", ())),
+                ids=choice.interaction.output_ids,
+                logprobs=choice.interaction.logprobs,
+                top_logprobs=choice.top_logprobs,
+                told_logprobs=choice.told_logprobs,
+            )
+        )
+    yield writer.end(reply)

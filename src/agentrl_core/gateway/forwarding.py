@@ -1,0 +1,192 @@
+"""Pass calls of models that are not the policy on to their providers, and keep them in the trace of the episode."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from agentrl_core.gateway.exchange import Choice, Delta, Reply, Usage
+from agentrl_core.types import FinishReason, Interaction, Message, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from agentrl_core.gateway.exchange import ChatRequest
+    from agentrl_core.gateway.retries import Attempt
+    from agentrl_core.gateway.sessions import Session
+    from agentrl_core.gateway.upstreams import Upstream, UpstreamPiece, Upstreams
+    from agentrl_core.stores.base import Store
+
+Forwarded: TypeAlias = "Delta | Reply"
+
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "grammar")
+
+
+class Forwarder:
+    """Answers in the name of upstream models. Their calls have no token ids and are never trained."""
+
+    def __init__(
+        self, *, upstreams: Upstreams, store: Store, run_id: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._upstreams = upstreams
+        self._store = store
+        self._run_id = run_id
+        self._clock = clock
+        self.calls = 0
+        """Replies got and stored."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model names that go elsewhere."""
+        return self._upstreams.names
+
+    def find(self, model: str) -> Upstream | None:
+        """Return the provider of a model; None where the policy answers."""
+        return self._upstreams.find(model)
+
+    async def complete(
+        self, session: Session, request: ChatRequest, upstream: Upstream, reply_id: str, attempt: Attempt | None
+    ) -> Reply:
+        """Do all of a call that is not streamed."""
+        session.check_open()
+        heard = _Heard(request, self._clock())
+        for piece in await upstream.complete(request):
+            heard.add(piece)
+        return await self._finish(session, heard, upstream, reply_id, attempt)
+
+    async def stream(
+        self, session: Session, request: ChatRequest, upstream: Upstream, reply_id: str, attempt: Attempt | None
+    ) -> AsyncGenerator[Forwarded, None]:
+        """Yield what is new, and the stored reply last."""
+        session.check_open()
+        heard = _Heard(request, self._clock())
+        async with aclosing(upstream.stream(request)) as pieces:
+            async for piece in pieces:
+                yield heard.add(piece)
+        yield await self._finish(session, heard, upstream, reply_id, attempt)
+
+    async def _finish(
+        self, session: Session, heard: _Heard, upstream: Upstream, reply_id: str, attempt: Attempt | None
+    ) -> Reply:
+        stored: concurrent.futures.Future[None] = concurrent.futures.Future()
+        with session.lock:
+            session.check_open()
+            first = session.num_finished
+            session.num_finished += len(heard.choices)
+            session.writes.add(stored)
+        reply = heard.reply(session, upstream.name, reply_id, first_seq=first, finished_at=self._clock())
+        if attempt is not None:
+            attempt.storing = True
+        await asyncio.shield(asyncio.ensure_future(self._keep(session, reply, attempt, stored)))
+        return reply
+
+    async def _keep(
+        self, session: Session, reply: Reply, attempt: Attempt | None, stored: concurrent.futures.Future[None]
+    ) -> None:
+        kept = False
+        try:
+            interactions = [choice.interaction for choice in reply.choices]
+            for interaction in interactions:
+                await self._store.add_interaction(self._run_id, interaction)
+            with session.lock:
+                session.interactions.extend(interactions)
+            self.calls += len(interactions)
+            kept = True
+        finally:
+            if attempt is not None:
+                attempt.settle(reply.choices if kept else None)
+            session.writes.discard(stored)
+            stored.set_result(None)
+
+
+@attrs.define
+class _Said:
+    """What was heard of one choice."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[Any] = attrs.field(factory=list)
+    finish_reason: str = "stop"
+    logprobs: list[Any] = attrs.field(factory=list)
+
+    def message(self) -> Message:
+        output: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            output["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            output["content"] = self.content or None
+            output["tool_calls"] = self.tool_calls
+        return output
+
+
+class _Heard:
+    """Puts the pieces of an upstream's reply together."""
+
+    def __init__(self, request: ChatRequest, started_at: float) -> None:
+        self._request = request
+        self._started_at = started_at
+        self._usage = Usage(prompt_tokens=0, output_tokens=0, cached_tokens=0, reasoning_tokens=0)
+        self.choices: Sequence[_Said] = [_Said() for _ in range(request.n)]
+
+    def add(self, piece: UpstreamPiece) -> Delta:
+        """Note a piece; what to tell the agent of it."""
+        said = self.choices[piece.choice]
+        said.content += piece.content
+        said.reasoning += piece.reasoning
+        said.tool_calls += piece.tool_calls
+        said.logprobs += piece.logprobs
+        said.finish_reason = piece.finish_reason or said.finish_reason
+        self._usage = piece.usage or self._usage
+        return Delta(
+            index=piece.choice,
+            content=piece.content,
+            reasoning=piece.reasoning,
+            tool_calls=piece.tool_calls,
+            told_logprobs=piece.logprobs,
+        )
+
+    def reply(self, session: Session, upstream: str, reply_id: str, *, first_seq: int, finished_at: float) -> Reply:
+        """Build the whole reply with its interactions."""
+        request = self._request
+        asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None}
+        sampling = Sampling(**asked)
+        choices = []
+        for index, said in enumerate(self.choices):
+            cut = said.finish_reason == "length"
+            interaction = Interaction(
+                id=f"{reply_id}.{index}" if index else reply_id,
+                record_id=session.record_id,
+                seq=first_seq + index,
+                prompt_ids=(),
+                output_ids=(),
+                logprobs=(),
+                versions=(),
+                messages=request.messages,
+                output=said.message(),
+                tools=request.tools,
+                sampling=sampling,
+                requested=request.ignored,
+                finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
+                model=request.model,
+                api=request.api,
+                trainable=False,
+                upstream=upstream,
+                cached_tokens=self._usage.cached_tokens,
+                started_at=self._started_at,
+                finished_at=finished_at,
+            )
+            choices.append(
+                Choice(
+                    interaction=interaction,
+                    prompt_tokens=self._usage.prompt_tokens,
+                    finish_reason="tool_calls" if said.tool_calls else "length" if cut else "stop",
+                    told_logprobs=tuple(said.logprobs),
+                    told_usage=self._usage,
+                )
+            )
+        return Reply(request=request, choices=tuple(choices))
