@@ -42,6 +42,8 @@ class ChatRequest:
     """Texts or token ids to continue as they are, without a template; then there are no messages."""
     previous: str | None = None
     """Id of the earlier reply whose conversation the messages continue; it need not be sent again."""
+    shown: frozenset[str] = frozenset()
+    """Ids of earlier replies that the messages show, where the client says which: replies may be alike."""
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True

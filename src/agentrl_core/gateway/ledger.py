@@ -18,7 +18,7 @@ from agentrl_core.errors import RequestError
 from agentrl_core.gateway.raw_calls import RawCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from agentrl_core.chat.facade import Chat
     from agentrl_core.gateway.exchange import ChatRequest
@@ -152,12 +152,12 @@ class Ledger:
         ]
 
     def ancestors(
-        self, digests: Sequence[bytes], messages: Sequence[Message], previous: str | None = None
+        self, digests: Sequence[bytes], messages: Sequence[Message], named: Collection[str | None] = ()
     ) -> list[Node]:
-        """Earlier calls that the conversation continues, the longest first; of equal ones `previous`."""
+        """Earlier calls that the conversation continues, the longest first; of equal ones a `named` one."""
         with self._lock:
             return [
-                _best(nodes, messages[index], previous)
+                _best(nodes, messages[index], named)
                 for index in range(len(messages) - 1, -1, -1)
                 if messages[index]["role"] == "assistant" and (nodes := self._by_digest.get(digests[index]))
             ]
@@ -176,7 +176,7 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
             "messages: this model's chat template has no place for images; send text only",
             param="messages",
         )
-    ancestors = ledger.ancestors(digests, messages, request.previous)
+    ancestors = ledger.ancestors(digests, messages, {request.previous, *request.shown})
     if history == "exact" and ancestors:
         parent = ancestors[0]
         new_ids = chat.continuation_ids(
@@ -211,10 +211,10 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
     return Prompt(ids=ids, new_ids=ids, parent=None, fingerprint=fingerprint, messages=messages, images=images)
 
 
-def _best(nodes: Sequence[Node], message: Message, previous: str | None) -> Node:
+def _best(nodes: Sequence[Node], message: Message, named: Collection[str | None]) -> Node:
     """Of calls with the same text, the one that the client means by ids or by thoughts that came back; else the latest.
 
-    A client names it by the `previous` reply, or by the ids of its tool calls, or by sending its thoughts.
+    A client names the reply, or tells it by the ids of its tool calls, or by sending its thoughts.
     """
     if len(nodes) == 1:
         return nodes[0]
@@ -224,7 +224,7 @@ def _best(nodes: Sequence[Node], message: Message, previous: str | None) -> Node
     def likeness(node: Node) -> tuple[bool, bool, bool]:
         output = node.interaction.output
         return (
-            node.interaction.id == previous,
+            node.interaction.id in named,
             bool(calls) and [call["id"] for call in output.get("tool_calls", ())] == calls,
             thoughts is not None and output.get("reasoning_content") == thoughts,
         )

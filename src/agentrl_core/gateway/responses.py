@@ -42,7 +42,7 @@ class OpenAIResponses:
         fields = Fields(body)
         asked = {name: body[name] for name in ECHOED if body.get(name) is not None}
         refuse_unsupported(fields)
-        messages = parse_input(fields.take("input"))
+        messages, replies = parse_input(fields.take("input"))
         instructions = fields.text("instructions")
         if instructions:
             messages = ({"role": "system", "content": instructions, INSTRUCTIONS: True}, *messages)
@@ -59,6 +59,7 @@ class OpenAIResponses:
             api="responses",
             messages=messages,
             previous=fields.text("previous_response_id"),
+            shown=frozenset(f"{ID_PREFIX}{reply}" for reply in replies),
             tools=tools,
             tool_choice=parse_choice(fields.take("tool_choice"), tools),
             parallel_tool_calls=asked.get("parallel_tool_calls") is not False,

@@ -31,18 +31,18 @@ def reply_of(item_id: Any) -> str:
     return match[1] if match else ""
 
 
-def parse_input(value: Any) -> tuple[Message, ...]:
-    """Check `input`, a text or a list of items."""
+def parse_input(value: Any) -> tuple[tuple[Message, ...], frozenset[str]]:
+    """Check `input`, a text or a list of items: messages, and what the ids of earlier replies' items have in common."""
     if value is None:
         raise RequestError(400, "missing_required_parameter", "input is missing", param="input")
     if isinstance(value, str):
-        return ({"role": "user", "content": value},)
+        return ({"role": "user", "content": value},), frozenset()
     if not isinstance(value, list) or not value:
         raise _wrong("input", "must be text or a list with at least one item")
     conversation = _Conversation()
     for index, item in enumerate(value):
         conversation.add(item, f"input[{index}]")
-    return tuple(conversation.messages)
+    return tuple(conversation.messages), frozenset(conversation.replies)
 
 
 @attrs.define
@@ -69,7 +69,7 @@ class _Conversation:
         self.messages: list[Message] = []
         self._open: _Turn | None = None
         """The turn that the last item was part of."""
-        self._replies: dict[str, _Turn] = {}
+        self.replies: dict[str, _Turn] = {}
 
     def add(self, item: Any, where: str) -> None:
         """Append one item."""
@@ -115,7 +115,7 @@ class _Conversation:
     def _turn(self, item: dict[str, Any], rank: int) -> Message:
         """Return the assistant's message that an item is part of."""
         reply = reply_of(item.get("id"))
-        turn = self._replies.get(reply) if reply else None  # results may stand between the calls of one reply
+        turn = self.replies.get(reply) if reply else None  # results may stand between the calls of one reply
         if turn is None and self._open is not None and self._open.takes(reply, rank):
             turn = self._open
         if turn is None:
@@ -124,7 +124,7 @@ class _Conversation:
         turn.rank = rank
         if reply:
             turn.reply = reply
-            self._replies[reply] = turn
+            self.replies[reply] = turn
         if turn.message is self.messages[-1]:
             self._open = turn
         return turn.message
