@@ -27,7 +27,7 @@ def _group(name: str, project: Path = ROOT) -> list[str]:
 def _install_all(session: nox.Session) -> None:
     """Install core and every plugin in place, with what the tests need: the one environment with torch."""
     editable = [argument for path in (ROOT, *PLUGINS) for argument in ("-e", str(path))]
-    session.install(*CONSTRAINTS, *editable, *_group("test"), *_group("recipes"))
+    session.install(*CONSTRAINTS, *editable, *_group("test"), *_group("clients"), *_group("recipes"))
 
 
 @nox.session
