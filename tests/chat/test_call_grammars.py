@@ -100,7 +100,7 @@ def test_what_the_grammar_lets_through_is_a_call(chat_and_grammars, name, parall
     chat, grammars = chat_and_grammars
     use(chat, PARSERS[name])
     tools = TOOLS[:1]
-    grammar = chat.call_grammar(tools, parallel=parallel, prompt_ids=chat.encode("x"))
+    grammar = chat.grammar(None, tools, required=True, parallel=parallel, prompt_ids=chat.encode("x")).value
     grammar = grammar.replace("calls: thought? call", "calls: call")  # at random a thought would hardly end
     for seed in range(5):
         ids = walk(chat, grammars, grammar, random.Random(seed))
@@ -119,11 +119,11 @@ def test_two_calls_are_let_through_only_if_wanted(chat_and_grammars, name):
         return
     chat, grammars = chat_and_grammars
     use(chat, PARSERS[name])
-    grammar = chat.call_grammar(TOOLS[:1], parallel=False, prompt_ids=chat.encode("x"))
+    grammar = chat.grammar(None, TOOLS[:1], required=True, parallel=False, prompt_ids=chat.encode("x")).value
     ids = walk(chat, grammars, grammar, random.Random(1))
     one = chat.decode(ids)
     for parallel in (False, True):
-        grammar = chat.call_grammar(TOOLS[:1], parallel=parallel, prompt_ids=chat.encode("x"))
+        grammar = chat.grammar(None, TOOLS[:1], required=True, parallel=parallel, prompt_ids=chat.encode("x")).value
         constraint = grammars.constraint(Grammar(kind="lark", value=grammar), [chat.stop_token_ids[0]])
         for token in ids:
             constraint.advance(token)
@@ -146,7 +146,7 @@ def test_a_thought_may_come_first_unless_the_prompt_ends_it(chat_and_grammars):
         ("x<think>\n\n</think>\n\n", f"<think>a</think>{call}", False),
     ]
     for prompt, text, complete in cases:
-        grammar = chat.call_grammar(TOOLS[1:], parallel=False, prompt_ids=chat.encode(prompt))
+        grammar = chat.grammar(None, TOOLS[1:], required=True, parallel=False, prompt_ids=chat.encode(prompt)).value
         constraint = grammars.constraint(Grammar(kind="lark", value=grammar), [chat.stop_token_ids[0]])
         taken = True
         for token in chat.encode(text):

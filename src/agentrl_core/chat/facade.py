@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import orjson
 
 from agentrl_core.chat.continuation import TurnContinuation
+from agentrl_core.chat.grammars import reply_grammar
 from agentrl_core.chat.images import IMAGE
-from agentrl_core.chat.parsers.grammars import literal, with_thought
+from agentrl_core.chat.parsers.grammars import literal
 from agentrl_core.chat.probe import probe
 from agentrl_core.chat.recognition import recognise_parser, recognise_reasoning
 from agentrl_core.chat.replies import ReplyFormat, ReplyReader, read_text
@@ -21,10 +22,11 @@ from agentrl_core.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agentrl_core.chat.grammars import Thought
     from agentrl_core.chat.parsers.base import ToolParser
     from agentrl_core.chat.probe import TemplateVerdict
     from agentrl_core.chat.reasoning import ReasoningFormat
-    from agentrl_core.types import Message
+    from agentrl_core.types import Grammar, Message
 
 _Key = TypeVar("_Key")
 
@@ -141,42 +143,61 @@ class Chat:
         self,
         *,
         parse_tools: bool,
+        parallel: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
         stop: Sequence[str] = (),
         prompt_ids: Sequence[int] = (),
     ) -> ReplyReader:
         """Return a reader for one reply to a prompt.
 
-        `parse_tools`: whether tool calls are calls, not text; `tools` are those of the request. The reply ends
-        before the first of the `stop` strings. `prompt_ids` tell whether the prompt began the first thought.
+        `parse_tools`: whether tool calls are calls, not text; `parallel`: whether more than the first are; `tools` are
+        those of the request. The reply ends before the first of the `stop` strings. `prompt_ids` tell whether the
+        prompt began the first thought.
         """
         thinking = bool(prompt_ids) and self._opens_thought(tuple(prompt_ids[-_END_OF_PROMPT:]))
         steps = functools.partial(self.replies.steps, tools=tools, calls=parse_tools, thinking=thinking)
-        return ReplyReader(self.decoder(), steps, calls=parse_tools, stop=stop, stop_token_ids=self._end_ids)
+        return ReplyReader(
+            self.decoder(), steps, calls=parse_tools, parallel=parallel, stop=stop, stop_token_ids=self._end_ids
+        )
+
+    def grammar(
+        self,
+        answer: Grammar | None,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        required: bool,
+        parallel: bool,
+        prompt_ids: Sequence[int],
+    ) -> Grammar | None:
+        """Return what a reply to a prompt must look like, thoughts included; None where it is free.
+
+        `answer`: what its text must be; `tools` may be called, and with `required` one must be, with `parallel`
+        several may. `RequestError` (400) where the model's format does not let a grammar say it.
+        """
+        return reply_grammar(
+            answer,
+            tools,
+            required=required,
+            parallel=parallel,
+            parser=self.parser,
+            reasoning=self.reasoning,
+            thought=self._thought(tuple(prompt_ids[-_END_OF_PROMPT:])),
+            mark=self._mark,
+        )
 
     def text_reader(self, *, stop: Sequence[str] = ()) -> ReplyReader:
         """Return a reader for an output that is nothing but text."""
         return ReplyReader(self.decoder(), read_text, calls=False, stop=stop, stop_token_ids=self._end_ids)
 
-    def call_grammar(
-        self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, prompt_ids: Sequence[int]
-    ) -> str | None:
-        """Return a Lark grammar of replies that call one of these tools, with `parallel` one or more of them.
-
-        A thought may come first, unless the prompt says that there is none. None where the model's format cannot
-        be held to the tools' schemas.
-        """
-        calls = self.parser.grammar(tools, parallel=parallel, mark=self._mark)
-        if calls is None:
-            return None
-        end = self.decode(prompt_ids[-_END_OF_PROMPT:]).rstrip()
-        if self.parser.frames_text or not self.reasoning.separate or end.endswith(self.reasoning.close):
-            return f"start: calls\n{calls}"
-        return with_thought(calls, self.reasoning, opened=end.endswith(self.reasoning.open), mark=self._mark)
+    def _thought(self, end: tuple[int, ...]) -> Thought:
+        if self._opens_thought(end):
+            return "begun"
+        return "over" if self.decode(end).rstrip().endswith(self.reasoning.close) else "possible"
 
     def _mark(self, text: str) -> str:
-        """Write a mark of the format: as its token where it has one, because its text would be other tokens."""
-        return f"<[{self._tokenizer.id_of(text)}]>" if self._tokenizer.is_added(text) else literal(text)
+        """Write a string of the model's format for a grammar."""
+        token = self._tokenizer.id_of(text) if self._tokenizer.is_added(text) else None
+        return literal(text) if token is None else f"<[{token}]>"
 
     def _opens_thought(self, end: tuple[int, ...]) -> bool:
         """Whether a prompt with these last ids ends inside of a thought."""

@@ -45,12 +45,13 @@ class ReplyReader:
         reading: Callable[[Source, Collector], Steps[None]],
         *,
         calls: bool,
+        parallel: bool = True,
         stop: Sequence[str] = (),
         stop_token_ids: Iterable[int] = (),
     ) -> None:
         self._decoder = decoder
         self._ends = frozenset(stop_token_ids)
-        self._collector = Collector(calls=calls)
+        self._collector = Collector(calls=calls, parallel=parallel)
         self._source = Source()
         self._steps: Generator[None, None, None] | None = reading(self._source, self._collector)
         self._stop = _StopStrings(stop) if stop else None
@@ -97,8 +98,9 @@ class ReplyReader:
 class Collector:
     """Puts together what a parser finds. Blanks around calls and behind thoughts are not content."""
 
-    def __init__(self, *, calls: bool) -> None:
+    def __init__(self, *, calls: bool, parallel: bool = True) -> None:
         self._calls_wanted = calls
+        self._parallel = parallel
         self._content = _Text()
         self._reasoning = _Text()
         self._calls: list[dict[str, Any]] = []
@@ -140,6 +142,9 @@ class Collector:
             return
         if not self._calls_wanted:
             self.text(f"{name}({arguments})")
+            return
+        if self._calls and not self._parallel:
+            self.malformed(f"{name}({arguments})", f"tool call {name!r} is one too many: the request allows one")
             return
         self._content.drop_held()
         self._calls.append(make_call(name, arguments))

@@ -73,6 +73,14 @@ class ChatRequest:
     """Fields that have no effect here, kept for the trace."""
 
     @property
+    def callable_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools that the reply may call."""
+        choice = self.tool_choice
+        if choice.mode == "none":
+            return ()
+        return tuple(tool for tool in self.tools if not choice.names or tool["function"]["name"] in choice.names)
+
+    @property
     def parse_tools(self) -> bool:
         """Whether tool calls in the reply are calls, not text."""
         return bool(self.tools) and self.tool_choice.mode != "none"

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.exchange import ChatRequest, Choice
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.stores.base import Store
+    from agentrl_core.types import Grammar
 
 
 class _EngineTime:
@@ -95,6 +96,7 @@ class PolicyService:
         prompts = self.prompts(session, request)
         room = min(self._room(prompt) for prompt in prompts)
         decision = session.policy.decide(request, room=room)
+        grammar = self._grammar(request, prompts[0])
         count = len(prompts) * request.n
         with session.lock:
             first = session.num_calls
@@ -107,7 +109,11 @@ class PolicyService:
                 id=f"{call_id}.{index}" if index else call_id,
                 index=index,
                 prompt=(prompt := prompts[index // request.n]),
-                sampling=attrs.evolve(decision.sampling, seed=call_seed(self._seed, *session.seed_key, first + index)),
+                sampling=attrs.evolve(
+                    decision.sampling,
+                    seed=call_seed(self._seed, *session.seed_key, first + index),
+                    grammar=grammar,
+                ),
                 reader=self._reader(request, prompt),
             )
             for index in range(count)
@@ -121,11 +127,27 @@ class PolicyService:
             started_at=self._clock(),
         )
 
+    def _grammar(self, request: ChatRequest, prompt: Prompt) -> Grammar | None:
+        required = request.tool_choice.mode == "required"
+        if request.grammar is None and not required:
+            return None
+        return self.chat.grammar(
+            request.grammar,
+            request.callable_tools,
+            required=required,
+            parallel=request.parallel_tool_calls,
+            prompt_ids=prompt.ids,
+        )
+
     def _reader(self, request: ChatRequest, prompt: Prompt) -> ReplyReader:
         if request.prompts:
             return self.chat.text_reader(stop=request.stop)
         return self.chat.reader(
-            parse_tools=request.parse_tools, tools=request.tools, stop=request.stop, prompt_ids=prompt.ids
+            parse_tools=request.parse_tools,
+            parallel=request.parallel_tool_calls,
+            tools=request.tools,
+            stop=request.stop,
+            prompt_ids=prompt.ids,
         )
 
     def continued(self, session: Session, request: ChatRequest) -> ChatRequest:

@@ -11,19 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agentrl_core.chat.parsers.base import Tools
-    from agentrl_core.chat.reasoning import ReasoningFormat
+
+
+BLANKS = r"[ \n\r\t]{1,24}"
+"""Between the tokens of JSON. Bounded, because a policy that falls into blanks would otherwise never leave them."""
 
 
 def literal(text: str) -> str:
     """Return a text as Lark writes it."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def with_thought(calls: str, reasoning: ReasoningFormat, *, opened: bool, mark: Callable[[str], str]) -> str:
-    """Return a whole grammar: a thought, whose beginning is in the prompt or may be left out, and then `calls`."""
-    first = "thought calls" if opened else f"calls | {mark(reasoning.open)} thought calls"
-    blanks = f"({literal(chr(10) * 2)} | {literal(chr(10))})?"
-    return f"start: {first}\nthought: inside {blanks}\n{text_up_to('inside', mark(reasoning.close))}{calls}"
 
 
 def text_up_to(name: str, end: str) -> str:
@@ -47,6 +43,11 @@ def by_tool(tools: Tools, rule: Callable[[str, str], str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def json_rule(schema: Mapping[str, Any]) -> str:
-    """Return the body of a rule for JSON by a schema."""
-    return f"%json {json.dumps(schema)}"
+def json_rule(schema: Mapping[str, Any], *, lenient: bool = True) -> str:
+    """Return the body of a rule for JSON by a schema.
+
+    `lenient`: keywords that no grammar can express are left out, because agents have tools with any schema; else the
+    engine refuses them.
+    """
+    guidance = {"whitespace_pattern": BLANKS, "lenient": lenient, "coerce_one_of": lenient}
+    return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
