@@ -16,6 +16,8 @@ from agentrl_core.config.schema import GatewayConfig, SamplingConfig
 from agentrl_core.errors import StoreError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.transport import ssl_context
+from agentrl_core.stores.base import RunRow
+from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.scripted import ScriptedEngine
 from agentrl_core.types import Record
 
@@ -134,7 +136,7 @@ def store():
 
 
 @contextmanager
-def running_gateway(chat, engine, store, *, sampling=None, **config):
+def running_gateway(chat, engine, store, *, sampling=None, admin_key=None, **config):
     gateway = Gateway(
         engine=engine,
         chat=chat,
@@ -143,6 +145,7 @@ def running_gateway(chat, engine, store, *, sampling=None, **config):
         sampling=sampling or SamplingConfig(max_tokens=2000),
         config=GatewayConfig(**config),
         seed=7,
+        admin_key=admin_key,
     )
     gateway.start()
     try:
@@ -160,6 +163,57 @@ def make_gateway(chat, engine, store):
 @pytest.fixture
 def gateway(make_gateway):
     return make_gateway()
+
+
+ADMIN = "the-admin's-own-secret"
+
+
+@pytest.fixture
+def database(tmp_path):
+    """A store in a file that knows the run."""
+    store = SQLiteStore(path=tmp_path / "agentrl.db")
+    asyncio.run(store.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={})))
+    yield store
+    asyncio.run(store.close())
+
+
+class Rest:
+    """A client of the pages that open, end and reward sessions."""
+
+    def __init__(self, gateway, key=ADMIN):
+        self.gateway = gateway
+        self.key = key
+
+    async def post(self, path, body=None, *, key=None, method="POST"):
+        headers = {"authorization": f"Bearer {key or self.key}"}
+        content = json.dumps(body or {}).encode()
+        return await self.gateway.http_client.request(method, self.gateway.url + path, content=content, headers=headers)
+
+    async def start(self, task_id="t", **fields):
+        """Open a session on capacity of its own."""
+        await self.post("/grant_capacity")
+        reply = await self.post("/rl/start_session", {"task_id": task_id, **fields})
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    async def chat(self, key, *texts, **fields):
+        """Call the policy with a dialogue that alternates between user and assistant."""
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+        return await self.post("/v1/chat/completions", {"messages": messages, **fields}, key=key)
+
+
+@pytest.fixture
+def online(chat, engine, database):
+    """Make a client of a gateway whose admin key is known, on a store in a file."""
+    with ExitStack() as stack:
+        yield lambda **config: Rest(
+            stack.enter_context(running_gateway(chat, engine, database, admin_key=ADMIN, **config))
+        )
+
+
+@pytest.fixture
+def rest(online):
+    return online()
 
 
 @pytest.fixture

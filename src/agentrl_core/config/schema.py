@@ -137,6 +137,12 @@ class GatewayConfig:
     """Where the model writes thoughts, which are kept out of the content; `none` leaves them there."""
     upstreams: Mapping[str, UpstreamConfig] = field(factory=dict, validator=_no_policy)
     """Models that other providers answer for, by the name that agents ask for; their calls are never trained."""
+    admin_key_env: str = field(default="AGENTRL_ADMIN_KEY", validator=filled)
+    """Environment variable with the key that opens sessions; where it is unset, the run makes a key."""
+    session_ttl_s: float = field(default=0.0, validator=not_negative)
+    """A session of an online agent ends after so long without a call; 0: never."""
+    pause_timeout_s: float = field(default=300.0, validator=positive)
+    """Longest that a call waits while the gateway is paused."""
 
 
 @attrs.frozen(kw_only=True)

@@ -5,24 +5,33 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrl_core.chat.probe import Stability
 from agentrl_core.errors import RunError
+from agentrl_core.gateway.admin import Admin, exposed
+from agentrl_core.gateway.control import Control
 from agentrl_core.gateway.forwarding import Forwarder
 from agentrl_core.gateway.http import Api
+from agentrl_core.gateway.leases import Leases
 from agentrl_core.gateway.metering import metered, metered_stream
+from agentrl_core.gateway.pausing import Gate
 from agentrl_core.gateway.sampling import SamplingPolicy
 from agentrl_core.gateway.service import PolicyService
 from agentrl_core.gateway.sessions import Session, SessionBook
 from agentrl_core.gateway.upstreams import Upstreams
+from agentrl_core.gateway.visits import Visits
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agentrl_core.chat.facade import Chat
     from agentrl_core.config.schema import GatewayConfig, SamplingConfig
     from agentrl_core.engines.base import Engine
+    from agentrl_core.gateway.leases import Claim
     from agentrl_core.gateway.server import GatewayServer
     from agentrl_core.gateway.transport import SharedClient
     from agentrl_core.gateway.web import HttpRequest, HttpResponse
@@ -33,7 +42,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """The HTTP front of one policy; thread-safe."""
+    """The HTTP front of one policy; thread-safe.
+
+    Who has `admin_key` may open sessions over HTTP; without a key nobody may.
+    """
 
     def __init__(
         self,
@@ -45,6 +57,7 @@ class Gateway:
         sampling: SamplingConfig,
         config: GatewayConfig,
         seed: int,
+        admin_key: str | None = None,
     ) -> None:
         self._chat = chat
         self._sampling = sampling
@@ -61,7 +74,26 @@ class Gateway:
         )
         self._upstreams = Upstreams(config.upstreams)
         self._forwarder = Forwarder(upstreams=self._upstreams, store=store, run_id=run_id)
-        self._api = Api(self._sessions, self._service, self._forwarder)
+        self.leases = Leases()
+        """Slots that wait for agents from elsewhere."""
+        self._gate = Gate(timeout_s=config.pause_timeout_s)
+        self._visits = Visits(
+            sessions=self._sessions,
+            service=self._service,
+            store=store,
+            run_id=run_id,
+            policy=self._policy,
+            ttl_s=config.session_ttl_s,
+        )
+        control = Control(
+            admin=Admin(admin_key),
+            sessions=self._sessions,
+            visits=self._visits,
+            leases=self.leases,
+            url=lambda: self.url,
+            version=lambda: engine.version,
+        )
+        self._api = Api(self._sessions, self._service, self._forwarder, pages=control.pages(), before=self._before)
         self._server: GatewayServer | None = None
         self._cpu_lock = threading.Lock()
         self._cpu_seconds = 0.0
@@ -101,9 +133,11 @@ class Gateway:
         return SharedClient(self.handle, self.url)
 
     def start(self) -> None:
-        """Listen; `RunError` if the port is in use."""
+        """Listen; `RunError` if the port is in use, or others could reach it and no admin key was chosen."""
         from agentrl_core.gateway.server import GatewayServer
 
+        if problem := exposed(self._config.host, self._config.admin_key_env):
+            raise RunError(f"gateway.host: {problem}")
         server = GatewayServer(self.handle, self._api.refuse_early, host=self._config.host, port=self._config.port)
         server.start()
         self._server = server
@@ -138,23 +172,74 @@ class Gateway:
 
         Call number k of it is sampled with a seed mixed from the run's seed, `seed_key` and k.
         """
-        chosen = sampling or self._sampling
-        policy = SamplingPolicy(
-            temperature=chosen.temperature,
-            max_tokens=chosen.max_tokens,
-            training=not record.is_eval,
-            other_temperature=self._config.temperature,
-            stop_token_ids=self._chat.stop_token_ids,
-        )
+        policy = self._policy_of(record, sampling)
         return self._sessions.open(record, url=self.url, policy=policy, seed_key=seed_key)
+
+    async def open_visit(
+        self, record: Record, claim: Claim, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None = None
+    ) -> Session:
+        """Let an agent from elsewhere make the calls of a record; its session outlives this process.
+
+        `RequestError` (409) where the agent's own key is in use.
+        """
+        policy = self._policy_of(record, sampling)
+        return await self._visits.open(record, claim, url=self.url, policy=policy, seed_key=seed_key, owned=True)
+
+    async def restore_sessions(self) -> int:
+        """Go on with the sessions that agents from elsewhere have in the store, of this run; how many are open."""
+        return await self._visits.restore()
+
+    def pause(self, session: Session | None = None) -> None:
+        """Let new calls wait, of one session or of all; what is being generated goes on. Pausing twice is once."""
+        self._gate.close(session)
+
+    def resume(self, session: Session | None = None) -> None:
+        """Let the calls go on that `pause` with the same argument holds back."""
+        self._gate.open(session)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let new calls wait while the context lasts."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
     async def close_session(self, session: Session) -> tuple[Interaction, ...]:
         """End a session: running generations are aborted, later calls refused; its interactions by `seq`."""
+        self.resume(session)
+        if session.visit is not None:
+            await self._visits.close(session)
+            return tuple(sorted(session.interactions, key=lambda interaction: interaction.seq))
         self._sessions.end(session)
         with session.lock:
             session.closed = True
         await self._service.abort_all(session)
         return tuple(sorted(session.interactions, key=lambda interaction: interaction.seq))
+
+    def _policy_of(self, record: Record, sampling: SamplingConfig | None) -> SamplingPolicy:
+        chosen = sampling or self._sampling
+        return self._policy(temperature=chosen.temperature, max_tokens=chosen.max_tokens, training=not record.is_eval)
+
+    def _policy(self, **kept: Any) -> SamplingPolicy:
+        """Make the rules of a session: those of training but for what is `kept` of others."""
+        training = {
+            "temperature": self._sampling.temperature,
+            "max_tokens": self._sampling.max_tokens,
+            "training": True,
+        }
+        return SamplingPolicy(
+            **{**training, **kept},
+            other_temperature=self._config.temperature,
+            stop_token_ids=self._chat.stop_token_ids,
+        )
+
+    async def _before(self, session: Session) -> None:
+        """What a call waits for."""
+        if session.forgotten:
+            await self._visits.load(session)
+        await self._gate.passed(session)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one HTTP request, from a socket or from inside the process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.answering import Answerer, as_refusal
@@ -16,6 +16,7 @@ from agentrl_core.gateway.web import (
     MAX_BODY_BYTES,
     HttpRequest,
     HttpResponse,
+    Page,
     decode_body,
     json_response,
     refused,
@@ -28,19 +29,30 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.exchange import Dialect
     from agentrl_core.gateway.forwarding import Forwarder
     from agentrl_core.gateway.service import PolicyService
-    from agentrl_core.gateway.sessions import SessionBook
+    from agentrl_core.gateway.sessions import Session, SessionBook
 
 _PATH = re.compile(r"(?:/s/(?P<token>[^/]+))?(?P<prefix>(?:/v1)*)(?P<route>/.*)?")
-_Page: TypeAlias = "Callable[[HttpRequest, str | None], Awaitable[HttpResponse]]"
 _MESSAGES = "/messages"
 _RESPONSES = "/responses"
 
 
 class Api:
-    """All routes. Another API is one more `Dialect` in `_dialects`."""
+    """All routes. Another API is one more `Dialect` in `_dialects`; `pages` are those of other parts.
 
-    def __init__(self, sessions: SessionBook, service: PolicyService, forwarder: Forwarder) -> None:
+    `before(session)` is awaited before its calls are looked at.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionBook,
+        service: PolicyService,
+        forwarder: Forwarder,
+        *,
+        pages: Mapping[str, Page],
+        before: Callable[[Session], Awaitable[None]],
+    ) -> None:
         self._sessions = sessions
+        self._before = before
         self._service = service
         self._forwarder = forwarder
         self._answerer = Answerer(service, forwarder)
@@ -50,8 +62,13 @@ class Api:
             _RESPONSES: OpenAIResponses(),
             _MESSAGES: AnthropicMessages(),
         }
-        self._pages: Mapping[str, _Page] = {"/health": self._health, "/models": self._models}
-        self._posts: Mapping[str, _Page] = {f"{_MESSAGES}/count_tokens": self._count_tokens}
+        self._pages: Mapping[str, Page] = {
+            "/health": Page(self._health),
+            "/models": Page(self._models, "GET", self._session),
+            f"{_MESSAGES}/count_tokens": Page(self._count_tokens, "POST", self._session),
+            **pages,
+        }
+        self._response_page = Page(self._response, "GET", self._session)
 
     @property
     def fatal(self) -> RunError | None:
@@ -60,12 +77,13 @@ class Api:
 
     def refuse_early(self, request: HttpRequest) -> HttpResponse | None:
         """Refuse a call that its method, path and headers already rule out; `request.body` is not looked at."""
-        token, route = _split(request.path)
-        if route not in self._dialects and route not in self._posts:
-            return None
+        route = _split(request.path)[1]
         try:
-            _check_method(request, "POST")
-            self._sessions.authorize(token, request.headers)
+            if route in self._dialects:
+                _check_method(request, "POST")
+                self._session(request)
+            else:
+                self._page(request, route)
         except RequestError as refusal:
             return _error_response(route, refusal)
         return None
@@ -77,39 +95,43 @@ class Api:
         try:
             if dialect is not None:
                 _check_method(request, "POST")
-                session = self._sessions.authorize(token, request.headers)
+                session = self._sessions.authorize(token, request.headers, local=request.local)
+                await self._before(session)
                 return await self._answerer.answer(dialect, request, session)
-            answer = self._route(request, route)
-            return await answer(request, token)
+            return await self._page(request, route).answer(request)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             return _error_response(route, as_refusal(error))
 
-    def _route(self, request: HttpRequest, route: str) -> _Page:
-        page = self._pages.get(route) or self._posts.get(route)
+    def _session(self, request: HttpRequest) -> Session:
+        return self._sessions.authorize(_split(request.path)[0], request.headers, local=request.local)
+
+    def _page(self, request: HttpRequest, route: str) -> Page:
+        page = self._pages.get(route)
         if page is None and route.startswith(f"{_RESPONSES}/"):
-            page = self._response
+            page = self._response_page
         if page is None:
             raise RequestError(404, "unknown_url", f"unknown URL: {request.method} {route}")
-        if page == self._response and request.method == "DELETE":
+        if page is self._response_page and request.method == "DELETE":
             raise RequestError(
                 405, "method_not_allowed", "a response is part of its episode's record and cannot be deleted"
             )
-        _check_method(request, "POST" if route in self._posts else "GET")
+        _check_method(request, page.method)
+        page.check(request)
         return page
 
-    async def _health(self, _request: HttpRequest, _token: str | None) -> HttpResponse:
+    async def _health(self, _request: HttpRequest) -> HttpResponse:
         return json_response({"status": "ok"})
 
-    async def _models(self, request: HttpRequest, token: str | None) -> HttpResponse:
-        self._sessions.authorize(token, request.headers)
+    async def _models(self, _request: HttpRequest) -> HttpResponse:
         model = {"id": "default", "object": "model", "created": 0, "owned_by": "agentrl"}
         model |= {"type": "model", "display_name": "default", "created_at": "1970-01-01T00:00:00Z"}  # Anthropic's words
         page = {"has_more": False, "first_id": "default", "last_id": "default"}
         return json_response({"object": "list", "data": [model], **page})
 
-    async def _count_tokens(self, request: HttpRequest, token: str | None) -> HttpResponse:
+    async def _count_tokens(self, request: HttpRequest) -> HttpResponse:
         """Count the prompt that the engine would see; nothing is sampled or stored."""
-        session = self._sessions.authorize(token, request.headers)
+        session = self._session(request)
+        await self._before(session)
         dialect = AnthropicMessages()
         try:
             (prompt,) = self._service.prompts(session, dialect.parse_count(decode_body(request.body), request.headers))
@@ -117,9 +139,10 @@ class Api:
             return refused(dialect, self._answerer.refusal(error, session))
         return json_response({"input_tokens": len(prompt.ids)})
 
-    async def _response(self, request: HttpRequest, token: str | None) -> HttpResponse:
+    async def _response(self, request: HttpRequest) -> HttpResponse:
         """Show an earlier response, or the items that it answered."""
-        session = self._sessions.authorize(token, request.headers)
+        session = self._session(request)
+        await self._before(session)
         response_id, _, page = _split(request.path)[1].removeprefix(f"{_RESPONSES}/").partition("/")
         if not page:
             return json_response(stored_response(response_id, session.ledger, self._service.chat))

@@ -105,7 +105,7 @@ class Ledger:
         self.raw: RawCalls[Node] = RawCalls()
         """The calls without messages."""
 
-    def add(self, chat: Chat, prompt: Prompt, interaction: Interaction) -> None:
+    def add(self, chat: Chat, prompt: Prompt, interaction: Interaction) -> Node:
         """Append a finished call."""
         node = Node(
             interaction=interaction,
@@ -123,6 +123,7 @@ class Ledger:
                     self._by_digest.setdefault(digest, []).append(node)
         if prompt.parent is not None:
             prompt.parent.release()
+        return node
 
     def find(self, interaction_id: str) -> Node | None:
         """Return a finished call of this session; None where it has no such."""

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _GRACE_S = 2
 """How long running replies may take when the server closes."""
 
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
+_PROXY_HEADERS = frozenset({"forwarded", "x-forwarded-for", "x-real-ip"})
+"""What tells that a proxy on this machine speaks for someone who may be on another."""
+
 Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
 RefuseEarly = Callable[[HttpRequest], HttpResponse | None]
 """Answers, of a request without its body, what needs no body to be refused."""
@@ -104,7 +108,9 @@ class _Endpoint:
 
 def _request(scope: Scope, body: bytes) -> HttpRequest:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    return HttpRequest(method=scope["method"], path=scope["path"], headers=headers, body=body)
+    peer = scope["client"]
+    local = peer is not None and peer[0] in _LOOPBACK and _PROXY_HEADERS.isdisjoint(headers)
+    return HttpRequest(method=scope["method"], path=scope["path"], headers=headers, body=body, local=local)
 
 
 async def _read_body(receive: Receive) -> bytes | None:

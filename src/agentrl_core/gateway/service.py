@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.exchange import ChatRequest, Choice
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.stores.base import Store
-    from agentrl_core.types import Grammar
+    from agentrl_core.types import Grammar, Interaction
+
+_MOST_LOST_CALLS = 10_000
+"""Calls of a session that began and were never stored, as far as a restarted gateway looks for them."""
 
 
 class _EngineTime:
@@ -217,6 +220,15 @@ class PolicyService:
             call.attempt.storing = True
         await asyncio.shield(asyncio.ensure_future(metered(self._store_call(call, reply, stored), self._add_cpu)))
         return reply
+
+    def count_calls(self, session: Session, interactions: Sequence[Interaction]) -> int:
+        """Return how many calls a session has begun, from the seeds of those that are stored: none is used again."""
+        unseen = {interaction.sampling.seed for interaction in interactions if not interaction.upstream}
+        for number in range(len(interactions) + _MOST_LOST_CALLS):
+            if not unseen:
+                return number
+            unseen.discard(call_seed(self._seed, *session.seed_key, number))
+        return len(interactions) + _MOST_LOST_CALLS
 
     async def abort_all(self, session: Session) -> None:
         """Stop what a closed session still has in the engine, and wait until its finished calls are stored."""

@@ -1,7 +1,8 @@
 """Open, find and end sessions, which say what record a call belongs to and whether it may still call.
 
 An episode's `base_url` carries a short-lived token and its `api_key` is a second secret; both die with the
-episode. Secrets are looked up by their digest and compared in constant time; they are never shown.
+episode. Secrets are looked up by their digest and compared in constant time; they are never shown. The token in
+the URL, which logs may quote, is good on this machine only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hmac
 import re
 import secrets
 import threading
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -22,9 +24,11 @@ from agentrl_core.gateway.retries import Attempts
 
 if TYPE_CHECKING:
     import concurrent.futures
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from agentrl_core.gateway.sampling import SamplingPolicy
+    from agentrl_core.gateway.visit import Visit
+    from agentrl_core.stores.base import SessionRow
     from agentrl_core.types import Interaction, Record
 
 _REMEMBERED_ENDS = 100_000
@@ -45,10 +49,19 @@ class Session:
     """Without /v1; carries the session's token."""
     api_key: str = attrs.field(repr=False)
     token: str = attrs.field(repr=False)
+    """Like the key and the URL, empty where another process opened the session: nobody here knows them."""
+    key_hash: bytes = attrs.field(repr=False)
+    token_hash: bytes = attrs.field(repr=False)
     group_id: str
     policy: SamplingPolicy = attrs.field(repr=False)
     seed_key: tuple[int, ...] = attrs.field(repr=False)
+    visit: Visit | None = attrs.field(default=None, repr=False)
+    """Of a session that an agent from elsewhere opened."""
+    forgotten: bool = attrs.field(default=False, repr=False)
+    """Whether its calls so far are only in the store: another process answered them."""
     closed: bool = False
+    used_at: float = attrs.field(factory=time.monotonic, init=False, repr=False)
+    """When the last call came."""
     ledger: Ledger = attrs.field(factory=Ledger, init=False, repr=False)
     attempts: Attempts = attrs.field(factory=Attempts, init=False, repr=False)
     lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
@@ -82,51 +95,129 @@ class SessionBook:
     def __init__(self) -> None:
         self._by_token: dict[bytes, Session] = {}
         self._by_key: dict[bytes, Session] = {}
+        self._by_record: dict[str, Session] = {}
+        """Those of agents from elsewhere."""
         self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def open(self, record: Record, *, url: str, policy: SamplingPolicy, seed_key: tuple[int, ...]) -> Session:
-        """Start a session with fresh secrets."""
+    def open(
+        self,
+        record: Record,
+        *,
+        url: str,
+        policy: SamplingPolicy,
+        seed_key: tuple[int, ...],
+        api_key: str | None = None,
+        visit: Visit | None = None,
+    ) -> Session:
+        """Start a session with fresh secrets, or the client's own key; `RequestError` (409) where that is in use."""
         token = secrets.token_urlsafe(16)
+        api_key = api_key or f"{_KEY_PREFIX}{secrets.token_urlsafe(32)}"
         session = Session(
             record_id=record.id,
             base_url=f"{url}/s/{token}",
-            api_key=f"{_KEY_PREFIX}{secrets.token_urlsafe(32)}",
+            api_key=api_key,
             token=token,
+            key_hash=digest_of(api_key),
+            token_hash=digest_of(token),
             group_id=record.group_id,
             policy=policy,
             seed_key=seed_key,
+            visit=visit,
         )
-        with self._lock:
-            self._by_token[_digest(token)] = session
-            self._by_key[_digest(session.api_key)] = session
+        self._add(session)
+        return session
+
+    def restore(self, row: SessionRow, *, policy: SamplingPolicy, visit: Visit) -> Session:
+        """Go on with a session that another process opened."""
+        session = Session(
+            record_id=row.record_id,
+            base_url="",
+            api_key="",
+            token="",
+            key_hash=row.key_hash,
+            token_hash=row.token_hash,
+            group_id=row.group_id,
+            policy=policy,
+            seed_key=row.seed_key,
+            visit=visit,
+            forgotten=True,
+            closed=row.state != "open",
+        )
+        self._add(session)
         return session
 
     def end(self, session: Session) -> None:
         """Forget a session; its secrets are answered by 410 from now on."""
         with self._lock:
-            for book, secret in (self._by_token, session.token), (self._by_key, session.api_key):
-                digest = _digest(secret)
-                book.pop(digest, None)
-                self._ended[digest] = None
-            while len(self._ended) > _REMEMBERED_ENDS:
-                self._ended.popitem(last=False)
+            self._by_record.pop(session.record_id, None)
+            for book, digest in (self._by_token, session.token_hash), (self._by_key, session.key_hash):
+                if book.get(digest) is session:  # its key may be another one's by now
+                    del book[digest]
+                    self._ended[digest] = None
+            self._forget_ends()
 
-    def authorize(self, token: str | None, headers: Mapping[str, str]) -> Session:
-        """Find the session of a call: by the token in its path, else by its key.
+    def remember_ends(self, digests: Iterable[bytes]) -> None:
+        """Answer these secrets by 410."""
+        with self._lock:
+            self._ended.update(dict.fromkeys(digests))
+            self._forget_ends()
+
+    def holder(self, api_key: str) -> Session | None:
+        """Return the session that an API key belongs to."""
+        return self._by_key.get(digest_of(api_key))
+
+    def visits(self) -> list[Session]:
+        """Return the sessions that agents from elsewhere opened, oldest first."""
+        with self._lock:
+            return list(self._by_record.values())
+
+    def visit_of(self, record_id: str) -> Session | None:
+        """Return such a session by its id, which is that of its record."""
+        return self._by_record.get(record_id)
+
+    def of_key(self, headers: Mapping[str, str]) -> Session:
+        """Find the session of a key, one too that takes no more calls."""
+        session = self._find(self._by_key, key_of(headers))
+        if session.visit is None:
+            raise RequestError(403, "not_yours", "this session belongs to the run that opened it: that ends it")
+        return session
+
+    def authorize(self, token: str | None, headers: Mapping[str, str], *, local: bool = True) -> Session:
+        """Find the session of a call: by the token in its path, else by its key, the only way from another machine.
 
         A key that is no session's is ignored beside a valid path (agents must send something); the key of
         another session is refused.
         """
-        key = _key_of(headers)
-        if token is None:
-            return self._find(self._by_key, key)
-        session = self._find(self._by_token, token)
-        if key is not None and not hmac.compare_digest(key.encode(), session.api_key.encode()):
-            digest = _digest(key)
-            if digest in self._by_key or digest in self._ended:
-                raise RequestError(403, "wrong_session", "this API key belongs to another session than the URL")
+        key = key_of(headers)
+        if token is None or not local:
+            session = self._find(self._by_key, key)
+            if token is not None and not hmac.compare_digest(digest_of(token), session.token_hash):
+                raise _wrong_session()
+        else:
+            session = self._find(self._by_token, token)
+            digest = session.key_hash if key is None else digest_of(key)
+            others = not hmac.compare_digest(digest, session.key_hash)
+            if others and (digest in self._by_key or digest in self._ended):
+                raise _wrong_session()
+        session.check_open()
+        session.used_at = time.monotonic()
         return session
+
+    def _add(self, session: Session) -> None:
+        with self._lock:
+            holder = self._by_key.get(session.key_hash)
+            if holder is not None and not holder.closed:
+                raise session_active()
+            self._by_token[session.token_hash] = session
+            self._by_key[session.key_hash] = session
+            self._ended.pop(session.key_hash, None)
+            if session.visit is not None:
+                self._by_record[session.record_id] = session
+
+    def _forget_ends(self) -> None:
+        while len(self._ended) > _REMEMBERED_ENDS:
+            self._ended.popitem(last=False)
 
     def _find(self, book: Mapping[bytes, Session], secret: str | None) -> Session:
         if secret is None:
@@ -135,10 +226,9 @@ class SessionBook:
                 "invalid_api_key",
                 "no session: use the base_url that the workflow was given, or send its api_key as Bearer or x-api-key",
             )
-        digest = _digest(secret)
+        digest = digest_of(secret)
         session = book.get(digest)
         if session is not None:
-            session.check_open()
             return session
         if digest in self._ended:
             raise session_ended()
@@ -160,12 +250,25 @@ def session_ended() -> RequestError:
     )
 
 
-def _digest(secret: str) -> bytes:
+def session_active() -> RequestError:
+    """Make the refusal of a key that is in use."""
+    return RequestError(
+        409, "session_active", "this api_key belongs to a session that is open; end that first, or use another key"
+    )
+
+
+def digest_of(secret: str) -> bytes:
+    """Return what stands for a secret wherever it is kept."""
     return hashlib.sha256(secret.encode()).digest()
 
 
-def _key_of(headers: Mapping[str, str]) -> str | None:
+def key_of(headers: Mapping[str, str]) -> str | None:
+    """Return the key that a request carries, in either of the two headers."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and credentials.strip():
         return credentials.strip()
     return headers.get("x-api-key") or None
+
+
+def _wrong_session() -> RequestError:
+    return RequestError(403, "wrong_session", "this API key belongs to another session than the URL")

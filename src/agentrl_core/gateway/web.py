@@ -10,7 +10,7 @@ import orjson
 from agentrl_core.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from agentrl_core.gateway.exchange import Dialect
 
@@ -34,6 +34,8 @@ class HttpRequest:
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes
+    local: bool = True
+    """Whether it comes from this machine."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +46,16 @@ class HttpResponse:
     headers: tuple[tuple[str, str], ...] = _JSON
     body: bytes | AsyncGenerator[bytes, None]
     """A stream's owner closes it; closing it early aborts the generation."""
+
+
+@attrs.frozen
+class Page:
+    """What answers a route that is no dialect's."""
+
+    answer: Callable[[HttpRequest], Awaitable[HttpResponse]]
+    method: str = "GET"
+    check: Callable[[HttpRequest], object] = lambda _: None
+    """Refuses, by `RequestError`, those who may not ask; it does not look at the body, which may not be there yet."""
 
 
 def decode_body(body: bytes) -> Any:

@@ -1,0 +1,198 @@
+"""The pages by which agents from elsewhere open, end and reward their sessions, as AReaL's clients know them.
+
+`POST /rl/start_session`, `/rl/end_session`, `/rl/set_reward`, `/export_trajectories`, `/grant_capacity`; and
+`GET /rl/sessions`, which AReaL lacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentrl_core.errors import RequestError
+from agentrl_core.gateway.admin import LEAST_KEY
+from agentrl_core.gateway.fields import Fields
+from agentrl_core.gateway.leases import Claim, no_capacity
+from agentrl_core.gateway.sessions import key_of, session_active, session_ended
+from agentrl_core.gateway.trajectories import trajectories
+from agentrl_core.gateway.visits import describe
+from agentrl_core.gateway.web import HttpRequest, HttpResponse, Page, decode_body, json_response
+from agentrl_core.types import Episode, Outcome, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agentrl_core.gateway.admin import Admin
+    from agentrl_core.gateway.leases import Leases
+    from agentrl_core.gateway.sessions import Session, SessionBook
+    from agentrl_core.gateway.visits import Visits
+    from agentrl_core.types import Task
+
+_REFRESH_WAIT_S = 120.0
+"""How long an agent that comes again waits for its next slot, as AReaL's does."""
+
+_LONGEST_TASK_ID = 500
+
+
+class Control:
+    """The pages. `url()` is where the gateway listens, `version()` the policy's."""
+
+    def __init__(
+        self,
+        *,
+        admin: Admin,
+        sessions: SessionBook,
+        visits: Visits,
+        leases: Leases,
+        url: Callable[[], str],
+        version: Callable[[], int],
+    ) -> None:
+        self._admin = admin
+        self._sessions = sessions
+        self._visits = visits
+        self._leases = leases
+        self._url = url
+        self._version = version
+
+    def pages(self) -> Mapping[str, Page]:
+        """Route -> page."""
+        return {
+            "/rl/start_session": Page(self._start, "POST", self._check_admin),
+            "/rl/end_session": Page(self._end, "POST", self._check_session),
+            "/rl/set_reward": Page(self._reward, "POST", self._check_either),
+            "/rl/sessions": Page(self._list, "GET", self._check_admin),
+            "/export_trajectories": Page(self._export, "POST", self._check_admin),
+            "/grant_capacity": Page(self._grant, "POST", self._check_admin),
+        }
+
+    def _check_admin(self, request: HttpRequest) -> None:
+        self._admin.check(request.headers)
+
+    def _check_session(self, request: HttpRequest) -> None:
+        self._sessions.of_key(request.headers)
+
+    def _check_either(self, request: HttpRequest) -> None:
+        if not self._admin.has(key_of(request.headers) or ""):
+            self._check_session(request)
+
+    async def _start(self, request: HttpRequest) -> HttpResponse:
+        """Open a session on the first slot that training wants sampled, else on one that was granted.
+
+        In online training a key that comes again ends the session that it has and goes on to the next slot, as in
+        AReaL's online mode; elsewhere it is refused while that session is open, as by AReaL's proxy.
+        """
+        claim = self._claim(Fields(decode_body(request.body)))
+        holder = self._sessions.holder(claim.api_key) if claim.api_key is not None else None
+        again = holder is not None and not holder.closed
+        if again and holder is not None:
+            if not self._leases.training or holder.visit is None:
+                raise session_active()
+            await self._visits.end(holder)
+        lease = await self._leases.wait(claim, timeout_s=_REFRESH_WAIT_S) if again else self._leases.take(claim)
+        if lease is not None:
+            session = await asyncio.shield(asyncio.wrap_future(lease.opened))
+            return self._opened(request, session, lease.task, is_eval=lease.is_eval)
+        if not self._leases.take_grant():
+            raise no_capacity()
+        session = await self._visits.open_granted(claim, url=self._url(), version=self._version())
+        return self._opened(request, session, None, is_eval=False)
+
+    def _claim(self, fields: Fields) -> Claim:
+        task_id, api_key = fields.text("task_id"), fields.text("api_key")
+        if not task_id or len(task_id) > _LONGEST_TASK_ID:
+            raise _wrong("task_id", f"a text of 1 to {_LONGEST_TASK_ID} characters that says what the agent works on")
+        if api_key is not None:
+            if not (api_key.isascii() and api_key.isprintable() and " " not in api_key and len(api_key) >= LEAST_KEY):
+                raise _wrong("api_key", f"at least {LEAST_KEY} ASCII characters without blanks")
+            if self._admin.has(api_key):
+                raise _wrong("api_key", "another key than the admin's: a session's key is its agent's")
+        return Claim(task_id=task_id, api_key=api_key)
+
+    def _opened(self, request: HttpRequest, session: Session, task: Task | None, *, is_eval: bool) -> HttpResponse:
+        host = request.headers.get("host")
+        body: dict[str, Any] = {
+            "session_id": session.record_id,
+            "api_key": session.api_key,
+            "base_url": f"http://{host}" if host else self._url(),
+        }
+        if task is not None:
+            body |= {"task": {"id": task.id, "data": dict(task.data)}, "is_eval": is_eval}
+        return json_response(body)
+
+    async def _end(self, request: HttpRequest) -> HttpResponse:
+        count = await self._visits.end(self._sessions.of_key(request.headers))
+        return json_response({"interaction_count": count})
+
+    async def _reward(self, request: HttpRequest) -> HttpResponse:
+        """Reward a call. With the admin key, `session_id` names the session: its agent may be gone."""
+        fields = Fields(decode_body(request.body))
+        session_id, interaction_id = fields.text("session_id"), fields.text("interaction_id")
+        value = fields.take("reward")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise _wrong("reward", "a finite number")
+        if self._admin.has(key_of(request.headers) or ""):
+            session = self._visit(session_id)
+        else:
+            session = self._sessions.of_key(request.headers)
+        await self._visits.reward(session, float(value), interaction_id)
+        return json_response({"message": "success"})
+
+    async def _list(self, _request: HttpRequest) -> HttpResponse:
+        sessions = [describe(session) for session in self._sessions.visits()]
+        return json_response({"sessions": sessions, "waiting": self._leases.waiting})
+
+    async def _grant(self, _request: HttpRequest) -> HttpResponse:
+        return json_response({"capacity": self._leases.grant()})
+
+    async def _export(self, request: HttpRequest) -> HttpResponse:
+        """Wait until a session has ended, return its calls, and forget it."""
+        fields = Fields(decode_body(request.body))
+        session_id, drop = fields.text("session_id"), fields.flag("drop_retry_orphans")
+        discount = fields.number("discount", most=1.0)
+        style = _style(fields.text("style"))
+        session = self._visit(session_id)
+        visit = session.visit
+        if visit is None or visit.owned:
+            raise RequestError(409, "in_training", "the run trains on this session; see it with `agentrl trace show`")
+        await visit.until(lambda: visit.state != "open")
+        taken = await self._visits.close(session)
+        if taken is None:
+            raise session_ended()
+        rewards, interactions = taken
+        outcome, reason = (Outcome.SCORED, "") if rewards else (Outcome.REJECTED, "no_reward")
+        await self._visits.finish(session, outcome, reason=reason, rewards=rewards)
+        record = Record(id=session.record_id, run_id="", task_id=visit.task_id, group_id="", sample_index=0)
+        rows = trajectories(
+            Episode(record=record, interactions=interactions),
+            rewards,
+            discount=1.0 if discount is None else discount,
+            style=style,
+            drop_retry_orphans=drop,
+        )
+        return json_response({"session_id": session.record_id, "interactions": rows})
+
+    def _visit(self, session_id: str | None) -> Session:
+        if not session_id:
+            raise _wrong("session_id", "the id that /rl/start_session gave")
+        session = self._sessions.visit_of(session_id)
+        if session is None:
+            raise RequestError(
+                410,
+                "session_gone",
+                "there is no such session: it was exported, has expired, or was never opened here",
+                param="session_id",
+            )
+        return session
+
+
+def _style(text: str | None) -> Literal["individual", "concat"]:
+    if text in {None, "individual"}:
+        return "individual"
+    if text == "concat":
+        return "concat"
+    raise _wrong("style", "individual or concat")
+
+
+def _wrong(param: str, expected: str) -> RequestError:
+    return RequestError(400, "invalid_value", f"{param}: expected {expected}", param=param)
