@@ -65,6 +65,31 @@ def test_a_sessions_own_defaults_win(gateway, send_to, store, make_record):
     assert (only(store).sampling.temperature, only(store).sampling.max_tokens) == (0.5, 9)
 
 
+@pytest.mark.parametrize("rule", ["force", "refuse", "allow"])
+def test_a_call_that_is_not_trained_samples_as_the_agent_likes(make_gateway, open_session, send_to, store, rule):
+    gateway = make_gateway(temperature=rule)
+    headers = {"x-agentrl-trainable": "false"}
+    assert send_to(gateway, open_session(gateway), {**BODY, **ASKED}, headers=headers).status_code == 200
+    sampling = only(store).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 3)
+    assert (only(store).requested, only(store).trainable) == ({}, False)
+    assert gateway.forced_temperatures == 0
+
+
+def test_parameters_without_effect_are_recorded_and_counted(gateway, open_session, send_to, store):
+    session = open_session(gateway)
+    vain = {"frequency_penalty": 0.5, "logit_bias": {"7": 1}, "seed": 0, "min_p": 0.1, "presence_penalty": -1}
+    send_to(gateway, session, {**BODY, **vain})
+    assert store.interactions[0].requested == vain
+    send_to(gateway, session, {**BODY, "top_p": 0.5, "seed": 4, "top_k": 2})
+    send_to(
+        gateway, session, {**BODY, "frequency_penalty": 0, "logit_bias": {}, "min_p": 0.0, "repetition_penalty": 1.0}
+    )
+    send_to(gateway, session, {**BODY, "user": "me", "top_p": 1})
+    once = ("frequency_penalty", "logit_bias", "min_p", "presence_penalty", "top_p", "top_k")
+    assert gateway.without_effect == {"seed": 2, **dict.fromkeys(once, 1)}
+
+
 @pytest.mark.parametrize(
     ("asked", "configured", "expected"),
     [

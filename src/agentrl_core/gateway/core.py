@@ -26,7 +26,7 @@ from agentrl_core.gateway.upstreams import Upstreams
 from agentrl_core.gateway.visits import Visits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from agentrl_core.chat.facade import Chat
     from agentrl_core.config.schema import GatewayConfig, SamplingConfig
@@ -119,6 +119,11 @@ class Gateway:
     def forced_temperatures(self) -> int:
         """Calls so far that asked for another temperature and got the policy's."""
         return self._service.forced_temperatures
+
+    @property
+    def without_effect(self) -> Mapping[str, int]:
+        """Calls so far that asked for a sampling parameter in vain, by its name."""
+        return self._service.without_effect
 
     @property
     def fatal(self) -> RunError | None:

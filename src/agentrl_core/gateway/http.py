@@ -9,6 +9,7 @@ from agentrl_core.errors import RequestError
 from agentrl_core.gateway.answering import Answerer, as_refusal
 from agentrl_core.gateway.anthropic_messages import AnthropicMessages
 from agentrl_core.gateway.completions import Completions
+from agentrl_core.gateway.models import describe_model, list_models
 from agentrl_core.gateway.openai_chat import OpenAIChat
 from agentrl_core.gateway.responses import OpenAIResponses
 from agentrl_core.gateway.responses_stored import stored_input, stored_response
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _PATH = re.compile(r"(?:/s/(?P<token>[^/]+))?(?P<prefix>(?:/v1)*)(?P<route>/.*)?")
 _MESSAGES = "/messages"
 _RESPONSES = "/responses"
+_MODELS = "/models"
 
 
 class Api:
@@ -64,10 +66,11 @@ class Api:
         }
         self._pages: Mapping[str, Page] = {
             "/health": Page(self._health),
-            "/models": Page(self._models, "GET", self._session),
+            _MODELS: Page(self._models, "GET", self._session),
             f"{_MESSAGES}/count_tokens": Page(self._count_tokens, "POST", self._session),
             **pages,
         }
+        self._model_page = Page(self._model, "GET", self._session)
         self._response_page = Page(self._response, "GET", self._session)
 
     @property
@@ -109,6 +112,8 @@ class Api:
         page = self._pages.get(route)
         if page is None and route.startswith(f"{_RESPONSES}/"):
             page = self._response_page
+        if page is None and route.startswith(f"{_MODELS}/"):
+            page = self._model_page
         if page is None:
             raise RequestError(404, "unknown_url", f"unknown URL: {request.method} {route}")
         if page is self._response_page and request.method == "DELETE":
@@ -123,10 +128,11 @@ class Api:
         return json_response({"status": "ok"})
 
     async def _models(self, _request: HttpRequest) -> HttpResponse:
-        model = {"id": "default", "object": "model", "created": 0, "owned_by": "agentrl"}
-        model |= {"type": "model", "display_name": "default", "created_at": "1970-01-01T00:00:00Z"}  # Anthropic's words
-        page = {"has_more": False, "first_id": "default", "last_id": "default"}
-        return json_response({"object": "list", "data": [model], **page})
+        return json_response(list_models(self._forwarder.names))
+
+    async def _model(self, request: HttpRequest) -> HttpResponse:
+        name = _split(request.path)[1].removeprefix(f"{_MODELS}/")
+        return json_response(describe_model(name, self._forwarder.names))
 
     async def _count_tokens(self, request: HttpRequest) -> HttpResponse:
         """Count the prompt that the engine would see; nothing is sampled or stored."""

@@ -18,13 +18,26 @@ if TYPE_CHECKING:
 _LEAST_TEMPERATURE = 1e-3
 """Of those above 0: logits divided by less may not be finite any more."""
 
+_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "seed": (),
+}
+"""Parameters that no call is sampled by: a penalty or a bias would change the distribution that is trained, and seeds
+are the run's. With the values that ask for nothing."""
+
 
 @attrs.frozen(kw_only=True)
 class SamplingPolicy:
     """The sampling rules of one session.
 
     While training, logprobs are only right for the distribution that the learner assumes, so the temperature
-    is the policy's and top-p and top-k are off; an evaluation may sample as its agent likes.
+    is the policy's and top-p and top-k are off; an evaluation may sample as its agent likes, and so may
+    a call that is not trained.
     """
 
     temperature: float
@@ -40,12 +53,13 @@ class SamplingPolicy:
 
         `RequestError` (400) where the config refuses the temperature, or no engine could sample at it.
         """
-        temperature = self._temperature(request.temperature)
+        training = self.training and request.trainable
+        temperature = self._temperature(request.temperature, training=training)
         wanted = request.max_tokens if request.max_tokens is not None else self.max_tokens
         sampling = Sampling(
             temperature=temperature,
-            top_p=1.0 if self.training or request.top_p is None else request.top_p,
-            top_k=0 if self.training or request.top_k is None else max(request.top_k, 0),
+            top_p=1.0 if training or request.top_p is None else request.top_p,
+            top_k=0 if training or request.top_k is None else max(request.top_k, 0),
             max_tokens=room if wanted is None else min(wanted, room),
             stop=request.stop,
             stop_token_ids=self.stop_token_ids,
@@ -54,19 +68,31 @@ class SamplingPolicy:
         changed = {
             name: value for name, value in asked.items() if value is not None and value != getattr(sampling, name)
         }
-        return Decision(sampling=sampling, requested={**request.ignored, **changed}, forced="temperature" in changed)
+        without_effect = changed.keys() & {"top_p", "top_k"}
+        if request.ignored:
+            without_effect |= {
+                name
+                for name, neutral in _WITHOUT_EFFECT.items()
+                if name in request.ignored and request.ignored[name] not in neutral
+            }
+        return Decision(
+            sampling=sampling,
+            requested={**request.ignored, **changed},
+            forced="temperature" in changed,
+            without_effect=frozenset(without_effect),
+        )
 
-    def _temperature(self, asked: float | None) -> float:
+    def _temperature(self, asked: float | None, *, training: bool) -> float:
         if asked is None or asked == self.temperature:
             return self.temperature
-        if 0 < asked < _LEAST_TEMPERATURE and (not self.training or self.other_temperature == "allow"):
+        if 0 < asked < _LEAST_TEMPERATURE and (not training or self.other_temperature == "allow"):
             raise RequestError(
                 400,
                 "invalid_value",
                 f"temperature {asked:g} is too small to sample at: use 0, or at least {_LEAST_TEMPERATURE:g}",
                 param="temperature",
             )
-        if not self.training:
+        if not training:
             return asked
         if self.other_temperature == "refuse":
             raise RequestError(
@@ -97,6 +123,8 @@ class Decision:
     """What the agent asked for and did not get."""
     forced: bool
     """Whether the agent asked for another temperature and got the policy's."""
+    without_effect: frozenset[str] = frozenset()
+    """The other parameters that the agent asked for in vain."""
 
 
 def call_seed(*parts: int) -> int:

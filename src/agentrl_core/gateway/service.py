@@ -10,6 +10,7 @@ import concurrent.futures
 import threading
 import time
 import uuid
+from collections import Counter
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -92,6 +93,8 @@ class PolicyService:
         """Replies finished and stored."""
         self.forced_temperatures = 0
         """Calls that asked for another temperature and got the policy's."""
+        self.without_effect: Counter[str] = Counter()
+        """Calls that asked for a sampling parameter in vain, by its name."""
 
     def begin(self, session: Session, request: ChatRequest, id_prefix: str) -> Call:
         """Prepare a call up to the ids that the engine will see; `RequestError` where it cannot be made."""
@@ -106,6 +109,7 @@ class PolicyService:
             session.num_calls += count
         with self._lock:
             self.forced_temperatures += decision.forced
+            self.without_effect.update(decision.without_effect)
         call_id = f"{id_prefix}{uuid.uuid4().hex}"
         generations = tuple(
             Generation(

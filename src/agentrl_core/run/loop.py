@@ -193,6 +193,15 @@ class TrainingLoop:
                 "was sampled. Use refuse to find the agent's call, or set sampling.temperature"
             )
 
+    def _tell_without_effect(self) -> None:
+        asked = self._sampling.gateway.without_effect
+        if asked:
+            names = ", ".join(f"{name} ({count})" for name, count in sorted(asked.items()))
+            self._audience.notice(
+                f"LLM calls asked for sampling parameters that have no effect on the policy: {names}; what is trained "
+                "is sampled from the policy's own distribution. The trace shows what each call asked for"
+            )
+
     def _reached_target(self, report: StepReport) -> bool:
         target = self._config.trainer.stop_at_reward
         self._recent_rewards = [*self._recent_rewards, report.metrics.get("reward/mean", 0.0)][-_STEPS_AT_TARGET:]
@@ -203,6 +212,7 @@ class TrainingLoop:
     def _finish(self, status: str, message: str) -> RunSummary:
         """Close everything, then report; nothing stored is lost."""
         self._tell_forced_temperatures()
+        self._tell_without_effect()
         cpu = self._sampling.cpu_seconds() | {"learner": self._learner.cpu_seconds}
         self._sampling.close()
         summary = RunSummary(
