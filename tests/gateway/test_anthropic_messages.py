@@ -4,6 +4,8 @@ import json
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.anthropic_messages import AnthropicMessages
@@ -104,6 +106,11 @@ def test_images_become_parts():
     assert canonical({"role": "user", "content": [result(pictures)]})[0]["content"] == parts
 
 
+def test_a_tools_type_must_be_a_word():
+    with pytest.raises(RequestError, match=r"tools\[0\]"):
+        parse(tools=[{**TOOL, "type": ["custom"]}])
+
+
 def test_tools_have_openais_shape_and_no_marks():
     marked = {**TOOL, "type": "custom", "description": "Adds.", "cache_control": {"type": "ephemeral"}, "strict": True}
     function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
@@ -164,6 +171,51 @@ def test_counting_needs_no_limit():
     assert AnthropicMessages().parse_count({"messages": [USER]}, {}).max_tokens is None
     with pytest.raises(RequestError, match="max_tokens"):
         AnthropicMessages().parse({"messages": [USER]}, {})
+
+
+BLOCKS = ("text", "image", "thinking", "tool_use", "tool_result", "document")
+KEYS = (
+    "type",
+    "id",
+    "name",
+    "text",
+    "input",
+    "tool_use_id",
+    "content",
+    "source",
+    "data",
+    "media_type",
+    "url",
+    "schema",
+)
+WORDS = ("base64", "file", "custom", "auto", "any", "tool", "enabled", "json_schema", "input_schema", "format")
+FIELDS = ("system", "tools", "tool_choice", "thinking", "output_config", "output_format", "stop_sequences", "top_k")
+
+words = st.sampled_from((*BLOCKS, *KEYS, *WORDS))
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.floats(allow_nan=False) | words | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=4),
+    max_leaves=12,
+)
+blocks = st.fixed_dictionaries(
+    {"type": st.sampled_from(BLOCKS) | anything}, optional=dict.fromkeys(KEYS[1:8], anything)
+)
+roles = st.sampled_from(["user", "assistant", "system"]) | anything
+messages = st.fixed_dictionaries({"role": roles, "content": st.lists(blocks, max_size=3) | anything})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(messages, max_size=3) | anything, st.dictionaries(st.sampled_from(FIELDS), anything, max_size=3))
+def test_any_json_is_read_or_refused(messages, more):
+    try:
+        request = AnthropicMessages().parse({"max_tokens": 5, "messages": messages, **more}, {})
+    except RequestError as refusal:
+        status = refusal.status
+    else:
+        status = 200
+        assert {message["role"] for message in request.messages} <= {"system", "user", "assistant", "tool"}
+        assert orjson.dumps([request.messages, request.tools, request.ignored])
+    assert status in {200, 400}
 
 
 # --- replies -----------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _tool(tool: Any, where: str) -> Mapping[str, Any]:
-    if isinstance(tool, dict) and tool.get("type") not in {None, "custom"}:
+    if isinstance(tool, dict) and tool.get("type") not in (None, "custom"):
         raise RequestError(
             400,
             "unsupported_tool",
