@@ -169,6 +169,7 @@ class Gateway:
         """Stop listening; idempotent. The owner of the agents' event loop ends `http_client.close_for_good()`."""
         if self._server is not None:
             self._server.close()
+        self._upstreams.close()
 
     def open_session(
         self, record: Record, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None = None

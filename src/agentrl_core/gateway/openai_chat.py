@@ -102,7 +102,9 @@ def _choice(index: int, choice: Choice, request: ChatRequest, decode: Decode) ->
         "finish_reason": choice.finish_reason,
         "logprobs": None,
     }
-    if request.logprobs:
+    if choice.told_logprobs:
+        built["logprobs"] = {"content": choice.told_logprobs, "refusal": None}
+    elif request.logprobs:
         built["logprobs"] = logprobs_of(interaction.output_ids, interaction.logprobs, choice.top_logprobs, decode)
     if request.return_token_ids:
         built["token_ids"] = interaction.output_ids
@@ -116,6 +118,7 @@ class _Held:
     ids: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = attrs.field(factory=list)
+    told_logprobs: list[Mapping[str, Any]] = attrs.field(factory=list)
     calls: int = 0
 
 
@@ -140,6 +143,7 @@ class OpenAIChatWriter:
         held.ids.extend(delta.ids)
         held.logprobs.extend(delta.logprobs)
         held.top_logprobs.extend(delta.top_logprobs)
+        held.told_logprobs.extend(delta.told_logprobs)
         if not delta.is_visible:
             return b""
         message: Message = {}
@@ -183,14 +187,16 @@ class OpenAIChatWriter:
         if self.request.include_usage:
             frame["usage"] = None
         held = self._held[index]
-        if self.request.logprobs and held.ids:
+        if held.told_logprobs:
+            choice["logprobs"] = {"content": held.told_logprobs, "refusal": None}
+        elif self.request.logprobs and held.ids:
             choice["logprobs"] = logprobs_of(held.ids, held.logprobs, held.top_logprobs, self.decode)
         if self.request.return_token_ids:
             choice["token_ids"] = held.ids
             if prompt_ids is not None:
                 frame["prompt_token_ids"] = prompt_ids
         data = sse_event(frame)
-        held.ids, held.logprobs, held.top_logprobs = [], [], []
+        held.ids, held.logprobs, held.top_logprobs, held.told_logprobs = [], [], [], []
         return data
 
 
