@@ -1,3 +1,4 @@
+import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -5,6 +6,7 @@ from hypothesis import strategies as st
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.errors import TrainingError
 from agentrl_core.types import FinishReason, Sampling
+from agentrl_core.witness import witness
 
 
 def lay_out(members, group, advantages=None):
@@ -50,6 +52,18 @@ def test_outputs_that_are_not_the_policys_are_context_only(episode, interaction,
     ]
     (sample,) = lay_out([episode(calls)], group).samples
     assert (list(sample.ids), list(sample.positions)) == ([1, 2, 3, 4], [3])
+
+
+def test_what_the_engine_sampled_is_told_from_what_it_did_not(episode, interaction, group):
+    one = interaction("t1", prompt=(1, 2), output=(3,))
+    two = interaction("t2", parent="t1", prompt=(4,), output=(5, 6))
+    one = attrs.evolve(one, witness=witness("", one.prompt_ids, one.output_ids))
+    two = attrs.evolve(two, witness=witness(one.witness, two.prompt_ids, two.output_ids))
+    found = lay_out([episode([one, two])], group).fidelity
+    assert (found.trained, found.exact) == (3, 3)
+    changed = attrs.evolve(two, output_ids=(5, 7))
+    with pytest.raises(TrainingError, match="1 of 3 tokens.*interaction t2, turn 1, token 3"):
+        lay_out([episode([one, changed])], group)
 
 
 def test_records_and_groups_are_numbered_through_the_step(episode, group):

@@ -32,6 +32,7 @@ METRICS = {
     "time/train_s",
     "batch/rows",
     "batch/padding_fraction",
+    "fidelity/exact_share",
 }
 
 

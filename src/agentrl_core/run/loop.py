@@ -226,6 +226,8 @@ class TrainingLoop:
             llm_calls=self._sampling.gateway.calls,
             cpu_seconds=cpu,
             wall_s=time.time() - self._started_at,
+            trained_tokens=self._learner.fidelity.trained,
+            exact_tokens=self._learner.fidelity.exact,
             error=message,
         )
         self._audience.run_finished(summary)

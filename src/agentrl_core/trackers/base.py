@@ -66,6 +66,9 @@ class RunSummary:
     cpu_seconds: Mapping[str, float]
     """agent, gateway, engine, learner -> CPU seconds."""
     wall_s: float
+    trained_tokens: int = 0
+    exact_tokens: int = 0
+    """Those of them that are known to be what the engine sampled, behind what it was given."""
     error: str = ""
 
 

@@ -135,6 +135,9 @@ class ConsoleTracker:
         outcomes = sorted(summary.outcomes.items(), key=lambda item: -item[1])
         rows.append(("records", ", ".join(f"{name} {count:,}" for name, count in outcomes) or "none"))
         rows.append(("LLM calls", f"{summary.llm_calls:,}"))
+        if summary.trained_tokens:
+            share = f"{summary.exact_tokens:,} of {summary.trained_tokens:,} trained tokens exactly as sampled"
+            rows.append(("fidelity", share))
         parts = [f"{part} {seconds:.1f}" for part, seconds in summary.cpu_seconds.items()]
         total = sum(summary.cpu_seconds.values())
         rows.append(("CPU seconds", f"{' + '.join(parts)} = {total:.1f}" if parts else "-"))

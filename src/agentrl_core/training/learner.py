@@ -20,6 +20,7 @@ from agentrl_core.training.optimizer import Updater, adamw, set_lr
 from agentrl_core.training.policy import Policy
 from agentrl_core.training.warm_start import warm_start
 from agentrl_core.weights.base import ModuleWeights
+from agentrl_core.witness import NOTHING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +76,8 @@ class Learner:
         self._updater = Updater(self._policy, loss, aggregation, max_grad_norm=config.max_grad_norm)
         self._optimizer = self._new_optimizer()
         self._cpu_seconds = 0.0
+        self.fidelity = NOTHING
+        """How many of the tokens in all steps so far are what the sampler produced."""
 
     @property
     def cpu_seconds(self) -> float:
@@ -94,6 +97,7 @@ class Learner:
         lr = self._config.lr * min(1.0, step / max(self._config.warmup_steps, 1))
         metrics = dict(rollout_metrics(groups, signal, version=version)) | {"loss/lr": lr}
         if samples.samples:
+            self.fidelity += samples.fidelity
             set_lr(self._optimizer, lr)
             metrics |= self._train(samples, version)
         self._cpu_seconds += time.thread_time() - cpu
