@@ -62,7 +62,7 @@ def test_what_the_engine_sampled_is_told_from_what_it_did_not(episode, interacti
     found = lay_out([episode([one, two])], group).fidelity
     assert (found.trained, found.exact) == (3, 3)
     changed = attrs.evolve(two, output_ids=(5, 7))
-    with pytest.raises(TrainingError, match="1 of 3 tokens.*interaction t2, turn 1, token 3"):
+    with pytest.raises(TrainingError, match=r"1 of 3 tokens.*interaction t2, turn 1, token 3"):
         lay_out([episode([one, changed])], group)
 
 
