@@ -154,6 +154,8 @@ class AgentConfig:
     """An earlier turn gets the reward times this, once per later turn."""
     export_style: Literal["individual", "concat"] = "individual"
     subproc_max_workers: int = field(default=4, validator=positive)
+    reward_timeout_s: float = field(default=3600.0, validator=positive)
+    """How long a session that an online agent has ended waits for its reward."""
 
 
 @attrs.frozen(kw_only=True)

@@ -41,6 +41,12 @@ class Visit:
         """Let those look again who wait for a change."""
         self._changed.wake()
 
+    def settle(self, session: Session) -> dict[str, float]:
+        """Take the rewards: those who send another one are told that it comes too late."""
+        with session.lock:
+            self.state = "closed"
+            return dict(self.rewards)
+
     async def until(self, holds: Callable[[], bool], *, timeout_s: float = math.inf) -> bool:
         """Wait until `holds()`, which is asked after each change; False after `timeout_s`."""
         end = time.monotonic() + timeout_s

@@ -30,6 +30,8 @@ class Attempt:
     error: BaseException | None = None
     """What it raised."""
     timed_out: bool = False
+    detail: str = ""
+    """Which limit was met, where it is not the episode's."""
 
 
 async def run_agent(

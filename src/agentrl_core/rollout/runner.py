@@ -18,12 +18,14 @@ from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.attempts import GRACE_S, Attempt, run_agent, unbroken
 from agentrl_core.rollout.failures import describe, format_traceback, root_cause, tell
 from agentrl_core.rollout.judging import judge
+from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.rewards import read_reward
 from agentrl_core.types import Episode, Interaction, Outcome, Record, Task
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway, Session
+    from agentrl_core.gateway.leases import Lease
     from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.stores.base import Store
 
@@ -36,14 +38,15 @@ _LONGEST_DETAIL = 2_000
 class Runner:
     """Runs episodes, many at a time, on the event loop of the agents.
 
-    `run(data, injected)` awaits the workflow. `scorer_for(task)` gives the task's scorer, or the default one for
+    `run(data, injected)` awaits the workflow; or else `run` are visitors: agents from elsewhere that come by
+    themselves. `scorer_for(task)` gives the task's scorer, or the default one for
     a task that names none; a `UsageError` or `RunError` that it raises stops the run.
     """
 
     def __init__(
         self,
         *,
-        run: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]],
+        run: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]] | Visitors,
         gateway: Gateway,
         store: Store,
         scorer_for: Callable[[Task], NormalizedScorer],
@@ -88,12 +91,27 @@ class Runner:
             is_eval=is_eval,
             started_at=self._clock(),
         )
+        if not isinstance(self._run, Visitors):
+            return await self._run_record(task, record, None, seed_key, sampling)
+        async with self._run.next(task, is_eval=is_eval) as lease:  # the episode begins when somebody is there
+            return await self._run_record(
+                task, attrs.evolve(record, started_at=self._clock()), lease, seed_key, sampling
+            )
+
+    async def _run_record(
+        self,
+        task: Task,
+        record: Record,
+        lease: Lease | None,
+        seed_key: tuple[int, ...],
+        sampling: SamplingConfig | None,
+    ) -> Episode:
         self._check_gateway()
         await self._store.add_record(record)
         ended = attrs.evolve(record, outcome=Outcome.CANCELLED)
         interactions: tuple[Interaction, ...] = ()
         try:
-            session = self._gateway.open_session(record, seed_key=seed_key, sampling=sampling)
+            session = await self._open_session(record, lease, seed_key, sampling)
             try:
                 done = await self._attempt(task, record, session)
             finally:
@@ -103,6 +121,9 @@ class Runner:
             if session.refusal and ended.outcome is not Outcome.SCORED:  # agents on plain HTTP see the status alone
                 ended = attrs.evolve(ended, detail=f"{ended.detail}; the gateway's last refusal: {session.refusal}")
             ended = attrs.evolve(ended, detail=_without_secrets(ended.detail, session))
+        except EpisodeError as error:  # there was no session
+            ended = _rejected(record, error)
+            return Episode(record=ended, interactions=())
         finally:
             ended = attrs.evolve(ended, finished_at=self._clock())
             await unbroken(self._store.finish_record(ended))
@@ -111,8 +132,18 @@ class Runner:
             logger.info("record %s of task %s failed: %s\n%s", record.id, task.id, ended.detail, trace)
         return Episode(record=ended, interactions=interactions)
 
+    async def _open_session(
+        self, record: Record, lease: Lease | None, seed_key: tuple[int, ...], sampling: SamplingConfig | None
+    ) -> Session:
+        if lease is None or not isinstance(self._run, Visitors):
+            return self._gateway.open_session(record, seed_key=seed_key, sampling=sampling)
+        return await self._run.open(lease, record, seed_key=seed_key, sampling=sampling)
+
     async def _attempt(self, task: Task, record: Record, session: Session) -> Attempt:
         """The agent's part, in a context that knows the episode."""
+        run = self._run
+        if isinstance(run, Visitors):
+            return await run.attempt(task, session)
         injected: dict[str, Any] = {
             "base_url": session.base_url,
             "api_key": session.api_key,
@@ -125,26 +156,27 @@ class Runner:
         context.run(workflow_context.enter, here)
         data = copy.deepcopy(dict(task.data))  # an agent may change its input: other records must not see that
         return await run_agent(
-            lambda: self._run(data, injected), context, timeout_s=self._config.timeout_s, grace_s=self._grace_s
+            lambda: run(data, injected), context, timeout_s=self._config.timeout_s, grace_s=self._grace_s
         )
 
     async def _judged(self, task: Task, episode: Episode, done: Attempt) -> Record:
         """The record with its outcome and rewards."""
         record, calls = episode.record, len(episode.interactions)
         if done.timed_out:
-            detail = (
+            detail = done.detail or (
                 f"no reward within rollout.timeout_s = {self._config.timeout_s:g} s ({calls} LLM calls finished); "
                 "bound the agent's turns, or raise the limit"
             )
             return attrs.evolve(record, outcome=Outcome.TIMED_OUT, detail=detail)
+        if isinstance(done.error, EpisodeError):
+            return _rejected(record, done.error)
         if done.error is not None:
             reason = type(root_cause(done.error)).__name__
             return attrs.evolve(record, outcome=Outcome.FAILED, reason=reason, detail=describe(done.error))
         try:
             return await self._scored(task, episode, done.value)
         except EpisodeError as error:
-            detail = tell(str(error), _LONGEST_DETAIL)
-            return attrs.evolve(record, outcome=Outcome.REJECTED, reason=error.reason, detail=detail)
+            return _rejected(record, error)
 
     async def _scored(self, task: Task, episode: Episode, value: Any) -> Record:
         """The workflow's reward; without one the scorer's. Raises `EpisodeError` if there is none to use."""
@@ -168,6 +200,11 @@ class Runner:
         """Raise what ended the gateway or the engine: an agent that fails because of it is not at fault."""
         if self._gateway.fatal is not None:
             raise self._gateway.fatal
+
+
+def _rejected(record: Record, error: EpisodeError) -> Record:
+    detail = tell(str(error), _LONGEST_DETAIL)
+    return attrs.evolve(record, outcome=Outcome.REJECTED, reason=error.reason, detail=detail)
 
 
 def _check_called(interactions: Sequence[Interaction]) -> None:

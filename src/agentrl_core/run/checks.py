@@ -12,6 +12,7 @@ import attrs
 from agentrl_core.chat import Chat
 from agentrl_core.data.jsonl import load_tasks
 from agentrl_core.errors import DataError, PluginError, UsageError
+from agentrl_core.gateway.admin import exposed, key_from_environment
 from agentrl_core.losses import split_options
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.plugins import load_registry
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 NO_WORKFLOW = "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`"
+ONLINE_WORKFLOW = "with rollout.agent.mode online nothing is run here: leave the agent out, it opens its own sessions"
 _METHODS = {"losses": "loss", "advantages": "advantages", "credits": "credit", "filters": "keep"}
 """Kind of component -> the method without which it is none."""
 SCORER_PACKAGES = {"agentcpm": "agentrl-judge", "judge": "agentrl-judge", "math": "agentrl-math"}
@@ -93,16 +95,24 @@ class Checks:
             yield f"{where('launcher')}: no launcher '{run.launcher.use}' is installed, only 'local'"
         if run.sampling.temperature == 0:
             yield f"{where('sampling.temperature')}: 0 never explores; expected more than 0, 1.0 for one"
-        if run.rollout.agent.mode != "inline":
-            yield (
-                f"{where('rollout.agent.mode')}: mode '{run.rollout.agent.mode}' is not available in this version; "
-                "use 'inline'"
-            )
+        if run.rollout.agent.mode == "subproc":
+            yield f"{where('rollout.agent.mode')}: mode 'subproc' is not available in this version; use 'inline'"
+        yield from self._admission()
         if run.rollout.agent.export_style != "individual":
             yield (
                 f"{where('rollout.agent.export_style')}: 'concat' is not available in this version; use 'individual': "
                 "each LLM call keeps its own loss term, and calls that share a prefix still share one sequence"
             )
+
+    def _admission(self) -> Iterator[str]:
+        """Who may reach the gateway and open sessions."""
+        where, gateway = self._given.where, self._run.gateway
+        yield from (
+            f"{where('gateway.admin_key_env')}: {text}"
+            for text in _problems(lambda: key_from_environment(gateway.admin_key_env))
+        )
+        if problem := exposed(gateway.host, gateway.admin_key_env):
+            yield f"{where('gateway.host')}: {problem}"
 
     def model(self) -> Iterator[str]:
         """The policy's folder or builder."""
@@ -135,6 +145,10 @@ class Checks:
 
     def workflow(self) -> Iterator[str]:
         """Build the agent."""
+        if self._run.rollout.agent.mode == "online":
+            if self._run.workflow is not None:
+                yield f"{self._given.where('workflow')}: {ONLINE_WORKFLOW}"
+            return
         if self._run.workflow is None:
             yield f"{self._given.where('workflow')}: {NO_WORKFLOW}"
             return

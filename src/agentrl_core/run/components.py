@@ -10,7 +10,7 @@ import attrs
 from agentrl_core.errors import ConfigError, DataError, PluginError, RunError
 from agentrl_core.plugins import load_registry
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
-from agentrl_core.run.checks import NO_WORKFLOW, SCORER_PACKAGES, Checks, Given
+from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, Given
 from agentrl_core.scorers.call import normalize_scorer
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class Components:
 
     given: Given
     registry: Registry
-    workflow: ResolvedWorkflow
+    workflow: ResolvedWorkflow | None
+    """None where agents from elsewhere do the episodes."""
     tasks: Sequence[Task]
     eval_sets: Mapping[str, Sequence[Task]]
     scorers: dict[str, NormalizedScorer]
@@ -93,11 +94,8 @@ def resolve(given: Given, *, workflow: object | None = None) -> Components:
     for name, tasks in eval_sets.items():
         if not tasks:
             raise DataError(f"{given.where('data.eval')}: the task set '{name}' is empty")
-    chosen = config.workflow if workflow is None else workflow
-    if chosen is None:
-        raise ConfigError(f"{given.where('workflow')}: {NO_WORKFLOW}")
-    resolved = resolve_workflow(chosen, registry=registry, base_dir=given.base_dir, where=given.places("workflow"))
-    used = {"workflow": resolved.name}
+    resolved = _workflow(given, registry, config.workflow if workflow is None else workflow)
+    used = {} if resolved is None else {"workflow": resolved.name}
     used |= {f"scorers:{name}": registry.describe("scorers", name, base_dir=given.base_dir) for name in checks.scorers}
     return Components(
         given=given,
@@ -108,3 +106,12 @@ def resolve(given: Given, *, workflow: object | None = None) -> Components:
         scorers=checks.scorers,
         used=used,
     )
+
+
+def _workflow(given: Given, registry: Registry, chosen: object | None) -> ResolvedWorkflow | None:
+    online = given.run.rollout.agent.mode == "online"
+    if online != (chosen is None):
+        raise ConfigError(f"{given.where('workflow')}: {ONLINE_WORKFLOW if online else NO_WORKFLOW}")
+    if chosen is None:
+        return None
+    return resolve_workflow(chosen, registry=registry, base_dir=given.base_dir, where=given.places("workflow"))

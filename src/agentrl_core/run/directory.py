@@ -55,6 +55,11 @@ class RunDirectory:
         return self.path / "reward.png"
 
     @property
+    def admin_key(self) -> Path:
+        """The key that opens sessions, where the run made it."""
+        return self.path / "admin_key"
+
+    @property
     def snapshot(self) -> Path:
         """The config that the run started with."""
         return self.path / "config.json"

@@ -46,7 +46,12 @@ class TrainingLoop:
         self._recent_rewards: list[float] = []
         self._sampled_at: float | None = None
         self._sampling = SamplingSide(
-            components, start, directory.name, on_scored=audience.record_scored, notice=audience.notice
+            components,
+            start,
+            directory.name,
+            admin_key_file=directory.admin_key,
+            on_scored=audience.record_scored,
+            notice=audience.notice,
         )
         self._saved_step = start.step or None
 
@@ -76,6 +81,8 @@ class TrainingLoop:
     def _train(self) -> None:
         if notice := getattr(self._sampling.engine, "notice", ""):
             self._audience.notice(notice)
+        if invitation := self._sampling.invitation:
+            self._audience.notice(invitation)
         self._audience.notice(self._sampling.gateway.history_notice)
         self._evaluate(self._config.eval.tasks)
         if self._step >= self._config.trainer.steps:  # resumed after a kill in the last evaluation: this was it

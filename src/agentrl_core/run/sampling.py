@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -15,12 +16,16 @@ from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
+from agentrl_core.gateway.admin import key_from_environment, make_key
+from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.run.threads import LoopThread
 from agentrl_core.weights.base import DirectoryWeights
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agentrl_core.engines.base import Engine
     from agentrl_core.run.components import Components
     from agentrl_core.run.start import Start
@@ -46,6 +51,7 @@ class SamplingSide:
         start: Start,
         run_id: str,
         *,
+        admin_key_file: Path,
         on_scored: Callable[[Record], None],
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -72,14 +78,16 @@ class SamplingSide:
             self.engine.start()
             if start.version:
                 self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
-            self.gateway = _gateway(components, start, self.engine, run_id)
+            self._admin_key_file = admin_key_file
+            self.gateway = _gateway(components, start, self.engine, run_id, admin_key_file)
             undo.callback(self.gateway.close)
+            self._agents.run(self.gateway.restore_sessions())
             self.gateway.start()
             undo.callback(self._close_client)
             self.scheduler = Scheduler(
                 tasks=components.tasks,
                 runner=Runner(
-                    run=components.workflow,
+                    run=components.workflow or Visitors(self.gateway, config.rollout, config.gateway),
                     gateway=self.gateway,
                     store=start.store,
                     scorer_for=components.scorer_for,
@@ -122,7 +130,17 @@ class SamplingSide:
 
     def load_weights(self, version: int, source: WeightSource) -> None:
         """Switch the engine to new weights."""
-        self._agents.run(self.engine.load_weights(version, source))
+        with self.gateway.paused():
+            self._agents.run(self.engine.load_weights(version, source))
+
+    @property
+    def invitation(self) -> str:
+        """What agents that come by themselves need to know; empty where the run has its own."""
+        if self._config.rollout.agent.mode != "online":
+            return ""
+        variable = self._config.gateway.admin_key_env
+        key = f"in {variable}" if os.environ.get(variable) else f"in {self._admin_key_file}"
+        return f"agents open sessions by POST {self.gateway.url}/rl/start_session with the admin key, which is {key}"
 
     def open_capacity(self, version: int, steps_done: int) -> None:
         """Let the episodes start that the new version admits."""
@@ -162,7 +180,7 @@ async def _ended(task: asyncio.Task[None]) -> None:
         logger.info("sampling ended with %s", error)
 
 
-def _gateway(components: Components, start: Start, engine: Engine, run_id: str) -> Gateway:
+def _gateway(components: Components, start: Start, engine: Engine, run_id: str, admin_key_file: Path) -> Gateway:
     config = components.config
     parser = None
     if config.gateway.tool_parser != "auto":
@@ -176,4 +194,5 @@ def _gateway(components: Components, start: Start, engine: Engine, run_id: str) 
         sampling=config.sampling,
         config=config.gateway,
         seed=config.seed,
+        admin_key=key_from_environment(config.gateway.admin_key_env) or make_key(admin_key_file),
     )
