@@ -1,0 +1,247 @@
+"""Agents that run elsewhere fill the slots of training: groups, rewards, limits and ends are those of every episode."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.gateway import conftest as parts
+
+from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
+from agentrl_core.rollout.online import Visitors
+from agentrl_core.rollout.runner import Runner
+from agentrl_core.rollout.scheduler import Scheduler
+from agentrl_core.scorers.call import normalize_scorer
+from agentrl_core.types import FinishReason, Outcome, Task
+
+chat, model_dir, engine, database, rest, online = (
+    getattr(parts, name) for name in ("chat", "model_dir", "engine", "database", "rest", "online")
+)
+
+
+def scores_one(answer):
+    return 1.0
+
+
+@pytest.fixture
+def make_run(database):
+    """Start a scheduler whose slots wait for agents of `rest`; it is stopped at the end."""
+
+    @asynccontextmanager
+    async def run(rest, *, scorer=None, tasks=2, ttl_s=0.0, **options):
+        agent = {"reward_timeout_s": options.pop("reward_timeout_s", 30.0)}
+        config = make_config(agent, **{"group_size": 2, "tasks_per_step": 1, "retries": 0, **options})
+        visitors = Visitors(rest.gateway, config, GatewayConfig(session_ttl_s=ttl_s))
+        rows = [Task(id=f"t{i}", data={"id": f"t{i}", "messages": [], "n": i}, scorer=scorer) for i in range(tasks)]
+        runner = Runner(
+            run=visitors,
+            gateway=rest.gateway,
+            store=database,
+            scorer_for=lambda _: normalize_scorer(scores_one, "ones"),
+            config=config,
+            run_id="run",
+        )
+        scheduler = Scheduler(
+            tasks=rows, runner=runner, store=database, config=config, run_id="run", seed=0, shuffle=False
+        )
+        running = asyncio.create_task(scheduler.run())
+        try:
+            yield scheduler
+        finally:
+            scheduler.stop()
+            await running
+
+    return run
+
+
+def make_config(agent, **options):
+    return RolloutConfig(agent=AgentConfig(mode="online", **agent), **options)
+
+
+async def begin(rest, task_id="mine", **fields):
+    """Open a session on the next slot, and wait until there is one."""
+    while True:
+        reply = await rest.post("/rl/start_session", {"task_id": task_id, **fields})
+        if reply.status_code != 429:
+            assert reply.status_code == 200, reply.text
+            return reply.json()
+        await asyncio.sleep(0)
+
+
+async def work(rest, reward=None, **fields):
+    """Do one episode; a reward of None is sent by nobody."""
+    opened = await begin(rest, **fields)
+    key = opened["api_key"]
+    await rest.chat(key, "hello")
+    if reward is not None:
+        await rest.post("/rl/set_reward", {"reward": reward}, key=key)
+    await rest.post("/rl/end_session", key=key)
+    return opened
+
+
+async def record_of(database, session_id):
+    """Wait until a record has its outcome."""
+    while (record := (await database.episode(session_id)).record).outcome is Outcome.RUNNING:
+        await asyncio.sleep(0)
+    return record
+
+
+def test_sessions_of_outside_agents_make_groups(rest, make_run, database, engine):
+    async def scenario():
+        async with make_run(rest):
+            opened = [await work(rest, reward) for reward in (1.0, 0.0)]
+            (group,) = await database.take_groups("run", 1)
+        return opened, group
+
+    opened, group = asyncio.run(scenario())
+    assert [item["task"] for item in opened] == [{"id": "t0", "data": {"id": "t0", "messages": [], "n": 0}}] * 2
+    assert {item["is_eval"] for item in opened} == {False}
+    assert [episode.record.id for episode in group.episodes] == [item["session_id"] for item in opened]
+    assert [episode.record.reward for episode in group.episodes] == [1.0, 0.0]
+    assert [episode.interactions[0].output_ids for episode in group.episodes] == [said.ids for said in engine.log]
+    assert [row.task_id for row in asyncio.run(database.sessions("run"))] == ["mine", "mine"]
+
+
+def test_no_more_sessions_than_training_wants(rest, make_run):
+    async def scenario():
+        async with make_run(rest, max_head_offpolicyness=0):
+            for _ in range(2):
+                await begin(rest)
+            return (await rest.post("/rl/start_session", {"task_id": "t"})).status_code
+
+    assert asyncio.run(scenario()) == 429
+
+
+def test_an_agent_gets_the_task_that_it_asks_for_where_it_waits(rest, make_run):
+    async def scenario():
+        async with make_run(rest, max_head_offpolicyness=1):
+            first = await begin(rest, "elsewhere")
+            return first["task"]["id"], (await begin(rest, "t1"))["task"]["id"]
+
+    assert asyncio.run(scenario()) == ("t0", "t1")
+
+
+def test_a_reward_that_comes_after_the_end_counts(rest, make_run, database):
+    async def scenario():
+        async with make_run(rest):
+            opened = await work(rest)
+            await rest.post("/rl/set_reward", {"session_id": opened["session_id"], "reward": 0.25})
+            record = await record_of(database, opened["session_id"])
+            late = await rest.post("/rl/set_reward", {"reward": 1}, key=opened["api_key"])
+            return record, late.status_code
+
+    record, late = asyncio.run(scenario())
+    assert (record.outcome, record.reward, record.rewards) == (Outcome.SCORED, 0.25, {})
+    assert late == 410
+
+
+def test_rewards_of_single_calls_are_kept_apart(rest, make_run, database):
+    async def scenario():
+        async with make_run(rest):
+            opened = await begin(rest)
+            key = opened["api_key"]
+            calls = [(await rest.chat(key, text)).json()["id"] for text in ("one", "two")]
+            for call, reward in zip(calls, (1, -2), strict=True):
+                await rest.post("/rl/set_reward", {"interaction_id": call, "reward": reward}, key=key)
+            await rest.post("/rl/end_session", key=key)
+            return calls, await record_of(database, opened["session_id"])
+
+    calls, record = asyncio.run(scenario())
+    assert (record.reward, record.rewards) == (-1.0, dict(zip(calls, (1.0, -2.0), strict=True)))
+
+
+def test_without_a_reward_a_session_is_rejected_in_time(rest, make_run, database):
+    async def scenario():
+        async with make_run(rest, reward_timeout_s=0.05):
+            return await record_of(database, (await work(rest))["session_id"])
+
+    record = asyncio.run(scenario())
+    assert (record.outcome, record.reason) == (Outcome.REJECTED, "no_reward")
+    assert "reward_timeout_s" in record.detail
+
+
+def test_a_task_s_scorer_takes_the_place_of_a_reward(rest, make_run, database):
+    async def scenario():
+        async with make_run(rest, scorer="ones"):
+            return await record_of(database, (await work(rest))["session_id"])
+
+    assert asyncio.run(scenario()).reward == 1.0
+
+
+def test_a_session_without_a_call_is_rejected_at_once(rest, make_run, database):
+    async def scenario():
+        async with make_run(rest):
+            opened = await begin(rest)
+            await rest.post("/rl/end_session", key=opened["api_key"])
+            return await record_of(database, opened["session_id"])
+
+    record = asyncio.run(scenario())
+    assert (record.outcome, record.reason) == (Outcome.REJECTED, "no_llm_call")
+
+
+@pytest.mark.parametrize(("limit", "words"), [({"ttl_s": 0.05}, "idle for 0.05 s"), ({"timeout_s": 0.05}, "open for")])
+def test_an_agent_that_goes_away_loses_its_slot_to_another(rest, make_run, database, limit, words):
+    async def scenario():
+        async with make_run(rest, retries=1, group_size=1, min_group_size=1, **limit):
+            gone = await begin(rest)
+            record = await record_of(database, gone["session_id"])
+            again = await begin(rest)
+            call = await rest.chat(gone["api_key"], "hello")
+            return record, again["task"]["id"], call.status_code
+
+    record, task, status = asyncio.run(scenario())
+    assert record.outcome is Outcome.TIMED_OUT
+    assert words in record.detail
+    assert (task, status) == ("t0", 410)
+
+
+def test_the_same_key_again_ends_the_session_and_goes_on_with_the_next_slot(rest, make_run, database):
+    own = "my-agent-key-0001"
+
+    async def scenario():
+        async with make_run(rest, group_size=1, min_group_size=1, max_head_offpolicyness=3):
+            first = await begin(rest, api_key=own)
+            await rest.chat(own, "hello")
+            second = await begin(rest, api_key=own)
+            await rest.chat(own, "hello")
+            for item, reward in ((first, 1), (second, 2)):
+                await rest.post("/rl/set_reward", {"session_id": item["session_id"], "reward": reward})
+            await rest.post("/rl/end_session", key=own)
+            return [(await record_of(database, item["session_id"])).reward for item in (first, second)]
+
+    assert asyncio.run(scenario()) == [1.0, 2.0]
+
+
+def test_the_end_of_a_run_ends_its_sessions(rest, make_run, database, engine):
+    async def scenario():
+        async with make_run(rest):
+            opened = await begin(rest)
+            await engine.pause()
+            call = asyncio.create_task(rest.chat(opened["api_key"], "hello"))
+            await asyncio.to_thread(engine.begun[0].wait, 5)
+        return (await database.episode(opened["session_id"])).record, (await call).status_code
+
+    record, status = asyncio.run(scenario())
+    assert (record.outcome, status) == (Outcome.CANCELLED, 410)
+    assert engine.log[0].finish_reason is FinishReason.ABORT
+
+
+def test_the_run_keeps_its_sessions_from_being_exported(rest, make_run):
+    async def scenario():
+        async with make_run(rest):
+            opened = await begin(rest)
+            return (await rest.post("/export_trajectories", {"session_id": opened["session_id"]})).status_code
+
+    assert asyncio.run(scenario()) == 409
+
+
+def test_evaluations_are_done_by_outside_agents_too(rest, make_run):
+    async def scenario():
+        async with make_run(rest, max_head_offpolicyness=0) as scheduler:
+            for _ in range(2):
+                await begin(rest)
+            held_out = [Task(id="held-out", data={"id": "held-out", "messages": []})]
+            evaluation = asyncio.create_task(scheduler.evaluate(held_out, name="eval", seed=1))
+            opened = await work(rest, 0.75)
+            return opened["is_eval"], await evaluation
+
+    assert asyncio.run(scenario()) == (True, (0.75, 1, 0))
