@@ -1,6 +1,7 @@
 """Token fidelity of the Responses API: a conversation goes on from the exact ids, however its items come back."""
 
 import asyncio
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -10,10 +11,30 @@ from openai import AsyncOpenAI
 
 from agentrl_core.chat import Chat
 from agentrl_core.chat.reasoning import THINK
+from agentrl_core.config.schema import UpstreamConfig
+from agentrl_core.errors import RequestError
+from agentrl_core.gateway.responses import OpenAIResponses
 from agentrl_core.gateway.responses_input import parse_input
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a":%d}}\n</tool_call>'
+FIELDS = [
+    *(
+        "type",
+        "role",
+        "content",
+        "id",
+        "call_id",
+        "name",
+        "arguments",
+        "output",
+        "summary",
+        "text",
+        "image_url",
+        "format",
+    ),
+    *("tools", "tool_choice", "metadata", "reasoning", "include", "mode", "instructions", "truncation", "effort"),
+]
 USER = {"role": "user", "content": "go on"}
 
 
@@ -195,6 +216,50 @@ def test_a_conversation_may_change_its_api(talk_to, engine, store):
     talk_to(scenario)
     for earlier, later in pairwise(engine.log):
         assert_continues(earlier, later)
+
+
+def test_the_conversation_with_an_upstream_goes_on_by_its_ids(make_gateway, open_session, engine, monkeypatch, chat):
+    other = make_gateway()
+    judge = open_session(other)
+    monkeypatch.setenv("JUDGE_KEY", judge.api_key)
+    config = UpstreamConfig(url=f"{judge.base_url}/v1", model="default", api_key_env="JUDGE_KEY")
+    gateway = make_gateway(upstreams={"judge": config})
+    session = open_session(gateway)
+    engine.replies = ["first", "second", "third"]
+
+    async def scenario(client):
+        first = await client.responses.create(model="judge", input="hi", instructions="Be just.")
+        second = await client.responses.create(model="judge", input="go on", previous_response_id=first.id)
+        await client.responses.create(model="default", input="go on", previous_response_id=second.id)
+        return second, await client.responses.retrieve(second.id)
+
+    second, kept = run(gateway, session, scenario)
+    assert (kept.output, kept.model, kept.usage) == (second.output, "judge", None)
+    asked = [chat.decode(logged.request.prompt_ids) for logged in engine.log]
+    assert [prompt.count("Be just.") for prompt in asked] == [1, 0, 0]
+    assert [prompt.count("go on") for prompt in asked] == [0, 1, 2]
+    assert "assistant\nfirst<|im_end|>\n<|im_start|>user\ngo on" in asked[2]
+
+
+def test_whatever_is_sent_is_parsed_or_refused():
+    junk = st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+        max_leaves=8,
+    )
+    kinds = [*("message", "function_call", "function_call_output", "reasoning"), *("input_text", "allowed_tools")]
+    items = st.dictionaries(st.sampled_from(FIELDS), junk | st.sampled_from(kinds), max_size=5)
+
+    @settings(max_examples=150, deadline=None)
+    @given(value=st.lists(items, max_size=3) | junk, extra=st.dictionaries(st.sampled_from(FIELDS), junk, max_size=3))
+    def check(value, extra):
+        with suppress(RequestError):
+            OpenAIResponses().parse({"input": "hi", "tools": [TOOL], **extra}, {})
+        with suppress(RequestError):
+            request = OpenAIResponses().parse({"input": value}, {})
+            assert all(isinstance(message["content"], str | list) for message in request.messages)
+
+    check()
 
 
 def test_items_of_one_generation_are_one_message():

@@ -95,6 +95,8 @@ class Forwarder:
                 await self._store.add_interaction(self._run_id, interaction)
             with session.lock:
                 session.interactions.extend(interactions)
+                for interaction in interactions:
+                    session.ledger.note(interaction)
             self.calls += len(interactions)
             kept = True
         finally:

@@ -125,6 +125,12 @@ class Ledger:
             prompt.parent.release()
         return node
 
+    def note(self, interaction: Interaction) -> None:
+        """Remember a call of an upstream, which has no ids to go on from: a later one may name it as its previous."""
+        node = Node(interaction=interaction, parent=None, length=len(interaction.messages) + 1, ids=())
+        with self._lock:
+            self._by_id[interaction.id] = node
+
     def find(self, interaction_id: str) -> Node | None:
         """Return a finished call of this session; None where it has no such."""
         with self._lock:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.gateway.exchange import Decode, Reply
 
-_TRUNCATIONS = frozenset({None, "auto", "disabled"})
+_TRUNCATIONS = (None, "auto", "disabled")
 
 
 class OpenAIResponses:

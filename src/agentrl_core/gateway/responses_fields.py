@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LOGPROBS = "message.output_text.logprobs"
 _FUNCTION_KEYS = ("description", "parameters", "strict")
-_NO_THOUGHTS = frozenset({"none", "minimal"})
+_NO_THOUGHTS = ("none", "minimal")
 """Reasoning efforts that mean: do not think."""
 
 
@@ -56,7 +56,7 @@ def parse_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
     kind = value.get("type")
     if kind == "function" and isinstance(value.get("name"), str):
         return parse_tool_choice({"type": "function", "function": {"name": value["name"]}}, tools)
-    if kind == "allowed_tools" and value.get("mode") in {"auto", "required"} and isinstance(value.get("tools"), list):
+    if kind == "allowed_tools" and value.get("mode") in ("auto", "required") and isinstance(value.get("tools"), list):
         known = {tool["function"]["name"] for tool in tools}
         wanted = [tool.get("name") if isinstance(tool, dict) else None for tool in value["tools"]]
         names = [name for name in wanted if isinstance(name, str) and name in known]
@@ -76,9 +76,9 @@ def parse_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
 
 def parse_text_format(text: Any) -> Grammar | None:
     """Check `text`: any text, any JSON object, or JSON of a schema."""
-    if text is None:
+    form = text.get("format") if isinstance(text, dict) else text
+    if form is None:
         return None
-    form = text.get("format") or {"type": "text"} if isinstance(text, dict) else None
     match form:
         case {"type": "text"}:
             return None

@@ -31,7 +31,10 @@ def with_referenced_items(body: Any, ledger: Ledger) -> Any:
 
 
 def stored_response(response_id: str, ledger: Ledger, chat: Chat) -> dict[str, Any]:
-    """Rebuild a response but for its logprobs; `RequestError` (404) where this session never gave it."""
+    """Rebuild a response but for its logprobs, and the usage of an upstream's.
+
+    `RequestError` (404) where this session never gave it.
+    """
     node = _stored(response_id, ledger)
     interaction = node.interaction
     thoughts = interaction.output.get("reasoning_content")
@@ -48,7 +51,8 @@ def stored_response(response_id: str, ledger: Ledger, chat: Chat) -> dict[str, A
         reasoning_tokens=len(chat.encode(thoughts)) if thoughts else 0,
     )
     reply = Reply(request=ChatRequest(api="responses", model=interaction.model, echo=echo), choices=(choice,))
-    return response_of(reply, chat.decode)
+    body = response_of(reply, chat.decode)
+    return {**body, "usage": None} if interaction.upstream else body
 
 
 def stored_input(response_id: str, ledger: Ledger) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class _OpenItem:
     where: dict[str, Any]
     """Its id and its place, as all of its events name them."""
     texts: list[str] = attrs.field(factory=list)
-    logprobs: list[dict[str, Any]] = attrs.field(factory=list)
+    logprobs: list[Mapping[str, Any]] = attrs.field(factory=list)
 
     def item(self, status: str, *, empty: bool = False) -> dict[str, Any]:
         text = "".join(self.texts)
@@ -63,7 +63,7 @@ class ResponsesWriter:
     _counts: dict[str, int] = attrs.field(factory=lambda: {"rs": 0, "msg": 0, "fc": 0}, init=False)
     """Items begun, by kind."""
     _open: _OpenItem | None = attrs.field(default=None, init=False)
-    _held: list[dict[str, Any]] = attrs.field(factory=list, init=False)
+    _held: list[Mapping[str, Any]] = attrs.field(factory=list, init=False)
     """Logprobs of tokens whose text has not been sent yet."""
 
     def begin(self) -> bytes:
@@ -75,7 +75,7 @@ class ResponsesWriter:
     def delta(self, delta: Delta) -> bytes:
         """Encode what is new; empty bytes where there is nothing to tell yet."""
         if self.request.logprobs:
-            self._held += logprobs_of(delta.ids, delta.logprobs, delta.top_logprobs, self.decode)
+            self._held += delta.told_logprobs or logprobs_of(delta.ids, delta.logprobs, delta.top_logprobs, self.decode)
         if not delta.is_visible:
             return b""
         events = []
