@@ -77,3 +77,23 @@ def test_a_text_model_refuses_images(gateway, session, send, engine):
     assert reply.status_code == 400
     assert "no place for images" in reply.json()["error"]["message"]
     assert engine.log == []
+
+
+def test_a_response_takes_images_in_messages_and_results(session, send, engine, store):
+    def picture(url):
+        return {"type": "input_image", "image_url": url, "detail": "auto"}
+
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "what is "}, picture(RED)]},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": [picture(BLUE)]},
+    ]
+    response = send(session, {"input": items}, path="/v1/responses").json()
+    send(session, {"input": "and now?", "previous_response_id": response["id"]}, path="/v1/responses")
+    one, two = engine.log
+    assert one.request.images == two.request.images == (RED, BLUE)
+    assert two.request.prompt_ids[: len(one.request.prompt_ids) + len(one.ids)] == one.request.prompt_ids + one.ids
+    shown = send(session, None, path=f"/v1/responses/{response['id']}/input_items", method="GET").json()["data"]
+    assert [item["type"] for item in shown] == ["function_call_output", "function_call", "message"]
+    assert shown[2]["content"][1]["image_url"] == RED

@@ -183,9 +183,12 @@ def test_an_empty_reply_is_an_empty_message(talk, session, engine):
     engine.replies = ["", ""]
 
     async def scenario(client):
-        return await ask(client), (await collect(ask(client, stream=True)))[-1].response
+        return await ask(client), await collect(ask(client, stream=True))
 
-    for response in talk(session, scenario):
+    whole, events = talk(session, scenario)
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert done == events[-1].response.output
+    for response in whole, events[-1].response:
         assert [item.type for item in response.output] == ["message"]
         assert response.output_text == ""
 

@@ -51,9 +51,9 @@ def tool_of(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
     """Check `tool_choice`: a word, a function that must be called, or the functions that may be called."""
-    if not isinstance(value, dict):
+    if value is None or isinstance(value, str):
         return parse_tool_choice(value, tools)
-    kind = value.get("type")
+    kind = value.get("type") if isinstance(value, dict) else None
     if kind == "function" and isinstance(value.get("name"), str):
         return parse_tool_choice({"type": "function", "function": {"name": value["name"]}}, tools)
     if kind == "allowed_tools" and value.get("mode") in ("auto", "required") and isinstance(value.get("tools"), list):
