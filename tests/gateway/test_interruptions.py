@@ -204,11 +204,12 @@ def test_a_gateway_that_was_not_started_says_so(chat, engine, store):
 
 
 @pytest.mark.parametrize(("history", "warned"), [("exact", True), ("template", False)])
-def test_a_template_that_rewrites_history_is_told_at_start(make_gateway, chat, monkeypatch, caplog, history, warned):
+def test_what_a_template_does_with_history_is_told(make_gateway, chat, monkeypatch, history, warned):
     verdict = TemplateVerdict(stability=Stability.PATCHED, changed=("thoughts",))
     monkeypatch.setitem(vars(chat), "verdict", verdict)
-    make_gateway(history=history)
-    assert ("rewrites past turns with thoughts" in caplog.text) == warned
+    notice = make_gateway(history=history).history_notice
+    assert "rewrites past turns with thoughts" in notice
+    assert ("serve it the same way" in notice) == warned
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.web import HttpRequest, HttpResponse
     from agentrl_core.stores.base import Store
     from agentrl_core.types import Interaction, Record
-
-_logger = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -146,7 +143,6 @@ class Gateway:
         server = GatewayServer(self.handle, self._api.refuse_early, host=self._config.host, port=self._config.port)
         server.start()
         self._server = server
-        _logger.log(logging.WARNING if self._is_unlike_template else logging.INFO, self.history_notice)
 
     @property
     def history_notice(self) -> str:

@@ -34,7 +34,8 @@ TEMPLATE = """\
 {%- endif -%}
 {%- for message in messages -%}
 {%- if message.role == 'assistant' -%}
-{{ '<|im_start|>assistant\\n' }}{% generation %}{{ text(message.content) }}
+{{ '<|im_start|>assistant\\n' }}{% generation %}
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ text(message.content) }}
 {%- for call in message.tool_calls or [] -%}
 {%- set function = call.function or call -%}
 <tool_call>{"name": {{ function.name | tojson }}, "arguments": {% if function.arguments is string -%}
