@@ -57,6 +57,16 @@ def test_a_turn_ended_by_a_stop_string_keeps_its_tokens(session, send, store, en
     assert chat.decode(engine.log[1].request.prompt_ids).count("one END<|im_end|>") == 1
 
 
+def test_a_stop_string_may_be_put_back(session, send, store, engine, chat):
+    engine.replies = ["<think>x</think>\n<code>\n1\n</code>", "one", "two"]
+    message = send(session, {"messages": [USER], "stop": ["END", "</code>"]}).json()["choices"][0]["message"]
+    assert message["content"].endswith("<code>\n1\n")
+    send(session, {"messages": [USER, *turn({**message, "content": message["content"] + "</code>"})]})
+    send(session, {"messages": [USER, *turn({**message, "content": message["content"] + "END"})]})
+    assert [one.parent for one in store.interactions] == [None, store.interactions[0].id, None]
+    assert chat.decode(engine.log[1].request.prompt_ids).count("</code><|im_end|>") == 1
+
+
 @pytest.mark.parametrize(
     "rewrite",
     [

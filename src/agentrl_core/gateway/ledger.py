@@ -116,7 +116,8 @@ class Ledger:
         if prompt.fingerprint is None:
             self.raw.add(node, prompt.text + chat.decode(interaction.output_ids), node.full_ids())
         else:
-            digests = prompt.fingerprint.after(interaction.output)
+            outputs = [interaction.output, *_with_stop_string(chat, interaction)]
+            digests = [digest for output in outputs for digest in prompt.fingerprint.after(output)]
             with self._lock:
                 self._by_id[interaction.id] = node
                 for digest in digests:
@@ -168,6 +169,16 @@ class Ledger:
                 for index in range(len(messages) - 1, -1, -1)
                 if messages[index]["role"] == "assistant" and (nodes := self._by_digest.get(digests[index]))
             ]
+
+
+def _with_stop_string(chat: Chat, interaction: Interaction) -> list[Message]:
+    """Return the output with the stop string that ended it: agents put a closing tag back for which they stopped."""
+    stop, content = interaction.sampling.stop, interaction.output.get("content")
+    if not stop or not content:
+        return []
+    text = chat.reply_text(interaction.output_ids)
+    found = min(((at, string) for string in stop if (at := text.find(string)) >= 0), default=None)
+    return [] if found is None else [{**interaction.output, "content": content + found[1]}]
 
 
 def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Literal["exact", "template"]) -> Prompt:
