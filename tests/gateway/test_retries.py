@@ -230,18 +230,26 @@ async def until(condition):
         await asyncio.sleep(0)
 
 
-def test_a_failed_twin_is_made_anew_and_the_finished_one_is_not_given_twice(gateway, session, engine, store):
-    engine.replies = ["finished", "cut", "anew"]
+@pytest.mark.parametrize("cut_at", [0, 1])
+def test_a_twin_that_was_cut_is_made_anew_and_the_finished_one_not_given_twice(gateway, session, engine, store, cut_at):
+    engine.replies = ["finished", "anew"]
+    engine.replies.insert(cut_at, "cut")
     post = in_process(gateway, session)
 
-    async def scenario():
-        finished = await post(FIRST)
+    async def cut():
         await engine.pause()
-        cut = asyncio.ensure_future(post(FIRST))
-        await until(engine.begun[1].is_set)
-        cut.cancel()
-        await asyncio.gather(cut, return_exceptions=True)
+        running = asyncio.ensure_future(post(FIRST))
+        await until(engine.begun[cut_at].is_set)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         await engine.resume()
+
+    async def scenario():
+        if cut_at == 0:
+            await cut()
+        finished = await post(FIRST)
+        if cut_at == 1:
+            await cut()
         return content(finished), content(await post(AGAIN))
 
     assert asyncio.run(scenario()) == ("finished", "anew")
