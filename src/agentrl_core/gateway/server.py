@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import socket
 import sys
 import threading
@@ -10,11 +11,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import attrs
 import uvicorn
 
 from agentrl_core.errors import RunError
 from agentrl_core.gateway.connection import CONNECTION, Connection
 from agentrl_core.gateway.http import too_large
+from agentrl_core.gateway.limits import Limits
 from agentrl_core.gateway.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
@@ -35,14 +38,16 @@ RefuseEarly = Callable[[HttpRequest], HttpResponse | None]
 class GatewayServer:
     """uvicorn on its own thread."""
 
-    def __init__(self, handle: Handle, refuse_early: RefuseEarly, *, host: str, port: int) -> None:
+    def __init__(
+        self, handle: Handle, refuse_early: RefuseEarly, *, host: str, port: int, limits: Limits | None = None
+    ) -> None:
         self._socket = _bind(host, port)
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
             _Endpoint(handle, refuse_early),
             loop="auto" if sys.platform == "win32" else "uvloop",
-            http=Connection,
+            http=functools.partial(Connection, limits=limits or Limits()),  # type: ignore[arg-type]  # it is only called
             ws="none",
             lifespan="off",
             log_config=None,
@@ -96,14 +101,23 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that disconnects cancels it. Strangers' bodies are not read."""
         connection: Connection = scope[CONNECTION]
-        if not connection.has_whole_body and (refusal := self._refuse_early(_request(scope, b""))) is not None:
-            await _send(refusal, send)
-            return
+        if not connection.has_whole_body:
+            refusal = self._refuse_early(_request(scope, b""))
+            if refusal is None and connection.announced_bytes > MAX_BODY_BYTES:
+                refusal = too_large(scope["path"])
+            if refusal is not None:
+                connection.refuse(refusal)
+                return
         body = await _read_body(receive)
+        if body is None:
+            connection.refuse(too_large(scope["path"]))
+            return
         with connection.answering() as gone:
             if not gone:
-                answer = too_large(scope["path"]) if body is None else await self._handle(_request(scope, body))
-                await _send(answer, send)
+                response = await self._handle(_request(scope, body))
+                if scope["http_version"] != "1.1" and not isinstance(response.body, bytes):
+                    response = await _gathered(response)
+                await _send(response, send)
 
 
 def _request(scope: Scope, body: bytes) -> HttpRequest:
@@ -128,6 +142,14 @@ async def _read_body(receive: Receive) -> bytes | None:
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
+
+
+async def _gathered(response: HttpResponse) -> HttpResponse:
+    """Make one piece of a stream: HTTP/1.0 has no chunks."""
+    if isinstance(response.body, bytes):
+        return response
+    async with aclosing(response.body) as pieces:
+        return attrs.evolve(response, body=b"".join([piece async for piece in pieces]))
 
 
 async def _send(response: HttpResponse, send: Send) -> None:

@@ -1,0 +1,26 @@
+"""The last response of a connection: its client broke a limit or HTTP's rules, or may not call."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from agentrl_core.errors import RequestError
+from agentrl_core.gateway.openai_replies import openai_error
+from agentrl_core.gateway.web import HttpResponse
+
+
+def turned_away(status: int, code: str, message: str) -> HttpResponse:
+    """Refuse before it is known which API is called, in a shape that the clients of each read."""
+    body = orjson.dumps({"type": "error", **openai_error(RequestError(status, code, message))})
+    return HttpResponse(status=status, body=body)
+
+
+def last_response(response: HttpResponse) -> bytes:
+    """Encode a response that is no stream, behind which the connection closes."""
+    body = cast("bytes", response.body)
+    headers = (*response.headers, ("content-length", str(len(body))), ("connection", "close"))
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    return b"".join([STATUS_LINE[response.status], head.encode(), b"\r\n", body])
