@@ -55,6 +55,27 @@ def test_no_body_is_read_from_those_who_may_not_call(gateway, session, open_sess
     assert b" 410 " in answer_to_headers(gateway, theirs + path)
 
 
+@pytest.mark.parametrize("path", ["/rl/start_session", "/v1/rl/set_reward", "/export_trajectories", "/grant_capacity"])
+def test_no_body_is_read_from_those_who_may_not_control(gateway, session, path):
+    assert b" 401 " in answer_to_headers(gateway, path)
+    assert b" 40" in answer_to_headers(gateway, path, f"authorization: Bearer {session.api_key}")
+
+
+@pytest.mark.parametrize("header", ["x-forwarded-for: 192.0.2.7", "forwarded: for=192.0.2.7", "x-real-ip: 192.0.2.7"])
+def test_a_token_in_a_url_is_good_on_this_machine_only(gateway, session, header):
+    path = session.base_url.removeprefix(gateway.url) + "/v1/models"
+    ask = ["GET " + path + " HTTP/1.1", "host: gateway", "connection: close"]
+    for more, status in (
+        ([], b" 200 "),
+        ([header], b" 401 "),
+        ([header, f"x-api-key: {session.api_key}"], b" 200 "),
+    ):
+        host, port = gateway.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall("\r\n".join([*ask, *more, "", ""]).encode())
+            assert status in connection.recv(65536).split(b"\r\n")[0]
+
+
 def test_a_users_log_gets_no_paths_as_they_hold_tokens(gateway, session, open_session, caplog, monkeypatch):
     log = io.StringIO()
     # Not caplog's own text: pytest listens to loggers, too, that pass nothing on to the user's handlers.

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from agentrl_core.gateway.sessions import without_secrets
+from agentrl_core.gateway.web import HttpRequest
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -53,6 +54,19 @@ def test_an_ended_session_is_gone(gateway, session, send):
     assert len(asyncio.run(gateway.close_session(session))) == 1
     assert status(send(session, BODY)) == (410, "session_ended")
     assert status(send(session, BODY, headers=bearer(session.api_key), token=False)) == (410, "session_ended")
+
+
+def test_who_calls_from_another_machine_needs_the_key(gateway, session, other):
+    path = session.base_url.removeprefix(gateway.url) + "/v1/models"
+
+    def ask(headers):
+        request = HttpRequest(method="GET", path=path, headers=headers, body=b"", local=False)
+        return asyncio.run(gateway.handle(request)).status
+
+    assert ask({}) == 401
+    assert ask({"x-api-key": "dummy"}) == 401
+    assert ask({"x-api-key": other.api_key}) == 403
+    assert ask({"x-api-key": session.api_key}) == 200
 
 
 def test_models_are_shown_to_sessions_only(session, send):
