@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import argparse
 
-from tests.benchmarks.gateway import ours
+import uvloop
+from tests.benchmarks.gateway import compare, ours
 from tests.benchmarks.report import Row, report
+
+BARS = (
+    "bars: c64 <= 1.0 ms; rate_200 p99_added_ms <= 10 in a quiet run; turn_100_minus_5 <= 25 us per KB;",
+    "cpu_ratio <= 0.5 with the engine in process, <= 0.7 before the same upstream (cases c…_upstream)",
+)
 
 
 def main() -> None:
@@ -18,13 +24,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--calls", type=int, default=1000, help="of each repeat")
     parser.add_argument("--sessions", type=int, default=1000, help="open at once in sessions_1000")
-    parser.add_argument("--cases", nargs="+", default=list(ours.CASES))
+    parser.add_argument("--cases", nargs="*", default=[*ours.CASES, "peers"], help="peers: c1, c8, c32 and fidelity")
+    parser.add_argument("--peer-calls", type=int, default=150, help="of each repeat, to each server")
     arguments = parser.parse_args()
     size = ours.Size(repeats=arguments.repeats, calls=arguments.calls, sessions=arguments.sessions)
     rows: list[Row] = []
+    notes = list(BARS)
     for case in arguments.cases:
-        rows += ours.measure(case, size)
-    report("gateway", rows, better="less is better, but for scores")
+        if case in ours.CASES:
+            rows += ours.measure(case, size)
+    if "peers" in arguments.cases:
+        with compare.contenders() as (running, missing):
+            notes += missing
+            rows += uvloop.run(compare.compare(running, calls=arguments.peer_calls, repeats=arguments.repeats))
+            found, lacking = uvloop.run(compare.capabilities(running))
+            rows += found
+            notes += lacking
+    report("gateway", rows, better="less is better, but for fidelity_score", notes=notes)
 
 
 if __name__ == "__main__":

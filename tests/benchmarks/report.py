@@ -36,7 +36,9 @@ def report(name: str, rows: list[Row], *, better: str = "more is better", notes:
     """Print `rows` and write build/benchmarks/NAME.json."""
     table = Table(title=f"{name} ({better})", caption="\n".join(notes), caption_justify="left")
     for column in ("case", "model", "metric", "ours", "peer", "", "ratio"):
-        table.add_column(column, justify="left" if column in ("case", "model", "metric", "") else "right")
+        table.add_column(
+            column, justify="left" if column in ("case", "model", "metric", "") else "right", overflow="fold"
+        )
     for row in rows:
         table.add_row(
             row.case,
@@ -47,7 +49,7 @@ def report(name: str, rows: list[Row], *, better: str = "more is better", notes:
             row.peer_name,
             "" if row.ratio is None else f"{row.ratio:.2f}",
         )
-    Console().print(table)
+    Console(width=120).print(table)
     FOLDER.mkdir(parents=True, exist_ok=True)
     content = {"rows": [attrs.asdict(row) | {"ratio": row.ratio} for row in rows]}
     (FOLDER / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

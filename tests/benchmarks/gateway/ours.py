@@ -10,14 +10,16 @@ from urllib.parse import urlsplit
 
 import attrs
 import uvloop
-from tests.benchmarks.gateway.http import Sent, Target, closed_loop, open_loop
 from tests.benchmarks.gateway.model import model_dir
 from tests.benchmarks.gateway.process import Server
+from tests.benchmarks.gateway.raw_client import Sent, Target, closed_loop, open_loop
 from tests.benchmarks.gateway.talk import NEW_CHARS, Talk, opening, opening_chars, text
 from tests.benchmarks.report import FOLDER, Row
 
-_REPLY_CHARS = 370
+_REPLY_CHARS = 320
 """About what 64 tokens of the scripted replies are."""
+OPENING_CHARS = opening_chars(turns=5, reply_chars=_REPLY_CHARS)
+"""Of the conversations whose turn 5 has 4 KB."""
 _LONG_CHARS = 2700
 """Of each new message in the long conversation: with the replies, turn 100 has 64k tokens behind it."""
 
@@ -95,8 +97,7 @@ def _row(case: str, metric: str, value: float) -> Row:
 
 async def _prepared(ours: Ours, size: Size, *, stream: bool = False) -> list[Talk]:
     """Return conversations whose next call is turn 5, of 4 KB."""
-    chars = opening_chars(turns=5, reply_chars=_REPLY_CHARS)
-    talks = ours.talks(size.calls, chars=chars)
+    talks = ours.talks(size.calls, chars=OPENING_CHARS)
     await ours.turns(talks, 4, clients=16)
     for talk in talks:
         talk.fields = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}

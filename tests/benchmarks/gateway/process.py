@@ -20,13 +20,16 @@ _MIB = 2**20
 class Server:
     """One server's process and those that it started."""
 
-    def __init__(self, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, answers: bool = True
+    ) -> None:
+        """`answers`: whether stdout answers questions; otherwise it goes into the log, too."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as stderr:
             self._popen = subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.PIPE if answers else stderr,
                 stderr=stderr,
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
@@ -69,6 +72,11 @@ class Server:
     def log_tail(self) -> str:
         """Return the end of what it wrote to stderr."""
         return self._log.read_text(errors="replace")[-2000:]
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()
 
     def close(self) -> None:
         """End it and what it started."""

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import psutil
 import uvloop
-from tests.benchmarks.gateway.http import Answer, Target
 from tests.benchmarks.gateway.model import words
+from tests.benchmarks.gateway.raw_client import Answer, Target
 from tests.benchmarks.gateway.talk import Talk, opening, text
 
 from agentrl_core.chat.facade import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+from agentrl_core.engines.openai_compatible import OpenAICompatibleEngine
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.web import HttpRequest
 from agentrl_core.stores.base import RunRow
@@ -30,6 +31,7 @@ from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Record
 
 if TYPE_CHECKING:
+    from agentrl_core.engines.base import Engine
     from agentrl_core.gateway.sessions import Session
 
 OUTPUT_TOKENS = 64
@@ -47,6 +49,7 @@ class ReplayEngine:
     def __init__(self, chat: Chat) -> None:
         self._replies = itertools.cycle(list(_replies(chat)))
         self.longest_prompt = 0
+        self.next_reply: tuple[int, ...] | None = None
         self._logprobs = tuple(-0.01 * index for index in range(OUTPUT_TOKENS))
 
     def start(self) -> None:
@@ -54,7 +57,8 @@ class ReplayEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Say the next reply, in one chunk or, for a stream, token by token."""
-        ids, logprobs = next(self._replies), self._logprobs
+        ids, self.next_reply = self.next_reply or next(self._replies), None
+        logprobs = self._logprobs[: len(ids)]
         last = len(ids) - 1
         self.longest_prompt = max(self.longest_prompt, len(request.prompt_ids))
         if not request.stream:
@@ -84,15 +88,20 @@ def _replies(chat: Chat) -> Iterator[tuple[int, ...]]:
 class Run:
     """A gateway with a store, and the sessions that the benchmark opened."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
+    def __init__(self, model: Path, folder: Path, upstream: str | None = None) -> None:
         chat = Chat.from_directory(model)
-        self._engine = ReplayEngine(chat)
+        self._chat = chat
+        self._id = f"run-{time.time_ns()}"
+        self._engine: Engine = ReplayEngine(chat)
+        if upstream is not None:
+            self._engine = OpenAICompatibleEngine(url=upstream, server="vllm")
+        self._engine.start()
         self._store = SQLiteStore(path=folder / "store.db")
         self.gateway = Gateway(
             engine=self._engine,
             chat=chat,
             store=self._store,
-            run_id="benchmark",
+            run_id=self._id,
             sampling=SamplingConfig(),
             config=GatewayConfig(),
             seed=0,
@@ -102,16 +111,22 @@ class Run:
 
     async def begin(self) -> None:
         """Announce the run and listen."""
-        run = RunRow(id="benchmark", created_at=time.time(), status="running", config={}, components={})
+        run = RunRow(id=self._id, created_at=time.time(), status="running", config={}, components={})
         await self._store.create_run(run)
-        await self._store.add_group("benchmark", "group", "task", index=0, size=1, version=0)
+        await self._store.add_group(self._id, f"{self._id}-group", "task", index=0, size=1, version=0)
         self.gateway.start()
 
     async def open(self, count: int) -> list[dict[str, str]]:
         """Open sessions; their URLs and keys."""
         for _ in range(count):
             number = next(self._numbers)
-            record = Record(id=f"r{number}", run_id="benchmark", task_id="task", group_id="group", sample_index=number)
+            record = Record(
+                id=f"{self._id}-{number}",
+                run_id=self._id,
+                task_id="task",
+                group_id=f"{self._id}-group",
+                sample_index=number,
+            )
             await self._store.add_record(record)
             self._sessions.append(self.gateway.open_session(record, seed_key=(0, number)))
         return [{"url": item.base_url, "key": item.api_key} for item in self._sessions[-count:]]
@@ -122,12 +137,25 @@ class Run:
         self._sessions.clear()
         return sum(map(len, found))
 
+    async def records(self) -> str:
+        """Return what is stored of the last sessions, also of those before a restart, as text."""
+        found = [record for run in await self._store.runs() for record in (await self._store.records(run.id))[-3:]]
+        return repr([await self._store.episode(record.id) for record in found])
+
+    async def say_call(self) -> None:
+        """Let the next prepared reply be a tool call."""
+        if isinstance(self._engine, ReplayEngine):
+            text_of_call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+            self._engine.next_reply = (*self._chat.encode(text_of_call), *self._chat.stop_token_ids)
+
     async def rss(self) -> float:
         """Resident memory in MiB."""
         return _rss_mb()
 
     async def longest_prompt(self) -> int:
-        """Return the tokens of the longest prompt that the engine was asked to continue since the last question."""
+        """Return the tokens of the longest prompt that the prepared replies were given to since the last question."""
+        if not isinstance(self._engine, ReplayEngine):
+            return 0
         found, self._engine.longest_prompt = self._engine.longest_prompt, 0
         return found
 
@@ -178,9 +206,11 @@ async def main() -> None:
     """Serve until stdin ends."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--upstream", help="URL of a vLLM server that samples, in place of prepared replies")
+    parser.add_argument("--folder", type=Path, help="where the store is kept; a temporary one by default")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(arguments.model, Path(folder))
+        run = Run(arguments.model, arguments.folder or Path(folder), arguments.upstream)
         await run.begin()
         _tell({"url": run.gateway.url})
         for line in sys.stdin.buffer:

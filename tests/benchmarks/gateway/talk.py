@@ -10,7 +10,7 @@ import orjson
 from tests.benchmarks.gateway.model import words
 
 if TYPE_CHECKING:
-    from tests.benchmarks.gateway.http import Answer, Target
+    from tests.benchmarks.gateway.raw_client import Answer, Target
 
 NEW_CHARS = 280
 """Of each message after the first; the bar is for at most 300."""

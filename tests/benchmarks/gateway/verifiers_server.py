@@ -1,0 +1,36 @@
+"""Serve verifiers' interception server as its rollouts do; runs in verifiers' environment, without this repository."""
+
+import asyncio
+import json
+import sys
+
+import verifiers.v1 as vf
+from verifiers.v1.clients.client import ModelContext
+from verifiers.v1.configs.client import EvalClientConfig
+from verifiers.v1.interception.server import InterceptionServer
+from verifiers.v1.session import RolloutSession
+from verifiers.v1.task import TaskData
+from verifiers.v1.trace import Trace, TraceTask
+
+
+async def main(upstream: str) -> None:
+    """Answer lines of JSON: `open` registers rollouts, `traces` shows what was recorded of them."""
+    context = ModelContext(model="mock", client=EvalClientConfig(base_url=f"{upstream}/v1", api_key_var="MOCK_KEY"))
+    sessions = []
+    async with InterceptionServer() as server:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            question = json.loads(line)
+            if question["do"] == "open":
+                opened = []
+                for _ in range(question["count"]):
+                    trace = Trace(
+                        task=TraceTask(type="Task", data=TaskData(prompt="")),
+                        agent=vf.AgentInfo(config=vf.AgentConfig()),
+                    )
+                    sessions.append(RolloutSession(ctx=context, trace=trace))
+                    opened.append(server.register(sessions[-1])[0])
+            else:
+                pass
+
+
+asyncio.run(main(sys.argv[1]))
