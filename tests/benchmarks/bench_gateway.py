@@ -7,6 +7,7 @@ runs on the machine do not count. For all costs less is better; for `fidelity_sc
 from __future__ import annotations
 
 import argparse
+import sys
 
 import uvloop
 from tests.benchmarks.gateway import compare, ours
@@ -31,6 +32,7 @@ def main() -> None:
     rows: list[Row] = []
     notes = list(BARS)
     for case in arguments.cases:
+        print(f"{case} …", file=sys.stderr, flush=True)  # noqa: T201 - all of it takes many minutes
         if case in ours.CASES:
             rows += ours.measure(case, size)
     if "peers" in arguments.cases:
