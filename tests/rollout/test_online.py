@@ -29,6 +29,7 @@ def make_run(database):
     @asynccontextmanager
     async def run(rest, *, scorer=None, tasks=2, ttl_s=0.0, **options):
         agent = {"reward_timeout_s": options.pop("reward_timeout_s", 30.0)}
+        agent["lease_timeout_s"] = options.pop("lease_timeout_s", 30.0)
         config = make_config(agent, **{"group_size": 2, "tasks_per_step": 1, "retries": 0, **options})
         visitors = Visitors(rest.gateway, config, GatewayConfig(session_ttl_s=ttl_s))
         rows = [Task(id=f"t{i}", data={"id": f"t{i}", "messages": [], "n": i}, scorer=scorer) for i in range(tasks)]
@@ -41,7 +42,14 @@ def make_run(database):
             run_id="run",
         )
         scheduler = Scheduler(
-            tasks=rows, runner=runner, store=database, config=config, run_id="run", seed=0, shuffle=False
+            tasks=rows,
+            runner=runner,
+            visitors=visitors,
+            store=database,
+            config=config,
+            run_id="run",
+            seed=0,
+            shuffle=False,
         )
         running = asyncio.create_task(scheduler.run())
         try:
@@ -245,3 +253,45 @@ def test_evaluations_are_done_by_outside_agents_too(rest, make_run):
             return opened["is_eval"], await evaluation
 
     assert asyncio.run(scenario()) == (True, (0.75, 1, 0))
+
+
+def test_without_tasks_sessions_of_one_task_make_a_group(rest, make_run, database):
+    async def scenario():
+        async with make_run(rest, tasks=0, max_head_offpolicyness=1):
+            opened = [await work(rest, reward, task_id=name) for name, reward in (("b", 1), ("a", 2), ("b", 3))]
+            (first,) = await database.take_groups("run", 1)
+            opened.append(await work(rest, 4, task_id="a"))
+            (second,) = await database.take_groups("run", 1)
+        return opened, first, second
+
+    opened, first, second = asyncio.run(scenario())
+    assert [item["task"] for item in opened] == [
+        {"id": name, "data": {"id": name, "messages": []}} for name in ("b", "a", "b", "a")
+    ]
+    found = [(group.index, group.task_id, [item.record.reward for item in group.episodes]) for group in (first, second)]
+    assert found == [(0, "b", [1.0, 3.0]), (1, "a", [2.0, 4.0])]
+    assert [task.id for task in asyncio.run(database.tasks("run"))] == ["b", "a"]
+
+
+def test_without_tasks_sessions_may_stand_alone(rest, make_run, database):
+    async def scenario():
+        async with make_run(rest, tasks=0, group_size=1, min_group_size=1):
+            await work(rest, 0.5, task_id="only")
+            return await database.take_groups("run", 1)
+
+    (group,) = asyncio.run(scenario())
+    assert (group.task_id, [item.record.reward for item in group.episodes]) == ("only", [0.5])
+
+
+def test_without_tasks_a_group_waits_not_for_ever(rest, make_run, database):
+    async def scenario():
+        limits = {"group_size": 3, "min_group_size": 2, "lease_timeout_s": 0.3, "retries": 2}
+        async with make_run(rest, tasks=0, **limits) as scheduler:
+            for reward in (0.0, 1.0):
+                await work(rest, reward, task_id="rare")
+            (group,) = await database.take_groups("run", 1)
+            return group, scheduler.totals
+
+    group, totals = asyncio.run(scenario())
+    assert [item.record.reward for item in group.episodes] == [0.0, 1.0]
+    assert totals == {"scored": 2}

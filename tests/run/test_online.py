@@ -26,12 +26,12 @@ def work(url, key):
     with httpx2.Client(base_url=url, timeout=20, trust_env=False) as client:
         try:
             while True:
-                opened = client.post("/rl/start_session", json={"task_id": "any"}, headers=admin)
+                opened = client.post("/rl/start_session", json={"task_id": "haiku"}, headers=admin)
                 if opened.status_code == 429:
                     threading.Event().wait(0.02)
                     continue
                 mine = {"x-api-key": opened.json()["api_key"]}
-                messages = opened.json()["task"]["data"]["messages"]
+                messages = opened.json()["task"]["data"]["messages"] or [{"role": "user", "content": "Say a."}]
                 reply = client.post("/v1/messages", json={"messages": messages, "max_tokens": 6}, headers=mine).json()
                 text = "".join(block.get("text", "") for block in reply["content"])
                 reward = sum(map(str.isalpha, text)) / 6
@@ -96,6 +96,24 @@ def test_a_run_trains_on_agents_that_open_sessions_by_themselves(online):
     episodes, rows = asyncio.run(read())
     assert {item.api for episode in episodes for item in episode.interactions} == {"messages"}
     assert {row.state for row in rows} == {"closed"}
+
+
+def test_agents_may_say_what_they_work_on(online):
+    summary = Trainer(online(data={"train": None})).train()
+    assert (summary.status, summary.steps) == ("finished", 2)
+
+    async def read():
+        store = SQLiteStore.read(Path(summary.directory) / "agentrl.db")
+        tasks = await store.tasks(summary.name)
+        await store.close()
+        return [task.id for task in tasks]
+
+    assert asyncio.run(read()) == ["haiku"]
+
+
+def test_a_run_of_its_own_agent_needs_tasks(project):
+    with pytest.raises(ConfigError, match=r"data.train: the tasks are missing; give a JSONL file"):
+        Trainer(project(data={"train": None})).train()
 
 
 def test_a_workflow_of_its_own_is_not_what_an_online_run_wants(online):

@@ -86,8 +86,9 @@ class WarmStartConfig:
 class DataConfig:
     """Tasks."""
 
-    train: str = field(validator=filled)
-    """JSONL file of tasks, relative to the config file; or a registered data set's `use` name."""
+    train: str | None = field(default=None, validator=validators.optional(filled))
+    """JSONL file of tasks, relative to the config file; or a registered data set's `use` name. May be left out where
+    online agents say what they work on."""
     eval: Mapping[str, str] | str | None = None
     """JSONL file of held-out tasks, or several by name: `{heldout: a.jsonl, seen: b.jsonl}`."""
     default_scorer: str = "agentcpm"
@@ -156,6 +157,8 @@ class AgentConfig:
     subproc_max_workers: int = field(default=4, validator=positive)
     reward_timeout_s: float = field(default=3600.0, validator=positive)
     """How long a session that an online agent has ended waits for its reward."""
+    lease_timeout_s: float = field(default=600.0, validator=positive)
+    """Without data.train: how long a group waits for its next session of one task before it ends with those it has."""
 
 
 @attrs.frozen(kw_only=True)

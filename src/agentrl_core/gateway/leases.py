@@ -13,12 +13,12 @@ import attrs
 
 from agentrl_core.errors import RequestError
 from agentrl_core.stores.wakeups import Wakeups
+from agentrl_core.types import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agentrl_core.gateway.sessions import Session
-    from agentrl_core.types import Task
 
 
 @attrs.frozen(kw_only=True)
@@ -34,8 +34,11 @@ class Claim:
 class Lease:
     """One slot that training wants sampled: from the scheduler's admission to the session that fills it."""
 
-    task: Task
+    task: Task | None
+    """None, until somebody takes it, where the agent says what it works on."""
     is_eval: bool
+    reserved: bool
+    """Whether it is for an agent that works on its task, and for no other."""
     claimed: concurrent.futures.Future[Claim] = attrs.field(factory=concurrent.futures.Future, init=False)
     opened: concurrent.futures.Future[Session] = attrs.field(factory=concurrent.futures.Future, init=False)
 
@@ -57,9 +60,9 @@ class Leases:
         return len(self._waiting)
 
     @contextlib.contextmanager
-    def offer(self, task: Task, *, is_eval: bool) -> Iterator[Lease]:
+    def offer(self, task: Task | None, *, is_eval: bool = False, reserved: bool = False) -> Iterator[Lease]:
         """Let an agent take a slot while the context lasts; who took it and got no session is told to come again."""
-        lease = Lease(task=task, is_eval=is_eval)
+        lease = Lease(task=task, is_eval=is_eval, reserved=reserved)
         with self._lock:
             self._waiting.append(lease)
         self._changed.wake()
@@ -74,10 +77,12 @@ class Leases:
     def take(self, claim: Claim) -> Lease | None:
         """Hand the first slot of the agent's task to it, or else the first of any; None where none waits."""
         with self._lock:
-            its_own = (lease for lease in self._waiting if lease.task.id == claim.task_id)
-            lease = next(its_own, self._waiting[0] if self._waiting else None)
+            its_own = (item for item in self._waiting if item.task is not None and item.task.id == claim.task_id)
+            others = (item for item in self._waiting if not item.reserved)
+            lease = next(its_own, None) or next(others, None)
             if lease is not None:
                 self._waiting.remove(lease)
+                lease.task = lease.task or Task(id=claim.task_id, data={"id": claim.task_id, "messages": []})
                 lease.claimed.set_result(claim)
         return lease
 

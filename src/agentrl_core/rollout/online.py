@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from agentrl_core.types import Record, Task
 
 
+class NobodyCame(Exception):  # noqa: N818 - no error: what an agent leaves undone
+    """A slot of a group was taken by no agent in time."""
+
+
 class Visitors:
     """Fills the slots of a run with the sessions that agents open by themselves."""
 
@@ -27,14 +31,47 @@ class Visitors:
         self._limit_s = config.timeout_s
         self._reward_timeout_s = config.agent.reward_timeout_s
         self._ttl_s = gateway_config.session_ttl_s
+        self._lease_timeout_s = config.agent.lease_timeout_s
+        self._first: dict[str, Lease] = {}
+        """Group -> its first slot, of groups whose task is what their first agent works on."""
+        self._unplanned: set[str] = set()
+        """Those groups."""
         gateway.leases.training = True
 
     @contextlib.asynccontextmanager
-    async def next(self, task: Task, *, is_eval: bool) -> AsyncIterator[Lease]:
-        """Offer a slot, and wait for the agent that takes it: for ever, as nothing runs out while nobody works."""
-        with self._gateway.leases.offer(task, is_eval=is_eval) as lease:
-            # Shielded: a future that this wait cancelled could not be taken any more.
-            await asyncio.shield(asyncio.wrap_future(lease.claimed))
+    async def group(self, group_id: str) -> AsyncIterator[Task]:
+        """Let the next agent say what a group works on; its other slots are for agents that work on the same."""
+        with self._gateway.leases.offer(None) as lease:
+            await _taken(lease)
+            if lease.task is None:
+                raise TypeError("a lease was taken without a task")
+            self._first[group_id] = lease
+            self._unplanned.add(group_id)
+            try:
+                yield lease.task
+            finally:
+                self._first.pop(group_id, None)
+                self._unplanned.discard(group_id)
+
+    @contextlib.asynccontextmanager
+    async def next(self, task: Task, group_id: str, *, is_eval: bool) -> AsyncIterator[Lease]:
+        """Offer a slot, and wait for the agent that takes it.
+
+        For ever, as nothing runs out while nobody works; but `NobodyCame` where a group that an agent has begun
+        finds no other in time.
+        """
+        first = self._first.pop(group_id, None)
+        if first is not None:
+            yield first
+            return
+        reserved = group_id in self._unplanned
+        with self._gateway.leases.offer(task, is_eval=is_eval, reserved=reserved) as lease:
+            try:
+                async with asyncio.timeout(self._lease_timeout_s if reserved else None):
+                    await _taken(lease)
+            except TimeoutError:
+                if not lease.claimed.done():  # not in the last moment
+                    raise NobodyCame from None
             yield lease
 
     async def open(
@@ -71,6 +108,11 @@ class Visitors:
                 )
             )
         return Attempt(value=_reward(visit.settle(session), last.id))
+
+
+async def _taken(lease: Lease) -> None:
+    # Shielded: a future that this wait cancelled could not be taken any more.
+    await asyncio.shield(asyncio.wrap_future(lease.claimed))
 
 
 def _reward(rewards: Mapping[str, float], last: str) -> float | dict[str, float]:

@@ -93,7 +93,9 @@ class Runner:
         )
         if not isinstance(self._run, Visitors):
             return await self._run_record(task, record, None, seed_key, sampling)
-        async with self._run.next(task, is_eval=is_eval) as lease:  # the episode begins when somebody is there
+        async with self._run.next(
+            task, group_id, is_eval=is_eval
+        ) as lease:  # the episode begins when somebody is there
             return await self._run_record(
                 task, attrs.evolve(record, started_at=self._clock()), lease, seed_key, sampling
             )

@@ -12,19 +12,23 @@ import logging
 import math
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_core.errors import ConfigError, RunError
 from agentrl_core.rollout.capacity import Capacity
 from agentrl_core.rollout.failures import root_cause
+from agentrl_core.rollout.online import NobodyCame
 from agentrl_core.rollout.order import TaskOrder, stable_hash
 from agentrl_core.rollout.tally import Tally
 from agentrl_core.types import Outcome, Record, Task
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
+    from agentrl_core.rollout.online import Visitors
     from agentrl_core.rollout.runner import Runner
     from agentrl_core.stores.base import Store
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +41,7 @@ class Scheduler:
     `run` and `evaluate` belong to the agents' event loop; `publish`, `stop`, `drain_outcomes` and `totals` may be
     called from any thread. The same seed submits the same tasks in the same order with the same random keys;
     `start_index` goes on with exactly that. `total_steps` keeps groups from being sampled that no step would
-    consume. `on_scored(record)` is called on the agents' loop.
+    consume. `on_scored(record)` is called on the agents' loop. Without tasks, `visitors` say what they work on.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Scheduler:
         *,
         tasks: Sequence[Task],
         runner: Runner,
+        visitors: Visitors | None = None,
         store: Store,
         config: RolloutConfig,
         run_id: str,
@@ -60,7 +65,8 @@ class Scheduler:
                 "no group could ever be used"
             )
         self._tasks = tasks
-        self._order = TaskOrder(tasks, seed=seed, shuffle=shuffle)
+        self._visitors = visitors
+        self._order = None if visitors and not tasks else TaskOrder(tasks, seed=seed, shuffle=shuffle)
         self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
         self._next_index = start_index
         self._on_scored = on_scored
@@ -172,17 +178,32 @@ class Scheduler:
         A group starts no earlier than one of its episodes can: its version is the one that it samples from.
         """
         while not self._halted and self._pending < self._config.max_concurrent_rollouts and self._capacity.groups() > 0:
-            index, group_id = self._next_index, uuid.uuid4().hex[:16]
-            self._next_index += 1
+            group_id = uuid.uuid4().hex[:16]
             self._capacity.started()
             self._pending += self._config.group_size
-            task = self._order[index]
-            await self._store.add_group(
-                self._run_id, group_id, task.id, index=index, size=self._config.group_size, version=self._version
-            )
-            running = asyncio.create_task(self._run_group(task, group_id, index))
+            if self._order is None:
+                running = asyncio.create_task(self._run_unplanned_group(group_id))
+            else:
+                task = self._order[self._next_index]
+                index = await self._add_group(task, group_id)
+                running = asyncio.create_task(self._run_group(task, group_id, index))
             self._groups.add(running)
             running.add_done_callback(self._group_ended)
+
+    async def _add_group(self, task: Task, group_id: str) -> int:
+        index, size = self._next_index, self._config.group_size
+        self._next_index += 1
+        await self._store.add_group(self._run_id, group_id, task.id, index=index, size=size, version=self._version)
+        return index
+
+    async def _run_unplanned_group(self, group_id: str) -> None:
+        """Run a group on what the agent works on that comes next."""
+        visitors = self._visitors
+        if visitors is None:
+            raise TypeError("there are neither tasks nor visitors")
+        async with visitors.group(group_id) as task:
+            await self._add_tasks([task])
+            await self._run_group(task, group_id, await self._add_group(task, group_id))
 
     async def _run_group(self, task: Task, group_id: str, index: int) -> None:
         """Run a group's slots, then those again that were not scored."""
@@ -191,16 +212,25 @@ class Scheduler:
         for attempt in range(self._config.retries + 1):
             async with asyncio.TaskGroup() as group:
                 running = [self._spawn(group, self._run_slot(task, group_id, index, slot, attempt)) for slot in slots]
-            slots = [record.sample_index for item in running if (record := item.result()).outcome is not Outcome.SCORED]
-            if not slots:
+            records = [item.result() for item in running]
+            slots = [
+                slot
+                for slot, record in zip(slots, records, strict=True)
+                if record is None or record.outcome is not Outcome.SCORED
+            ]
+            if not slots or None in records:
                 break
         usable = self._config.group_size - len(slots) >= self._config.min_group_size
         await self._store.finish_group(self._run_id, group_id, usable=usable)
         self._capacity.finished(usable=usable)
 
-    async def _run_slot(self, task: Task, group_id: str, index: int, slot: int, attempt: int) -> Record:
+    async def _run_slot(self, task: Task, group_id: str, index: int, slot: int, attempt: int) -> Record | None:
+        """Run one slot; None where no agent came to do it."""
         key = (0, stable_hash(task.id), index, slot, attempt)
-        return await self._episode(task, group_id, key, sample_index=slot, attempt=attempt)
+        try:
+            return await self._episode(task, group_id, key, sample_index=slot, attempt=attempt)
+        except NobodyCame:
+            return None
 
     async def _evaluate_one(self, task: Task, index: int, seed: int, sampling: SamplingConfig | None) -> Record:
         group_id = uuid.uuid4().hex[:16]
@@ -243,13 +273,13 @@ class Scheduler:
             self._on_scored(episode.record)
         return episode.record
 
-    def _spawn(self, group: asyncio.TaskGroup, episode: Coroutine[None, None, Record]) -> asyncio.Task[Record]:
+    def _spawn(self, group: asyncio.TaskGroup, episode: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = group.create_task(episode)
         self._pending += 1
         task.add_done_callback(self._episode_ended)
         return task
 
-    def _episode_ended(self, _: asyncio.Task[Record]) -> None:
+    def _episode_ended(self, _: asyncio.Task[Any]) -> None:
         self._pending -= 1
         self._wake.set()
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NO_WORKFLOW = "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`"
 ONLINE_WORKFLOW = "with rollout.agent.mode online nothing is run here: leave the agent out, it opens its own sessions"
+NO_TASKS = "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`"
 _METHODS = {"losses": "loss", "advantages": "advantages", "credits": "credit", "filters": "keep"}
 """Kind of component -> the method without which it is none."""
 SCORER_PACKAGES = {"agentcpm": "agentrl-judge", "judge": "agentrl-judge", "math": "agentrl-math"}
@@ -165,7 +166,11 @@ class Checks:
     def tasks(self) -> Iterator[str]:
         """Read the task files, and see whether their scorers can score them."""
         data = self._run.data
-        sources = {"data.train": data.train}
+        sources: dict[str, str] = {}
+        if data.train is not None:
+            sources["data.train"] = data.train
+        elif self._run.rollout.agent.mode != "online":
+            yield f"{self._given.where('data.train')}: {NO_TASKS}"
         if isinstance(data.eval, str):
             sources["data.eval"] = data.eval
         else:

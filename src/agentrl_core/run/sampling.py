@@ -84,16 +84,18 @@ class SamplingSide:
             self._agents.run(self.gateway.restore_sessions())
             self.gateway.start()
             undo.callback(self._close_client)
+            run = components.workflow or Visitors(self.gateway, config.rollout, config.gateway)
             self.scheduler = Scheduler(
                 tasks=components.tasks,
                 runner=Runner(
-                    run=components.workflow or Visitors(self.gateway, config.rollout, config.gateway),
+                    run=run,
                     gateway=self.gateway,
                     store=start.store,
                     scorer_for=components.scorer_for,
                     config=config.rollout,
                     run_id=run_id,
                 ),
+                visitors=run if isinstance(run, Visitors) else None,
                 store=start.store,
                 config=config.rollout,
                 run_id=run_id,
