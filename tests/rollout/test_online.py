@@ -7,6 +7,7 @@ import pytest
 from tests.gateway import conftest as parts
 
 from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
+from agentrl_core.gateway.leases import Claim
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
@@ -175,6 +176,34 @@ def test_a_task_s_scorer_takes_the_place_of_a_reward(rest, make_run, database):
     assert asyncio.run(scenario()).reward == 1.0
 
 
+def test_a_call_that_is_still_being_stored_belongs_to_the_session_that_ends(rest, make_run, database, monkeypatch):
+    stored, gate = asyncio.Event(), asyncio.Event()
+    add = database.add_interaction
+
+    async def add_slowly(*values):
+        stored.set()
+        await gate.wait()
+        await add(*values)
+
+    monkeypatch.setattr(database, "add_interaction", add_slowly)
+
+    async def scenario():
+        async with make_run(rest):
+            opened = await begin(rest)
+            call = asyncio.create_task(rest.chat(opened["api_key"], "hello"))
+            await stored.wait()
+            end = asyncio.create_task(rest.post("/rl/end_session", key=opened["api_key"]))
+            while not rest.gateway._sessions.holder(opened["api_key"]).closed:
+                await asyncio.sleep(0)
+            gate.set()
+            await call
+            reply = await rest.post("/rl/set_reward", {"reward": 0.25}, key=opened["api_key"])
+            assert reply.status_code == 200, reply.text
+            return (await end).json(), (await record_of(database, opened["session_id"])).reward
+
+    assert asyncio.run(scenario()) == ({"interaction_count": 1}, 0.25)
+
+
 def test_a_session_without_a_call_is_rejected_at_once(rest, make_run, database):
     async def scenario():
         async with make_run(rest):
@@ -217,6 +246,31 @@ def test_the_same_key_again_ends_the_session_and_goes_on_with_the_next_slot(rest
             return [(await record_of(database, item["session_id"])).reward for item in (first, second)]
 
     assert asyncio.run(scenario()) == [1.0, 2.0]
+
+
+def test_of_two_agents_with_one_key_one_gets_a_session_and_no_slot_is_lost(rest, make_run, database):
+    own = {"task_id": "t", "api_key": "my-agent-key-0001"}
+
+    async def scenario():
+        async with make_run(rest, group_size=3, retries=1):
+            first = await begin(rest)  # now the slots are there
+            for _ in range(2):
+                rest.gateway.leases.take(Claim(**own))
+            while not (opened := rest.gateway._sessions.holder(own["api_key"])):
+                await asyncio.sleep(0)
+            for key in (first["api_key"], own["api_key"]):
+                await rest.chat(key, "hello")
+                await rest.post("/rl/set_reward", {"reward": 1}, key=key)
+                await rest.post("/rl/end_session", key=key)
+            await work(rest, 0)
+            (group,) = await database.take_groups("run", 1)
+            return opened.record_id, [item.record for item in group.episodes], await database.records("run")
+
+    opened, scored, records = asyncio.run(scenario())
+    assert opened in {record.id for record in scored}
+    assert len(scored) == 3
+    (refused,) = [record for record in records if record.outcome is Outcome.REJECTED]
+    assert (refused.reason, refused.detail[:12]) == ("no_session", "this api_key")
 
 
 def test_the_end_of_a_run_ends_its_sessions(rest, make_run, database, engine):

@@ -139,8 +139,10 @@ class Control:
         return json_response({"message": "success"})
 
     async def _list(self, _request: HttpRequest) -> HttpResponse:
-        sessions = [describe(session) for session in self._sessions.visits()]
-        return json_response({"sessions": sessions, "waiting": self._leases.waiting})
+        sessions = self._sessions.visits()
+        for session in sessions:
+            await self._visits.load(session)
+        return json_response({"sessions": [describe(session) for session in sessions], "waiting": self._leases.waiting})
 
     async def _grant(self, _request: HttpRequest) -> HttpResponse:
         return json_response({"capacity": self._leases.grant()})
@@ -155,7 +157,7 @@ class Control:
         visit = session.visit
         if visit is None or visit.owned:
             raise RequestError(409, "in_training", "the run trains on this session; see it with `agentrl trace show`")
-        await visit.until(lambda: visit.state != "open")
+        await visit.until(lambda: visit.over)
         taken = await self._visits.close(session)
         if taken is None:
             raise session_ended()

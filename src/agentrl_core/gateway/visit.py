@@ -33,6 +33,8 @@ class Visit:
     opened_at: float
     """Unix seconds."""
     state: State = "open"
+    over: bool = False
+    """Whether all its calls are finished and stored, or aborted."""
     rewards: dict[str, float] = attrs.field(factory=dict)
     """Interaction id -> reward."""
     _changed: Wakeups = attrs.field(factory=Wakeups, init=False)
@@ -74,7 +76,7 @@ async def until_over(session: Session, visit: Visit, *, ttl_s: float, limit_s: f
         idle_end = session.used_at + ttl_s if ttl_s else math.inf
         if now >= min(end, idle_end):
             return f"open for {limit_s:g} s" if now >= end else f"idle for {ttl_s:g} s"
-        if await visit.until(lambda: visit.state != "open", timeout_s=min(end, idle_end) - now):
+        if await visit.until(lambda: visit.over, timeout_s=min(end, idle_end) - now):
             return ""
 
 

@@ -117,6 +117,7 @@ class Visits:
                 owned=False,
                 opened_at=row.opened_at,
                 state=row.state,
+                over=row.state != "open",
                 rewards=dict(row.rewards),
             )
             self._watch(self._sessions.restore(row, policy=self._policy(**row.policy), visit=visit))
@@ -144,9 +145,7 @@ class Visits:
             if visit.state != "open":
                 raise session_ended()
             visit.state, session.closed = "ended", True
-        await self._service.abort_all(session)
-        await self._save(session, visit)
-        visit.wake()
+        await self._finish_calls(session, visit)
         return len(session.interactions)
 
     async def reward(self, session: Session, value: float, interaction_id: str | None) -> None:
@@ -180,9 +179,7 @@ class Visits:
             taken, visit.state, session.closed = visit.state == "closed", "closed", True
             rewards = dict(visit.rewards)
         self._sessions.end(session)
-        await self._service.abort_all(session)
-        await self._save(session, visit)
-        visit.wake()
+        await self._finish_calls(session, visit)
         if taken:
             return None
         return rewards, tuple(sorted(session.interactions, key=lambda interaction: interaction.seq))
@@ -217,6 +214,15 @@ class Visits:
         if await until_over(session, _visit(session), ttl_s=self.ttl_s) and (await self.close(session)) is not None:
             _logger.info("session %s was idle for %g s and is closed", session.record_id, self.ttl_s)
             await self.finish(session, Outcome.TIMED_OUT, reason="", rewards={})
+
+    async def _finish_calls(self, session: Session, visit: Visit) -> None:
+        """Abort what runs, wait for what is being stored, and tell those who wait for the session."""
+        try:
+            await self._service.abort_all(session)
+            await self._save(session, visit)
+        finally:
+            visit.over = True
+            visit.wake()
 
     async def _save(self, session: Session, visit: Visit) -> None:
         await self._store.update_session(session.record_id, state=visit.state, rewards=dict(visit.rewards))
