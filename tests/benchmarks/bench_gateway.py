@@ -7,6 +7,7 @@ runs on the machine do not count. For all costs less is better; for `fidelity_sc
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 import uvloop
@@ -30,6 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     size = ours.Size(repeats=arguments.repeats, calls=arguments.calls, sessions=arguments.sessions)
     rows: list[Row] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are ended, too
     notes = list(BARS)
     for case in arguments.cases:
         print(f"{case} …", file=sys.stderr, flush=True)  # noqa: T201 - all of it takes many minutes

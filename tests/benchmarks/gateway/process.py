@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any, Self
 import psutil
 
 _MIB = 2**20
+_SILENCE_S = 600
+"""Longer than any question takes."""
 
 
 class Server:
@@ -50,8 +53,10 @@ class Server:
         return self.read()
 
     def read(self) -> Any:
-        """Wait for a line of JSON."""
+        """Wait for a line of JSON; a server that says nothing is at fault."""
         assert self._popen.stdout is not None
+        if not select.select([self._popen.stdout], [], [], _SILENCE_S)[0]:
+            raise RuntimeError(f"the server says nothing:\n{self.log_tail()}")
         line = self._popen.stdout.readline()
         if not line:
             raise RuntimeError(f"the server ended:\n{self.log_tail()}")

@@ -18,6 +18,7 @@ async def main(upstream: str) -> None:
     context = ModelContext(model="mock", client=EvalClientConfig(base_url=f"{upstream}/v1", api_key_var="MOCK_KEY"))
     sessions = []
     async with InterceptionServer() as server:
+        _tell({"url": server.base_url})
         while line := await asyncio.to_thread(sys.stdin.readline):
             question = json.loads(line)
             if question["do"] == "open":
@@ -29,8 +30,14 @@ async def main(upstream: str) -> None:
                     )
                     sessions.append(RolloutSession(ctx=context, trace=trace))
                     opened.append(server.register(sessions[-1])[0])
+                _tell(opened)
             else:
-                pass
+                _tell([session.trace.model_dump_json() for session in sessions[-3:]])
+
+
+def _tell(answer: object) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 asyncio.run(main(sys.argv[1]))
