@@ -82,15 +82,23 @@ class Gateway:
             policy=self._policy,
             ttl_s=config.session_ttl_s,
         )
+        admin = Admin(admin_key)
         control = Control(
-            admin=Admin(admin_key),
+            admin=admin,
             sessions=self._sessions,
             visits=self._visits,
             leases=self.leases,
             url=lambda: self.url,
             version=lambda: engine.version,
         )
-        self._api = Api(self._sessions, self._service, self._forwarder, pages=control.pages(), before=self._before)
+        self._api = Api(
+            self._sessions,
+            self._service,
+            self._forwarder,
+            admin=admin,
+            pages=control.pages(),
+            before=self._before,
+        )
         self._server: GatewayServer | None = None
         self._cpu_lock = threading.Lock()
         self._cpu_seconds = 0.0

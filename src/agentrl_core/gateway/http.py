@@ -11,8 +11,10 @@ from agentrl_core.gateway.anthropic_messages import AnthropicMessages
 from agentrl_core.gateway.completions import Completions
 from agentrl_core.gateway.models import describe_model, list_models
 from agentrl_core.gateway.openai_chat import OpenAIChat
+from agentrl_core.gateway.openapi import document
 from agentrl_core.gateway.responses import OpenAIResponses
 from agentrl_core.gateway.responses_stored import stored_input, stored_response
+from agentrl_core.gateway.sessions import key_of
 from agentrl_core.gateway.web import (
     MAX_BODY_BYTES,
     HttpRequest,
@@ -27,12 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from agentrl_core.errors import RunError
+    from agentrl_core.gateway.admin import Admin
     from agentrl_core.gateway.exchange import Dialect
     from agentrl_core.gateway.forwarding import Forwarder
     from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session, SessionBook
 
-_PATH = re.compile(r"(?:/s/(?P<token>[^/]+))?(?P<prefix>(?:/v1)*)(?P<route>/.*)?")
+# Possessive, as a path of many prefixes would be tried from each of them.
+_PATH = re.compile(r"(?:/s/(?P<token>[^/]+))?+(?:/v1)*+(?P<route>/.*)?", re.DOTALL)
 _MESSAGES = "/messages"
 _RESPONSES = "/responses"
 _MODELS = "/models"
@@ -50,10 +54,12 @@ class Api:
         service: PolicyService,
         forwarder: Forwarder,
         *,
+        admin: Admin,
         pages: Mapping[str, Page],
         before: Callable[[Session], Awaitable[None]],
     ) -> None:
         self._sessions = sessions
+        self._admin = admin
         self._before = before
         self._service = service
         self._forwarder = forwarder
@@ -66,6 +72,7 @@ class Api:
         }
         self._pages: Mapping[str, Page] = {
             "/health": Page(self._health),
+            "/openapi.json": Page(self._openapi, "GET", self._session_or_admin),
             _MODELS: Page(self._models, "GET", self._session),
             f"{_MESSAGES}/count_tokens": Page(self._count_tokens, "POST", self._session),
             **pages,
@@ -108,6 +115,10 @@ class Api:
     def _session(self, request: HttpRequest) -> Session:
         return self._sessions.authorize(_split(request.path)[0], request.headers, local=request.local)
 
+    def _session_or_admin(self, request: HttpRequest) -> None:
+        if not self._admin.has(key_of(request.headers) or ""):
+            self._session(request)
+
     def _page(self, request: HttpRequest, route: str) -> Page:
         page = self._pages.get(route)
         if page is None and route.startswith(f"{_RESPONSES}/"):
@@ -126,6 +137,9 @@ class Api:
 
     async def _health(self, _request: HttpRequest) -> HttpResponse:
         return json_response({"status": "ok"})
+
+    async def _openapi(self, _request: HttpRequest) -> HttpResponse:
+        return HttpResponse(body=document())
 
     async def _models(self, _request: HttpRequest) -> HttpResponse:
         return json_response(list_models(self._forwarder.names))
