@@ -1,0 +1,131 @@
+"""The OpenAPI document says what the gateway does: it is fuzzed through it."""
+
+import asyncio
+from collections import defaultdict
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.checks import not_a_server_error
+from schemathesis.config import GenerationConfig, ProjectConfig, ProjectsConfig, SchemathesisConfig
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+ROUTES = {
+    "/health": {"GET"},
+    "/v1/chat/completions": {"POST"},
+    "/v1/completions": {"POST"},
+    "/v1/responses": {"POST"},
+    "/v1/responses/{response_id}": {"GET"},
+    "/v1/responses/{response_id}/input_items": {"GET"},
+    "/v1/messages": {"POST"},
+    "/v1/messages/count_tokens": {"POST"},
+    "/v1/models": {"GET"},
+    "/v1/models/{name}": {"GET"},
+    "/v1/openapi.json": {"GET"},
+    "/rl/start_session": {"POST"},
+    "/rl/end_session": {"POST"},
+    "/rl/set_reward": {"POST"},
+    "/rl/sessions": {"GET"},
+    "/export_trajectories": {"POST"},
+    "/grant_capacity": {"POST"},
+}
+"""All there are, by hand."""
+
+OWN = {"/rl/end_session", "/rl/set_reward"}
+"""Of the session that was opened last; the other routes outside /v1 are the admin's."""
+
+
+def get(gateway, path, **headers):
+    async def asking():
+        return await gateway.http_client.get(gateway.url + path, headers=headers)
+
+    return asyncio.run(asking())
+
+
+@pytest.fixture
+def document(rest):
+    return get(rest.gateway, "/v1/openapi.json", authorization=f"Bearer {rest.key}").json()
+
+
+def test_it_is_for_sessions_and_the_admin_only(rest, document):
+    key = asyncio.run(rest.start())["api_key"]
+    assert get(rest.gateway, "/openapi.json", **{"x-api-key": key}).json() == document
+    assert get(rest.gateway, "/openapi.json").status_code == 401
+    assert get(rest.gateway, "/openapi.json", authorization="Bearer sk-other").status_code == 401
+
+
+def test_it_names_every_route(rest, document):
+    told = {path: {method.upper() for method in item} for path, item in document["paths"].items()}
+    assert told == ROUTES
+    api = rest.gateway._api
+    known = {*api._dialects, *api._pages}
+    assert known == {path.removeprefix("/v1") for path in ROUTES if "{" not in path}
+
+
+def test_operations_have_ids_of_their_own(document):
+    ids = [operation["operationId"] for item in document["paths"].values() for operation in item.values()]
+    assert len(set(ids)) == len(ids)
+    assert all(name.isidentifier() for name in ids)
+
+
+def test_only_health_needs_no_key(rest, document):
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            open_to_all = operation.get("security") == []
+            url = rest.gateway.url + path.format(response_id="resp_1", name="default")
+            reply = asyncio.run(rest.gateway.http_client.request(method, url, content=b"{}"))
+            assert (reply.status_code != 401) == open_to_all == (path == "/health")
+
+
+def sender(operation, mode, headers, statuses, examples):
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def send(case):
+        response = case.call(headers=headers)
+        statuses.add(response.status_code)
+        case.validate_response(response, checks=CHECKS)
+
+    return send
+
+
+def fuzz(rest, examples):
+    """Send generated requests, valid and not, by every route; return the statuses that came back."""
+    generation = GenerationConfig(with_security_parameters=False, deterministic=True)
+    config = SchemathesisConfig(projects=ProjectsConfig(default=ProjectConfig(generation=generation)))
+    content = get(rest.gateway, "/openapi.json", authorization=f"Bearer {rest.key}").json()
+    schema = schemathesis.openapi.from_dict(content, config=config)
+    schema.config.update(base_url=rest.gateway.url)
+    statuses = defaultdict(set)
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        key = asyncio.run(rest.start())["api_key"]
+        admins = not operation.path.startswith("/v1") and operation.path not in OWN
+        headers = {"Authorization": f"Bearer {rest.key if admins else key}"}
+
+        modes = list(schemathesis.GenerationMode) if list(operation.body) else [schemathesis.GenerationMode.POSITIVE]
+        for mode in modes:
+            sender(operation, mode, headers, statuses[operation.path], examples)()
+    return statuses
+
+
+CALLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::hypothesis.errors.HypothesisWarning")
+@pytest.mark.parametrize("examples", [3, pytest.param(60, marks=pytest.mark.slow)])
+def test_no_generated_request_gets_what_is_not_documented(rest, examples):
+    statuses = fuzz(rest, examples)
+    assert set(statuses) == set(ROUTES)
+    for path in CALLS:
+        assert {200, 400} <= statuses[path], path
