@@ -88,7 +88,7 @@ def test_options_become_what_the_class_declares(options, expected):
         ({"names": [1]}, "loss.names: expected tuple[str, ...], found a list"),
         ({"names": "ab"}, 'loss.names: expected tuple[str, ...], found the text "ab"'),
         ({"betas": [1]}, "loss.betas: expected tuple[float, float], found a list"),
-        ({"mode": "firm"}, "loss.mode: expected Literal['soft', 'hard'], found the text \"firm\""),
+        ({"mode": "firm"}, 'loss.mode: expected soft or hard, found the text "firm"'),
         ({"bounds": {"lo": 1}}, "loss.bounds: expected Bounds, found a section"),
         ({"path": 3}, "loss.path: expected a path, found 3"),
         ({"clipp": 1}, "loss.clipp: unknown option of grpo (did you mean clip?)"),

@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from agentrl_core.config.nodes import describe
 from agentrl_core.errors import ConfigError
@@ -34,11 +34,21 @@ def construct(
     them bound. Any other object is returned as it is and takes no options. Raises `ConfigError` for an unknown,
     missing or wrongly typed option, and for a value that the constructor refuses.
     """
+    values = bind(target, options, name=name, where=where, injected=injected)
+    if inspect.isclass(target):
+        return _call(target, values, options, name, where)
+    return functools.partial(cast("Callable[..., Any]", target), **values) if values else target
+
+
+def bind(
+    target: object, options: Mapping[str, Any], *, name: str, where: Where, injected: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments that `construct` builds `target` with; raises `ConfigError` as it does before it builds."""
     if not (inspect.isclass(target) or inspect.isroutine(target) or isinstance(target, functools.partial)):
         if options:
             option = next(iter(options))
             raise ConfigError(f"{place(where, option)}: {name} is an object, not a class: it takes no options")
-        return target
+        return {}
     named, open_ended = _parameters(target)
     own = {key: item for key, item in named.items() if inspect.isclass(target) or item.kind is item.KEYWORD_ONLY}
     unknown = [key for key in options if key not in own and (key in named or not open_ended)]
@@ -53,9 +63,7 @@ def construct(
             kind = _type_of(target, parameter)
             expected = "" if kind is _ANY else f", {_kind_name(kind)}"
             raise ConfigError(f"{place(where)}: {name} needs the option '{key}'{expected}")
-    if not inspect.isclass(target):
-        return functools.partial(target, **values) if values else target
-    return _call(target, values, options, name, where)
+    return values
 
 
 def place(where: Where, option: str = "") -> str:
@@ -143,6 +151,8 @@ def _kind_name(kind: Any) -> str:
     names = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", Path: "a path"}
     if inspect.isclass(kind) and not typing.get_args(kind):
         return names.get(kind, kind.__name__)
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(str, typing.get_args(kind)))
     return str(kind).replace("typing.", "")
 
 

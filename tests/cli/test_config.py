@@ -109,10 +109,27 @@ def test_check_names_everything_that_is_wrong_with_its_place(folder, agentrl):
     assert "config.yaml:7: loss.clipp: unknown option of minirl (did you mean clip?)" in problems
     assert "config.yaml:8: advantage.scale: expected a number, found" in problems
     assert "config.yaml:9: filters.0: no filter named 'zero_varianze' (did you mean zero_variance?)" in problems
-    assert "config.yaml:10: store.paht: unknown option of sqlite (did you mean path?)" in problems
+    assert "config.yaml:10: store.paht: unknown option of sqlite" in problems
     assert "config.yaml:11: trackers.1.evry: unknown option of curve (did you mean every?)" in problems
     assert "config.yaml:12: gateway.tool_parser: no tool parser named 'hermess' (did you mean hermes?)" in problems
     assert len(errors) == 9
+
+
+def test_check_says_what_an_engine_needs_and_what_it_takes(folder, agentrl):
+    engine = "engine={use: openai_compatible, url: 'http://127.0.0.1:1'"
+    assert "needs the option 'server', vllm or sglang" in agentrl("check", "config.yaml", engine + "}")[2][0]
+    wrong = agentrl("check", "config.yaml", engine + ", server: vlm}")[2][0]
+    assert 'expected vllm or sglang, found the text "vlm"' in wrong
+    assert agentrl("check", "config.yaml", engine + ", server: vllm}")[0] == 0
+
+
+def test_check_notes_that_the_key_of_an_upstream_is_not_set(folder, agentrl, monkeypatch):
+    upstream = "gateway.upstreams={judge: {url: 'https://host/v1', api_key_env: KEY_OF_THE_JUDGE}}"
+    monkeypatch.delenv("KEY_OF_THE_JUDGE", raising=False)
+    output = agentrl("check", "config.yaml", upstream)[1]
+    assert "judge.api_key_env: the environment variable KEY_OF_THE_JUDGE is not set here\nok" in output
+    monkeypatch.setenv("KEY_OF_THE_JUDGE", "sk-1")
+    assert agentrl("check", "config.yaml", upstream)[1] == "ok\n"
 
 
 def test_check_reads_the_tasks_and_their_scorers(folder, agentrl):

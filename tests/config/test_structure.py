@@ -104,6 +104,25 @@ def test_upstreams_are_given_by_model_name():
         parse({"data": "tasks.jsonl", "gateway": {"upstreams": {"judge": {"url": "http://host", "api_key": "sk-1"}}}})
 
 
+def test_everything_wrong_with_upstreams_is_told_with_its_name_and_without_passwords():
+    upstreams = {
+        "gpt-4.1": {"url": "https://me:hunter2@host/v1", "api_keyenv": "K"},
+        "judge": {"url": "http://host", "timeout_s": 0},
+        "bare": "http://host",
+    }
+    with pytest.raises(ConfigError) as raised:
+        parse({"data": "tasks.jsonl", "gateway": {"upstreams": upstreams}})
+    url = "http(s)://host[:port][/path] without user, password or query"
+    assert str(raised.value).splitlines() == [
+        "config: gateway.upstreams.gpt-4.1.api_keyenv: unknown option (did you mean api_key_env?)",
+        f"config: gateway.upstreams.gpt-4.1.url: expected {url}, found 'https://***@host/v1'",
+        "config: gateway.upstreams.judge.timeout_s: expected a number above 0, found 0.0",
+        'config: gateway.upstreams.bare: expected a section of options, found the text "http://host"',
+    ]
+    with pytest.raises(ConfigError, match="no model named default: that is the policy"):
+        parse({"data": "tasks.jsonl", "gateway": {"upstreams": {"default": {"url": "http://host"}}}})
+
+
 def test_a_dump_is_plain_and_complete():
     config = parse(
         {"data": "a.jsonl", "workflow": {"use": "x", "deep": {"list": [1]}}, "model": {"use": "tiny", "n": 1}}

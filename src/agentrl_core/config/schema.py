@@ -9,6 +9,8 @@ from typing import Any, Literal, get_type_hints
 import attrs
 from attrs import field, validators
 
+from agentrl_core.config.nodes import without_password
+
 
 @attrs.frozen
 class Must:
@@ -20,7 +22,8 @@ class Must:
     def __call__(self, _instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         """Raise ValueError where `value` is not what is expected."""
         if not self.holds(value):
-            raise ValueError(f"{attribute.name}: expected {self.expected}, found {value!r}")
+            found = without_password(repr(value))
+            raise ValueError(f"{attribute.name}: expected {self.expected}, found {found}")
 
 
 positive = Must("a number above 0", lambda value: value > 0)

@@ -198,9 +198,27 @@ def _named_files(value: Any, _: Any) -> Mapping[str, str] | str | None:
     return dict(value)
 
 
+def _named_sections(value: Any, kind: Any) -> Mapping[str, Any]:
+    """Structure sections under names of the user's choice."""
+    if not isinstance(value, Mapping):
+        raise InvalidError(Finding((), f"expected sections by name, found {describe(value)}"))
+    findings: list[Finding] = []
+    sections = {}
+    for name, item in value.items():
+        with _collect(findings, name):
+            sections[name] = _converter.structure(item, get_args(kind)[1])
+    if findings:
+        raise InvalidError(*findings)
+    return sections
+
+
+def _holds_sections(kind: Any) -> bool:
+    return get_origin(kind) is Mapping and attrs.has(get_args(kind)[1])
+
+
 def _is_section(kind: Any) -> bool:
     """Whether nothing after the colon means the defaults, as in a section whose options are all commented out."""
-    return attrs.has(kind) or _is_generic(tuple)(kind)
+    return attrs.has(kind) or _holds_sections(kind) or _is_generic(tuple)(kind)
 
 
 def _is_generic(origin: Any) -> Callable[[Any], bool]:
@@ -269,6 +287,7 @@ def _build_converter() -> cattrs.Converter:
     converter.register_structure_hook_func(_is_generic(Literal), _choice)
     converter.register_structure_hook_func(_is_generic(tuple), _sequence)
     converter.register_structure_hook_func(lambda kind: kind == Mapping[str, str] | str | None, _named_files)
+    converter.register_structure_hook_func(_holds_sections, _named_sections)
     converter.register_structure_hook_func(lambda kind: kind == Mapping[str, Any], lambda value, _: dict(value))
     converter.register_unstructure_hook(Component, lambda part: {"use": part.use, **_plain(part.options)})
     converter.register_unstructure_hook(ModelConfig, _plain_model)

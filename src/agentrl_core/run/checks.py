@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from agentrl_core.data.jsonl import load_tasks
 from agentrl_core.errors import DataError, PluginError, UsageError
 from agentrl_core.gateway.admin import exposed, key_from_environment
 from agentrl_core.losses import split_options
-from agentrl_core.nearest import did_you_mean
+from agentrl_core.options import bind
 from agentrl_core.plugins import load_registry
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
@@ -31,6 +31,13 @@ ONLINE_WORKFLOW = "with rollout.agent.mode online nothing is run here: leave the
 NO_TASKS = "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`"
 _METHODS = {"losses": "loss", "advantages": "advantages", "credits": "credit", "filters": "keep"}
 """Kind of component -> the method without which it is none."""
+_INJECTED = {
+    "engines": ("model_dir", "seed", "dtype"),
+    "stores": ("path",),
+    "trackers": ("run_dir",),
+    "models": ("directory", "seed", "conversations"),
+}
+"""Kind of component -> the arguments that a run gives it."""
 SCORER_PACKAGES = {"agentcpm": "agentrl-judge", "judge": "agentrl-judge", "math": "agentrl-math"}
 
 
@@ -112,8 +119,15 @@ class Checks:
             f"{where('gateway.admin_key_env')}: {text}"
             for text in _problems(lambda: key_from_environment(gateway.admin_key_env))
         )
+        self._note_keys()
         if problem := exposed(gateway.host, gateway.admin_key_env):
             yield f"{where('gateway.host')}: {problem}"
+
+    def _note_keys(self) -> None:
+        for name, upstream in self._run.gateway.upstreams.items():
+            if upstream.api_key_env is not None and not os.environ.get(upstream.api_key_env):
+                where = self._given.where(f"gateway.upstreams.{name}.api_key_env")
+                self.notes.append(f"{where}: the environment variable {upstream.api_key_env} is not set here")
 
     def model(self) -> Iterator[str]:
         """The policy's folder or builder."""
@@ -222,9 +236,10 @@ class Checks:
 
     def _note_default(self, source: str, count: int) -> None:
         name = self._run.data.default_scorer
+        online = self._run.rollout.agent.mode == "online"
         self.notes.append(
             f"{source}: {count} tasks name no scorer, and data.default_scorer '{name}' is not installed: "
-            "the workflow must return their rewards"
+            + ("their agents must send rewards" if online else "the workflow must return their rewards")
         )
 
     def _scorer(self, name: str) -> NormalizedScorer:
@@ -257,17 +272,14 @@ class Checks:
         return self._registry.load(kind, name, base_dir=self._given.base_dir, where=where)
 
     def _with_options(self, kind: str, key: str, name: str, options: Mapping[str, Any]) -> Iterator[str]:
-        """Import a component, and look its options up in its signature."""
-        places = self._given.places(key)
-        found: list[Any] = []
-        yield from _problems(lambda: found.append(self._find(kind, name, places(""))))
-        for target in found:
-            parameters = inspect.signature(target).parameters
-            if any(item.kind is item.VAR_KEYWORD for item in parameters.values()):
-                continue
-            for option in options:
-                if option not in parameters:
-                    yield f"{places(option)}: unknown option of {name}{did_you_mean(option, parameters)}"
+        """Import a component, and hold its options against its signature."""
+        places, injected = self._given.places(key), dict.fromkeys(_INJECTED.get(kind, ()))
+
+        def look() -> None:
+            target = self._find(kind, name, places(""))
+            bind(target, options, name=name, where=places, injected=injected)
+
+        yield from _problems(look)
 
 
 def _problems(action: Callable[[], object]) -> Iterator[str]:
