@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -54,12 +56,16 @@ def test_a_quest_can_be_won_in_two_calls_and_lost_in_three():
     assert (lost.offset, lost.reward, lost.finished) == ([-4, 1], 0.0, True)
 
 
+def command_of(recipe: str, tmp_path: Path, *overrides: str) -> list[str]:
+    command = [sys.executable, "-m", "agentrl_core", "run", str(COOKBOOK / recipe / "config.yaml")]
+    return [*command, "--name", "smoke", f"output_dir={tmp_path}", *overrides]
+
+
 def run_recipe(recipe: str, tmp_path: Path, *overrides: str) -> list[dict]:
     """Run a recipe by the command line; its events."""
-    command = [sys.executable, "-m", "agentrl_core", "run", str(COOKBOOK / recipe / "config.yaml")]
-    arguments = ["--name", "smoke", f"output_dir={tmp_path}", *overrides]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True, env=environment)
+    command = command_of(recipe, tmp_path, *overrides)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "smoke" / "reward.png").stat().st_size > 10_000
     return rows(tmp_path / "smoke" / "metrics.jsonl")
@@ -107,3 +113,31 @@ def test_the_langchain_agent_learns_unmodified(tmp_path):
     rewards = step_rewards(events)
     assert len(rewards) == 10
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
+
+
+@pytest.mark.slow
+def test_an_agent_in_a_process_of_its_own_learns(tmp_path, monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.setenv("AGENTRL_ADMIN_KEY", "a-key-for-this-test-alone")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    script = [sys.executable, str(COOKBOOK / "online/agent.py"), f"http://127.0.0.1:{port}"]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as agent:
+        try:
+            overrides = (f"gateway.port={port}", "trainer.steps=6", "eval.tasks=16")
+            events = run_recipe("online", tmp_path, *overrides)
+            said, _ = agent.communicate(timeout=30)
+        finally:
+            agent.kill()
+    assert (said, agent.returncode) == ("the gateway is gone: the run has ended\n", 0)
+    rewards = step_rewards(events)
+    assert len(rewards) == 6
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.2
+    records = 16 + 6 * 16 * 8 + 16
+    assert events[-1]["outcomes"] == {"scored": records}
+    assert events[-1]["exact_tokens"] == events[-1]["trained_tokens"] > 0
+    with sqlite3.connect(tmp_path / "smoke/agentrl.db") as database:
+        (opened,) = database.execute("SELECT count(*) FROM sessions WHERE task_id = 'quest'").fetchone()
+    database.close()
+    assert opened == records
