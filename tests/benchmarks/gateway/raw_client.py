@@ -108,7 +108,7 @@ async def closed_loop(requests: Iterable[bytes], *, host: str, port: int, client
 
 
 async def open_loop(requests: Iterable[bytes], *, host: str, port: int, rate: float) -> Sent:
-    """Send `rate` requests per second, whether earlier ones were answered or not; counted from when each was due."""
+    """Send `rate` requests per second, whether earlier ones were answered or not; latencies count from the sending."""
     todo = list(requests)
     answers: list[Answer | None] = [None] * len(todo)
     latencies = [0.0] * len(todo)
