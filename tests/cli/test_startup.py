@@ -8,7 +8,8 @@ import typer
 from agentrl_core import builtins, cli
 from agentrl_core.errors import ConfigError, RunError
 
-HEAVY = {"torch", "transformers", "openai", "anthropic", "langchain_core", "motor", "fastapi", "httpx2", "starlette"}
+HEAVY = {"torch", "transformers", "openai", "anthropic", "langchain_core", "motor", "fastapi", "starlette"}
+HTTP_CLIENTS = {"aiohttp", "httpx2"}
 LIGHT_TOO = {"rich", "pydantic", "cattrs", "yaml", "numpy"}
 RUNNER = (
     "import json, sys\n"
@@ -23,12 +24,22 @@ def test_light_commands_import_nothing_heavy(launch, sample_site, arguments):
     done = launch(*arguments, site=sample_site, program=["-c", RUNNER])
     code, modules = json.loads(done.stderr.splitlines()[-1])
     assert code == 0, done.stderr
-    assert (HEAVY | LIGHT_TOO) & set(modules) == set()
+    assert (HEAVY | HTTP_CLIENTS | LIGHT_TOO) & set(modules) == set()
 
 
 def test_importing_the_package_imports_nothing_of_it(launch):
     program = "import sys, agentrl_core; print([name for name in sys.modules if name.startswith('agentrl_core.')])"
     assert launch(program=["-c", program]).stdout.strip() == "[]"
+
+
+def test_a_run_without_model_servers_imports_no_client_of_them(launch):
+    program = (
+        "import sys, agentrl_core.run.start, agentrl_core.engines.embedded, agentrl_core.gateway.service\n"
+        "from agentrl_core.gateway.upstreams import Upstreams\n"
+        "Upstreams({})\n"
+        "print('aiohttp' in sys.modules)"
+    )
+    assert launch(program=["-c", program]).stdout.strip() == "False"
 
 
 def test_plugins_list_ends_well_with_broken_packages_installed(launch, sample_site):

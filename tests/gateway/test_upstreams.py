@@ -91,7 +91,7 @@ class Provider:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 first, *lines = head.strip().split("\r\n")
-                headers = dict(line.split(": ", 1) for line in lines)
+                headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
                 body = json.loads(await reader.readexactly(int(headers["content-length"])))
                 self.seen.append((first, headers, body))
                 reply = self.replies.pop(0)

@@ -21,7 +21,7 @@ from agentrl_core.engines.server_control import ServerControl
 from agentrl_core.engines.servers import VLLM, Ask, Part, ServerFormat, SGLang, check_servable, error_text, read_json
 from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnservableError
-from agentrl_core.http1 import ExchangeError, Http1Client, server_sent_events
+from agentrl_core.server_client import ExchangeError, ServerClient, server_sent_events
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest
 from agentrl_core.weights.folder import WeightsFolder
 
@@ -94,7 +94,7 @@ class OpenAICompatibleEngine:
         self._decode: Decode | None = None
         self._seed = seed
         self._headers: dict[str, str] = {}
-        self._client = Http1Client(
+        self._client = ServerClient(
             url,
             ssl_context=_ssl_context,
             headers=lambda: self._headers,
@@ -324,7 +324,7 @@ class OpenAICompatibleEngine:
         ask = call.next_ask(self._model or "")
         before, finished = len(call.ids), False
         try:
-            async with self._client.request("POST", self._server.path, orjson.dumps(self._server.body(ask))) as reply:
+            with await self._client.request("POST", self._server.path, orjson.dumps(self._server.body(ask))) as reply:
                 if reply.status != _OK:
                     raise self._refusal(ask, reply.status, reply.headers, await reply.read())
                 if ask.stream:
@@ -403,7 +403,7 @@ class OpenAICompatibleEngine:
         """Replace logprobs by those without the grammar, which servers apply before they take them."""
         reason, call.reason = call.reason, None
         body = orjson.dumps(self._server.scoring_body(ask, call.ids))
-        async with self._client.request("POST", self._server.path, body) as reply:
+        with await self._client.request("POST", self._server.path, body) as reply:
             data = await reply.read()
         if reply.status != _OK:
             raise self._refusal(ask, reply.status, reply.headers, data)

@@ -10,7 +10,7 @@ import orjson
 
 from agentrl_core.engines.servers import Ask, ServerFormat, error_text, read_json
 from agentrl_core.errors import EngineError
-from agentrl_core.http1 import ExchangeError, Http1Client
+from agentrl_core.server_client import ExchangeError, ServerClient
 
 if TYPE_CHECKING:
     import httpx2
@@ -50,7 +50,7 @@ class Served:
 class ServerControl:
     """The calls to a server beside those that sample. `headers` go with all of them."""
 
-    def __init__(self, client: Http1Client, server: ServerFormat, *, load_timeout_s: float) -> None:
+    def __init__(self, client: ServerClient, server: ServerFormat, *, load_timeout_s: float) -> None:
         self._client, self._server = client, server
         self._load_timeout_s = load_timeout_s
 
@@ -121,7 +121,7 @@ class ServerControl:
 
     async def _post(self, path: str, body: Any, silence_s: float | None = None) -> None:
         try:
-            async with self._client.request("POST", path, orjson.dumps(body), silence_s=silence_s) as reply:
+            with await self._client.request("POST", path, orjson.dumps(body), silence_s=silence_s) as reply:
                 data = await reply.read()
         except ExchangeError as error:
             raise EngineError(f"{path}: {error}") from error

@@ -19,7 +19,7 @@ from agentrl_core.errors import RequestError
 from agentrl_core.gateway.exchange import Usage
 from agentrl_core.gateway.openai_fields import was_cut
 from agentrl_core.gateway.transport import ssl_context
-from agentrl_core.http1 import Exchange, ExchangeError, Http1Client, server_sent_events
+from agentrl_core.server_client import ExchangeError, ServerClient, ServerReply, server_sent_events
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import UpstreamConfig
@@ -94,7 +94,7 @@ class Upstream:
         self.name = name
         self._config = config
         self._sleep = sleep
-        self._client = Http1Client(
+        self._client = ServerClient(
             config.url,
             ssl_context=ssl_context,
             headers=self._authorization,
@@ -131,7 +131,7 @@ class Upstream:
         if not pieces.finished:
             raise self._failure(502, "upstream_error", "ended its stream without a finish reason")
 
-    def _read(self, pieces: _Pieces, reply: Exchange, data: bytes) -> list[UpstreamPiece]:
+    def _read(self, pieces: _Pieces, reply: ServerReply, data: bytes) -> list[UpstreamPiece]:
         if data == b"[DONE]":
             return []
         try:
@@ -150,11 +150,11 @@ class Upstream:
 
     # Sending.
 
-    async def _begun(self, body: bytes) -> Exchange:
+    async def _begun(self, body: bytes) -> ServerReply:
         """Return a reply that began with status 200, after retries where they may help; the caller closes it."""
         for attempt in range(self._config.max_retries + 1):
             try:
-                reply = await self._client.request("POST", "/chat/completions", body).open()
+                reply = await self._client.request("POST", "/chat/completions", body)
                 if reply.status == _OK:
                     return reply
                 try:
@@ -203,7 +203,7 @@ class Upstream:
             return self._failure(504, "upstream_timeout", f"said nothing for {self._config.timeout_s:g} s")
         return self._failure(502, "upstream_error", f"could not be asked: {error}")
 
-    def _unreadable(self, reply: Exchange, error: Exception) -> RequestError:
+    def _unreadable(self, reply: ServerReply, error: Exception) -> RequestError:
         kind = reply.headers.get("content-type", "no content type")
         shown = f"{type(error).__name__}: {error}"
         return self._failure(502, "upstream_error", f"answered with {kind} that is no chat completion ({shown})")
