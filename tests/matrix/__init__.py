@@ -1,0 +1,1 @@
+"""Every client that the gateway is for, in every case that breaks gateways."""

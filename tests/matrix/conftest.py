@@ -1,0 +1,190 @@
+"""A gateway with its store and witness for every cell, and the table of all cells at the end."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import attrs
+import httpx2
+import pytest
+
+from agentrl_core.chat import Chat
+from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+from agentrl_core.gateway import Gateway
+from agentrl_core.gateway.transport import ssl_context
+from agentrl_core.stores.base import RunRow
+from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.types import Outcome, Record
+
+from .clients.base import Door
+from .exactness import assert_one_chain, compare
+from .policy import SpellingEngine, write_model
+from .proxy import CuttingProxy
+
+REPORT = Path(__file__).parent.parent.parent / "build" / "matrix.json"
+CELLS = pytest.StashKey[dict]()
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def chat(model_dir):
+    return Chat.from_directory(model_dir)
+
+
+@attrs.define
+class Stage:
+    """What a cell plays on."""
+
+    engine: SpellingEngine
+    store: SQLiteStore
+    gateway: Gateway
+    record: Record
+    session: object
+    proxy: CuttingProxy
+    by_socket: bool
+    note: dict
+
+    @property
+    def log(self):
+        return self.engine.log
+
+    def play(self, client, scenario, *, tools=False, retries=0, proxied=False):
+        """Run `scenario(conversation)` of a client that talks by this cell's door."""
+
+        async def playing():
+            base_url, socket = f"{self.session.base_url}/v1", httpx2.AsyncClient(verify=ssl_context(), timeout=60)
+            if proxied:
+                base_url = base_url.replace(self.gateway.url, f"http://127.0.0.1:{self.proxy.port}")
+            door = Door(
+                base_url=base_url,
+                api_key=self.session.api_key,
+                http_client=socket if self.by_socket else self.gateway.http_client,
+                tools=tools,
+                retries=retries,
+            )
+            conversation = client.talk(door)
+            try:
+                async with asyncio.timeout(30):
+                    return await scenario(conversation)
+            finally:
+                await conversation.close()
+                await socket.aclose()
+
+        return asyncio.run(playing())
+
+    def judge(self, *, calls, one_chain=True):
+        """Compare store and samples with the engine's log; exactly so many calls, every trained token as sampled."""
+
+        async def ended():
+            interactions = await self.gateway.close_session(self.session)
+            await self.store.finish_record(attrs.evolve(self.record, outcome=Outcome.SCORED, reward=1.0))
+            return interactions, await self.store.episode(self.record.id)
+
+        interactions, episode = asyncio.run(ended())
+        assert [item.id for item in interactions] == [item.id for item in episode.interactions]
+        assert len(episode.interactions) == calls
+        verdict = compare(episode, self.log)
+        self.note["exactness"] = verdict.share
+        assert verdict.share == 1.0
+        assert verdict.trained == verdict.sampled
+        if one_chain:
+            assert_one_chain(self.log)
+        return episode
+
+
+@pytest.fixture
+def stage(chat, model_dir, tmp_path, request):
+    engine, store = SpellingEngine(chat, model_dir), SQLiteStore(path=tmp_path / "run.db")
+    gateway = Gateway(
+        engine=engine,
+        chat=chat,
+        store=store,
+        run_id="run",
+        sampling=SamplingConfig(max_tokens=500),
+        config=GatewayConfig(),
+        seed=7,
+    )
+    gateway.start()
+    record = Record(id="r", run_id="run", task_id="t", group_id="g", sample_index=0)
+
+    async def announced():
+        await store.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
+        await store.add_group("run", "g", "t", index=0, size=1, version=0)
+        await store.add_record(record)
+
+    asyncio.run(announced())
+    host, port = gateway.url.removeprefix("http://").split(":")
+    proxy = CuttingProxy(host, int(port))
+    session = gateway.open_session(record, seed_key=(1,))
+    by_socket = request.node.callspec.params.get("door", "socket") == "socket"
+    yield Stage(engine, store, gateway, record, session, proxy, by_socket, request.node.stash.setdefault(NOTE, {}))
+    gateway.close()
+    engine.close()
+    proxy.close()
+    asyncio.run(store.close())
+
+
+NOTE = pytest.StashKey[dict]()
+
+
+def pytest_configure(config):
+    config.stash[CELLS] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    where = getattr(item, "callspec", None)
+    if where is None or not {"client", "case"} <= where.params.keys():
+        return report
+    cell = item.config.stash[CELLS].setdefault((where.params["client"].name, where.params["case"]), {"doors": {}})
+    if report.skipped:
+        cell["impossible"] = report.longrepr[2].removeprefix("Skipped: ")
+    elif report.when == "call" or report.failed:
+        note = item.stash.get(NOTE, {})
+        cell["doors"][where.params["door"]] = {"ok": report.passed, **note}
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    cells = config.stash[CELLS]
+    if not cells:
+        return
+    clients, cases = list(dict.fromkeys(key[0] for key in cells)), list(dict.fromkeys(key[1] for key in cells))
+    width = max(map(len, clients))
+    terminalreporter.section("clients of the gateway: share of the trained tokens that the sampler produced")
+    terminalreporter.write_line(" ".join([" " * width, *(f"{case:>14}" for case in cases)]))
+    for name in clients:
+        row = [_shown(cells.get((name, case))) for case in cases]
+        terminalreporter.write_line(" ".join([f"{name:<{width}}", *(f"{text:>14}" for text in row)]))
+    notes = dict.fromkeys(
+        f"{key[0]}: {reason}"
+        for key, cell in cells.items()
+        for reason in [cell.get("impossible"), *(door.get("forks") for door in cell["doors"].values())]
+        if reason
+    )
+    for note in notes:
+        terminalreporter.write_line(f"  {note}")
+    terminalreporter.write_line(
+        "  - cannot be done with that client; * more than one sequence; 2x by socket and in process"
+    )
+    REPORT.parent.mkdir(exist_ok=True)
+    table = [{"client": key[0], "case": key[1], **cell} for key, cell in cells.items()]
+    REPORT.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+def _shown(cell):
+    if cell is None:
+        return ""
+    if "impossible" in cell:
+        return "-"
+    doors = cell["doors"].values()
+    if not all(door["ok"] for door in doors):
+        return "FAIL"
+    share = min(door.get("exactness", 0.0) for door in doors)
+    mark = "*" if any(door.get("forks") for door in doors) else ""
+    return f"ok {share:.2f}{mark}" + (f" {len(doors)}x" if len(doors) > 1 else "")
