@@ -4,7 +4,9 @@ import asyncio
 import itertools
 import json
 
+import anthropic
 import attrs
+import openai
 import pytest
 
 from agentrl_core.types import FinishReason
@@ -123,8 +125,10 @@ def test_a_dialogue_with_parallel_calls(client, case, door, stage):
 
 
 @cells("retry")
-def test_a_client_that_asks_again_is_one_call(client, case, door, stage):
+def test_a_client_that_asks_again_is_one_call(client, case, door, stage, monkeypatch):
     check_possible(client, case)
+    for sdk in (openai, anthropic):
+        monkeypatch.setattr(sdk._base_client, "MAX_RETRY_DELAY", 0.01)
     stage.engine.replies = ["one", "two", "three", "then", "hello"]
 
     async def scenario(conversation):
