@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # Possessive, as a path of many prefixes would be tried from each of them.
 _PATH = re.compile(r"(?:/s/(?P<token>[^/]+))?+(?:/v1)*+(?P<route>/.*)?", re.DOTALL)
+_TOKEN = re.compile(r"(/s/)[^/]+")
+_LONGEST_QUOTE = 200
 _MESSAGES = "/messages"
 _RESPONSES = "/responses"
 _MODELS = "/models"
@@ -126,7 +128,7 @@ class Api:
         if page is None and route.startswith(f"{_MODELS}/"):
             page = self._model_page
         if page is None:
-            raise RequestError(404, "unknown_url", f"unknown URL: {request.method} {route}")
+            raise RequestError(404, "unknown_url", f"unknown URL: {request.method} {_shown(route)}")
         if page is self._response_page and request.method == "DELETE":
             raise RequestError(
                 405, "method_not_allowed", "a response is part of its episode's record and cannot be deleted"
@@ -181,6 +183,11 @@ def _split(path: str) -> tuple[str | None, str]:
     """Return the session's token in a path, if there is one, and the route behind it."""
     match = _PATH.fullmatch(path)
     return (match["token"], match["route"] or "/") if match else (None, path)
+
+
+def _shown(route: str) -> str:
+    """Quote a route that is none: it may be a session's URL behind a wrong prefix, and agents' errors are stored."""
+    return _TOKEN.sub(r"\1…", route)[:_LONGEST_QUOTE]
 
 
 def _check_method(request: HttpRequest, allowed: str) -> None:

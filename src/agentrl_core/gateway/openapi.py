@@ -79,7 +79,7 @@ def _calls() -> dict[str, Any]:
                 "responses": {
                     "200": {
                         "description": "The reply; events where `stream` is true.",
-                        "content": {**_json(_named(reply)), "text/event-stream": {"schema": {"type": "string"}}},
+                        "content": {**_json(_named(reply)), "text/event-stream": {"schema": _named("Event")}},
                     },
                     **_refusals(_CALL_REFUSALS, error),
                 },

@@ -234,5 +234,7 @@ SESSIONS = shaped(
     }
 )
 EXPORT = shaped({"session_id": _ID, "interactions": {"type": "object", "additionalProperties": {"type": "object"}}})
+EVENT = shaped({"data": _TEXT}, event=_TEXT)
+"""Of a stream; the data are JSON as the API's own documentation has it, in OpenAI's APIs `[DONE]` at last."""
 OPENAI_ERROR = shaped({"error": shaped({"message": _TEXT, "type": _TEXT, "param": _MAYBE_TEXT, "code": _TEXT})})
 ANTHROPIC_ERROR = shaped({"type": one_of("error"), "error": shaped({"type": _TEXT, "message": _TEXT})})

@@ -37,7 +37,7 @@ _REMEMBERED_ENDS = 100_000
 _LONGEST_REFUSAL = 1000
 
 _KEY_PREFIX = "sk-agentrl-"
-_SECRET = re.compile(rf"(\b{_KEY_PREFIX}|://[\w.:\[\]-]+/s/)[\w-]+")
+_SECRET = re.compile(rf"(\b{_KEY_PREFIX}|://[\w.:\[\]-]+(?:/v1)*/s/)[\w-]+")
 
 
 @attrs.define(kw_only=True, eq=False)

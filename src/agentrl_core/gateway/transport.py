@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import http.cookiejar
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Self
 
 import httpx2
 
 from agentrl_core.gateway.http import too_large
+from agentrl_core.gateway.sessions import without_secrets
 from agentrl_core.gateway.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
@@ -81,6 +83,17 @@ class _Stream(httpx2.AsyncByteStream):
         await self._body.aclose()
 
 
+class _WithoutTokens(logging.Filter):
+    """Takes sessions' tokens out of what httpx2 logs, the URL of every request."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = without_secrets(record.getMessage()), ()
+        return True
+
+
+_WITHOUT_TOKENS = _WithoutTokens()
+
+
 class SharedClient(httpx2.AsyncClient):
     """An `AsyncClient` that many borrow: closing it is its owner's business.
 
@@ -89,6 +102,7 @@ class SharedClient(httpx2.AsyncClient):
     """
 
     def __init__(self, handle: Handle, url: str) -> None:
+        logging.getLogger("httpx2").addFilter(_WITHOUT_TOKENS)  # once, however many clients there are
         super().__init__(
             mounts={url.replace("http://", "all://"): InProcessTransport(handle)},
             verify=ssl_context(),

@@ -30,8 +30,9 @@ class HttpRequest:
     """What a client sent."""
 
     method: str
-    path: str
-    headers: Mapping[str, str]
+    path: str = attrs.field(repr=False)
+    """May hold a session's token, as the headers its key."""
+    headers: Mapping[str, str] = attrs.field(repr=False)
     """Names in lower case."""
     body: bytes
     local: bool = True
