@@ -99,7 +99,7 @@ class Ledger:
     """The tree of one session's finished calls, indexed by the digest of their conversation."""
 
     def __init__(self) -> None:
-        self._by_digest: dict[bytes, list[Node]] = {}
+        self._by_digest: dict[int, list[Node]] = {}
         self._by_id: dict[str, Node] = {}
         self._lock = threading.Lock()
         self.raw: RawCalls[Node] = RawCalls()
@@ -160,7 +160,7 @@ class Ledger:
         ]
 
     def ancestors(
-        self, digests: Sequence[bytes], messages: Sequence[Message], named: Collection[str | None] = ()
+        self, digests: Sequence[int], messages: Sequence[Message], named: Collection[str | None] = ()
     ) -> list[Node]:
         """Earlier calls that the conversation continues, the longest first; of equal ones a `named` one."""
         with self._lock:
