@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 
+from agentrl_core.chat.caching import IdsCache
 from agentrl_core.chat.continuation import TurnContinuation
 from agentrl_core.chat.grammars import reply_grammar
 from agentrl_core.chat.images import IMAGE
@@ -28,13 +29,11 @@ if TYPE_CHECKING:
     from agentrl_core.chat.reasoning import ReasoningFormat
     from agentrl_core.types import Grammar, Message
 
-_Key = TypeVar("_Key")
-
 _END_OF_PROMPT = 16
 """Tokens in which a tag at a prompt's end has room, even in pieces."""
-_CACHED_PROMPTS = 1024
-_CACHED_CONTINUATIONS = 8192
-_LARGEST_CACHED_BYTES = 65_536
+_CACHED_ENDS = 1024
+_MOST_CACHED_BYTES = 64 * 2**20
+"""Of prompts, and as much of continuations."""
 
 
 class Chat:
@@ -60,8 +59,8 @@ class Chat:
         self._continuation.ends = tuple(text for token in self.stop_token_ids if (text := self.decode([token])))
         self._end_ids = frozenset(self.stop_token_ids)
         self._thinking_ends: dict[tuple[int, ...], bool] = {}
-        self._prompts: dict[bytes, tuple[int, ...]] = {}
-        self._continuations: dict[tuple[bytes, bool], tuple[int, ...]] = {}
+        self._prompts: IdsCache[bytes] = IdsCache(most_bytes=_MOST_CACHED_BYTES)
+        self._continuations: IdsCache[tuple[bytes, bool]] = IdsCache(most_bytes=_MOST_CACHED_BYTES)
         """Ids that follow a turn, by the new messages and whether the turn was ended."""
 
     @classmethod
@@ -204,7 +203,7 @@ class Chat:
         known = self._thinking_ends.get(end)
         if known is None:
             known = self.decode(end).rstrip().endswith(self.reasoning.open)
-            if len(self._thinking_ends) >= _CACHED_PROMPTS:
+            if len(self._thinking_ends) >= _CACHED_ENDS:
                 self._thinking_ends.clear()
             self._thinking_ends[end] = known
         return known
@@ -224,7 +223,7 @@ class Chat:
         ids = self._prompts.get(key)
         if ids is None:
             ids = tuple(self.encode(self.render(messages, tools, options=options)))
-            _remember(self._prompts, key, ids, size=len(key), limit=_CACHED_PROMPTS)
+            self._prompts.put(key, ids, key_bytes=len(key))
         return ids
 
     def continuation_ids(
@@ -249,7 +248,7 @@ class Chat:
         text = self._continuation.after_any_history(new, tools=bool(tools), options=options)
         if text is not None:
             ids = self._encode_after(text, ended=ended)
-            _remember(self._continuations, key, ids, size=len(key[0]), limit=_CACHED_CONTINUATIONS)
+            self._continuations.put(key, ids, key_bytes=len(key[0]))
             return ids
         text = self._continuation.after(history, new, tools, options)
         return None if text is None else self._encode_after(text, ended=ended)
@@ -274,12 +273,3 @@ class Chat:
             return tuple(stop_token_ids)
         self._tokenizer.anchor_on(token)
         return tuple(dict.fromkeys([*stop_token_ids, first[0]]))
-
-
-def _remember(cache: dict[_Key, tuple[int, ...]], key: _Key, ids: tuple[int, ...], *, size: int, limit: int) -> None:
-    """Keep small entries; a full cache starts anew, which is cheaper than ordering it at every hit."""
-    if size > _LARGEST_CACHED_BYTES:
-        return
-    if len(cache) >= limit:
-        cache.clear()
-    cache[key] = ids
