@@ -8,9 +8,36 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from tests.gateway import conftest as parts
+
+from agentrl_core import config
+from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
+from agentrl_core.rollout.online import Visitors
+from agentrl_core.rollout.runner import Runner
+from agentrl_core.run.checks import check_config
+from agentrl_core.types import Outcome, Task
+
+chat, model_dir, engine, database, online, store, make_gateway, gateway, make_record, open_session, session = (
+    getattr(parts, name)
+    for name in (
+        "chat",
+        "model_dir",
+        "engine",
+        "database",
+        "online",
+        "store",
+        "make_gateway",
+        "gateway",
+        "make_record",
+        "open_session",
+        "session",
+    )
+)
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MODELS = (ROOT / "cookbook/models.md").read_text(encoding="utf-8")
 
 
 def block(language: str, containing: str) -> str:
@@ -20,8 +47,6 @@ def block(language: str, containing: str) -> str:
 
 
 def test_the_config_of_the_first_screen_is_valid(tmp_path):
-    from agentrl_core import config
-
     path = tmp_path / "config.yaml"
     path.write_text(block("yaml", "my_agent.py:MathAgent"), encoding="utf-8")
     run = config.load(path, ["rollout.group_size=16"]).run
@@ -76,6 +101,57 @@ print(json.dumps([registry.describe("scorers", "gsm8k"), ask("It is $42."), ask(
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert json.loads(done.stdout) == ["agentrl-gsm8k==0.1.0 gsm8k_scorer:score", 1.0, 0.0]
+
+
+def test_the_upstream_of_the_example_is_one():
+    given = config.parse({"data": "tasks.jsonl", **yaml.safe_load(block("yaml", "upstreams:"))})
+    assert given.gateway.upstreams["judge"].model == "gpt-5-mini"
+
+
+def test_ids_of_replies_key_rewards_in_the_anthropic_example(gateway, session, engine, store):
+    pytest.importorskip("anthropic")
+    scope: dict = {}
+    exec(block("python", "class TwiceAgent"), scope)  # the README's own text
+    engine.replies = ["4", "six"]
+    questions = [{"text": "2 + 2?", "answer": "4"}, {"text": "3 + 3?", "answer": "6"}]
+    given = {"base_url": session.base_url, "api_key": session.api_key, "http_client": gateway.http_client}
+    rewards = asyncio.run(scope["TwiceAgent"]().run({"questions": questions}, **given))
+    assert rewards == dict(zip([item.id for item in store.interactions], (1.0, 0.0), strict=True))
+
+
+def test_the_agent_from_elsewhere_plays_an_episode_of_the_run(online, database, monkeypatch):
+    rest = online()
+    monkeypatch.setenv("GATEWAY", rest.gateway.url)
+    monkeypatch.setenv("AGENTRL_ADMIN_KEY", rest.key)
+    task = Task(id="t", data={"id": "t", "messages": [{"role": "user", "content": "Hello"}]})
+    config = RolloutConfig(agent=AgentConfig(mode="online"))
+    visitors = Visitors(rest.gateway, config, GatewayConfig())
+    runner = Runner(run=visitors, gateway=rest.gateway, store=database, scorer_for=None, config=config, run_id="run")
+
+    async def scenario():
+        await database.add_tasks("run", [task])
+        await database.add_group("run", "g", task.id, index=0, size=1, version=0)
+        episode = asyncio.create_task(runner.run_episode(task, group_id="g", sample_index=0, seed_key=(0,)))
+        while not rest.gateway.leases.waiting:
+            await asyncio.sleep(0)
+        scope: dict = {}
+        await asyncio.to_thread(exec, block("python", "import httpx2"), scope)  # the README's own text
+        scope["gateway"].close()
+        return scope["session"], await episode
+
+    opened, episode = asyncio.run(scenario())
+    assert opened["task"] == {"id": "t", "data": task.data}
+    assert (episode.record.id, episode.record.outcome) == (opened["session_id"], Outcome.SCORED)
+    assert (episode.record.reward, len(episode.interactions)) == (1.0, 1)
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", MODELS, re.DOTALL))
+def test_each_section_of_models_md_is_a_valid_config(text, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t", "query": "q"}\n', encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(
+        "model: {use: tiny}\ndata: tasks.jsonl\nrollout: {agent: {mode: online}}\n" + text, encoding="utf-8"
+    )
+    assert check_config(config.load(tmp_path / "config.yaml"))[0] == []
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([^)]+)\)", README))
