@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -30,6 +31,12 @@ def test_no_held_out_situation_is_shown_in_training_or_in_demonstrations():
         prompt, offset = row["messages"][0]["content"], (row["sideways"], row["up"])
         assert prompt not in prompts_of_training or offset not in train
     assert sum(map(held_out, situations())) == 72
+
+
+@pytest.mark.parametrize("page", sorted(COOKBOOK.rglob("*.md")), ids=lambda page: str(page.relative_to(COOKBOOK)))
+def test_every_file_that_a_page_links_exists(page):
+    links = re.findall(r"\]\((?!http)([^)]+)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_the_committed_data_is_what_its_script_writes(tmp_path):

@@ -124,9 +124,9 @@ def test_the_agent_from_elsewhere_plays_an_episode_of_the_run(online, database, 
     monkeypatch.setenv("GATEWAY", rest.gateway.url)
     monkeypatch.setenv("AGENTRL_ADMIN_KEY", rest.key)
     task = Task(id="t", data={"id": "t", "messages": [{"role": "user", "content": "Hello"}]})
-    config = RolloutConfig(agent=AgentConfig(mode="online"))
-    visitors = Visitors(rest.gateway, config, GatewayConfig())
-    runner = Runner(run=visitors, gateway=rest.gateway, store=database, scorer_for=None, config=config, run_id="run")
+    rollout = RolloutConfig(agent=AgentConfig(mode="online"))
+    visitors = Visitors(rest.gateway, rollout, GatewayConfig())
+    runner = Runner(run=visitors, gateway=rest.gateway, store=database, scorer_for=None, config=rollout, run_id="run")
 
     async def scenario():
         await database.add_tasks("run", [task])

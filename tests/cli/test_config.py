@@ -115,6 +115,14 @@ def test_check_names_everything_that_is_wrong_with_its_place(folder, agentrl):
     assert len(errors) == 9
 
 
+def test_check_misses_the_tasks_where_a_run_plays_them_itself(folder, agentrl):
+    lines = (folder / "config.yaml").read_text().splitlines()
+    (folder / "config.yaml").write_text("\n".join(line for line in lines if not line.startswith("data")))
+    missing = "data.train: the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`"
+    assert missing in agentrl("check", "config.yaml")[2][0]
+    assert agentrl("check", "config.yaml", "workflow=", "rollout.agent.mode=online")[:2] == (0, "ok\n")
+
+
 def test_check_says_what_an_engine_needs_and_what_it_takes(folder, agentrl):
     engine = "engine={use: openai_compatible, url: 'http://127.0.0.1:1'"
     assert "needs the option 'server', vllm or sglang" in agentrl("check", "config.yaml", engine + "}")[2][0]

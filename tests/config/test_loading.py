@@ -147,11 +147,9 @@ def test_each_problem_says_what_was_found_and_expected(write, text, problem):
     assert found[0].startswith(f"config.yaml:1: {problem}")
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "seed: 1\n"])
-def test_missing_tasks_are_named_with_an_example(write, text):
-    assert problems_of(load, write(text, complete=True)) == [
-        "config.yaml: data: the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`",
-    ]
+@pytest.mark.parametrize("text", ["", "# nothing\n", "seed: 1\n", "data:\n"])
+def test_online_agents_need_no_tasks_in_the_config(write, text):
+    assert load(write(text, complete=True)).run.data.train is None
 
 
 @pytest.mark.parametrize(("text", "kind"), [("- a\n", "a list"), ("just words\n", 'the text "just words"')])

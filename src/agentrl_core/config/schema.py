@@ -120,7 +120,7 @@ class UpstreamConfig:
     api_key_env: str | None = None
     """Name of the environment variable that holds the key; never the key."""
     timeout_s: float = field(default=120.0, validator=positive)
-    """The provider may say nothing for so long."""
+    """Longest that the provider may say nothing."""
     max_retries: int = field(default=2, validator=not_negative)
     """Times that a call is sent again where it could not be made, was too much or met a server's failure."""
 
@@ -130,13 +130,18 @@ class GatewayConfig:
     """The HTTP server that agents talk to."""
 
     host: str = "127.0.0.1"
+    """Address to listen at; one that other machines can reach takes an admin key in `admin_key_env`."""
     port: int = field(default=0, validator=port_number)
     """0 takes any free port."""
     history: Literal["exact", "template"] = "exact"
+    """`exact` continues a dialogue from the ids that were sampled; `template` renders it anew, and a past that
+    the template changes begins a new sequence."""
     temperature: Literal["force", "refuse", "allow"] = "force"
-    """What happens when an agent asks for another temperature than the policy's while training."""
+    """What happens while training when an agent asks for another temperature than the policy's: it gets the policy's
+    and is counted, an error, or what it asks for, if that is above 0."""
     tool_parser: str = "auto"
-    """Registry name of the tool-call parser; `auto` recognises the format from the model's chat template."""
+    """Tool-call parser: a registry name, `module:attr` or `file.py:attr`; `auto` recognises the format from the
+    model's chat template."""
     reasoning_parser: Literal["auto", "none", "think", "mistral", "minicpm"] = "auto"
     """Where the model writes thoughts, which are kept out of the content; `none` leaves them there."""
     upstreams: Mapping[str, UpstreamConfig] = field(factory=dict, validator=_no_policy)
@@ -144,7 +149,7 @@ class GatewayConfig:
     admin_key_env: str = field(default="AGENTRL_ADMIN_KEY", validator=filled)
     """Environment variable with the key that opens sessions; where it is unset, the run makes a key."""
     session_ttl_s: float = field(default=0.0, validator=not_negative)
-    """A session of an online agent ends after so long without a call; 0: never."""
+    """A session that an agent from elsewhere opened ends after so long without a call; 0: not for that."""
     pause_timeout_s: float = field(default=300.0, validator=positive)
     """Longest that a call waits while the gateway is paused."""
 
@@ -154,10 +159,14 @@ class AgentConfig:
     """How agents run (AReaL's `rollout.agent`)."""
 
     mode: Literal["inline", "subproc", "online"] = "inline"
+    """`inline` runs the workflow in the run's process; with `online` agents from elsewhere open sessions by themselves.
+    `subproc` is not available in this version."""
     turn_discount: float = field(default=1.0, validator=fraction)
     """An earlier turn gets the reward times this, once per later turn."""
     export_style: Literal["individual", "concat"] = "individual"
+    """AReaL's name of what becomes a training sample; `concat` is not available in this version."""
     subproc_max_workers: int = field(default=4, validator=positive)
+    """Processes of the mode `subproc`."""
     reward_timeout_s: float = field(default=3600.0, validator=positive)
     """How long a session that an online agent has ended waits for its reward."""
     lease_timeout_s: float = field(default=600.0, validator=positive)
@@ -253,7 +262,7 @@ class RunConfig:
     """Folder of the runs, relative to the working directory."""
     model: ModelConfig = field(factory=ModelConfig)
     warm_start: WarmStartConfig | None = None
-    data: DataConfig
+    data: DataConfig = field(factory=DataConfig)
     workflow: Component | None = None
     """The agent; may be left out where Python passes it to `Trainer.train`."""
     sampling: SamplingConfig = field(factory=SamplingConfig)

@@ -49,11 +49,6 @@ def default_of(name: str) -> Any:
     return None if isinstance(default, attrs.Factory) else _converter.unstructure(default)  # type: ignore[arg-type]  # a class at run time
 
 
-_MISSING: Mapping[tuple[type, str], str] = {
-    (RunConfig, "data"): "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`",
-}
-
-
 def _class_hook(cls: type) -> Callable[[Any, Any], Any]:
     """Return the hook of one section: every option, and every unknown one, is looked at before it gives up."""
     kinds = get_type_hints(cls)
@@ -68,7 +63,7 @@ def _class_hook(cls: type) -> Callable[[Any, Any], Any]:
             given = value.get(name, attrs.NOTHING)
             if given is attrs.NOTHING or (given is None and _is_section(kinds[name])):
                 if attribute.default is attrs.NOTHING:
-                    findings.append(Finding((name,), _MISSING.get((cls, name), "missing")))
+                    findings.append(Finding((name,), "missing"))
                 continue
             with _collect(findings, name):
                 values[name] = _structure_option(given, kinds[name], attribute)
