@@ -91,7 +91,7 @@ def test_seeds_go_on_where_they_stood(rest, restart, engine):
 
 
 def test_calls_of_tools_are_recognised_though_the_client_has_renamed_them(rest, restart, engine, call_text):
-    engine.replies = [call_text("weather", '{"a": 1}') + call_text("weather", '{"a": 2}'), "sunny", "bye"]
+    engine.replies = [call_text("weather", '{"a": 1}') + call_text("weather", '{"a": 2}'), "assistant", "bye"]
     question = {"role": "user", "content": "hello"}
 
     def turns(first):
@@ -112,7 +112,7 @@ def test_calls_of_tools_are_recognised_though_the_client_has_renamed_them(rest, 
     key, first = asyncio.run(before())
     again, _ = restart()
     bye = {"role": "user", "content": "thanks"}
-    asyncio.run(send(again, key, [*turns(first), {"role": "assistant", "content": "sunny"}, bye]))
+    asyncio.run(send(again, key, [*turns(first), {"role": "assistant", "content": "assistant"}, bye]))
     assert follows(engine.log[1], engine.log[0])
     assert follows(engine.log[2], engine.log[1])
 

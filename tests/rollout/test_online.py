@@ -254,8 +254,7 @@ def test_of_two_agents_with_one_key_one_gets_a_session_and_no_slot_is_lost(rest,
     async def scenario():
         async with make_run(rest, group_size=3, retries=1):
             first = await begin(rest)  # now the slots are there
-            for _ in range(2):
-                rest.gateway.leases.take(Claim(**own))
+            leases = [rest.gateway.leases.take(Claim(**own)) for _ in range(2)]
             while not (opened := rest.gateway._sessions.holder(own["api_key"])):
                 await asyncio.sleep(0)
             for key in (first["api_key"], own["api_key"]):
@@ -264,6 +263,7 @@ def test_of_two_agents_with_one_key_one_gets_a_session_and_no_slot_is_lost(rest,
                 await rest.post("/rl/end_session", key=key)
             await work(rest, 0)
             (group,) = await database.take_groups("run", 1)
+            assert leases[1].opened.exception().status == 409
             return opened.record_id, [item.record for item in group.episodes], await database.records("run")
 
     opened, scored, records = asyncio.run(scenario())
@@ -339,13 +339,23 @@ def test_without_tasks_sessions_may_stand_alone(rest, make_run, database):
 
 def test_without_tasks_a_group_waits_not_for_ever(rest, make_run, database):
     async def scenario():
-        limits = {"group_size": 3, "min_group_size": 2, "lease_timeout_s": 0.3, "retries": 2}
+        limits = {"group_size": 3, "min_group_size": 2, "lease_timeout_s": 0.3, "retries": 100}
         async with make_run(rest, tasks=0, **limits) as scheduler:
             for reward in (0.0, 1.0):
                 await work(rest, reward, task_id="rare")
-            (group,) = await database.take_groups("run", 1)
+            (group,) = await asyncio.wait_for(database.take_groups("run", 1), 15)
             return group, scheduler.totals
 
     group, totals = asyncio.run(scenario())
     assert [item.record.reward for item in group.episodes] == [0.0, 1.0]
     assert totals == {"scored": 2}
+
+
+def test_without_tasks_a_group_is_for_one_task_only(rest, make_run):
+    async def scenario():
+        async with make_run(rest, tasks=0, max_head_offpolicyness=0):
+            await begin(rest, "mine")
+            other = await rest.post("/rl/start_session", {"task_id": "other"})
+            return other.status_code, (await begin(rest, "mine"))["task"]["id"]
+
+    assert asyncio.run(scenario()) == (429, "mine")

@@ -52,4 +52,3 @@ class Gate:
                     await asyncio.wait_for(changed.wait(), left)
                 changed.clear()
         session.used_at = time.monotonic()
-        session.check_open()
