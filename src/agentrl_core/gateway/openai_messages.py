@@ -23,7 +23,7 @@ def parse_messages(value: Any) -> tuple[Message, ...]:
         raise RequestError(400, "missing_required_parameter", "messages is missing", param="messages")
     if not isinstance(value, list) or not value:
         raise _wrong("messages", "must be a list with at least one message")
-    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(value))
+    return tuple([_plain(item) or _message(item, f"messages[{index}]") for index, item in enumerate(value)])
 
 
 def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
@@ -37,6 +37,16 @@ def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _wrong(f"tools[{index}]", 'must look like {"type": "function", "function": {"name": …}}')
     return tuple(value)
+
+
+def _plain(raw: Any) -> Message | None:
+    """Return a message of nothing but role and text, as most are; None where more must be looked at."""
+    if type(raw) is not dict or len(raw) != 2:  # noqa: PLR2004 - role and content
+        return None
+    role, content = raw.get("role"), raw.get("content")
+    if type(role) is not str or type(content) is not str or role not in _ROLES:
+        return None
+    return {"role": _ROLES[role], "content": content}
 
 
 def _message(raw: Any, where: str) -> Message:
@@ -122,9 +132,11 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 def _text(raw: Mapping[str, Any], key: str, where: str) -> str:
     value = raw.get(key)
-    if not isinstance(value, str | None):
+    if value is None:
+        return ""
+    if not isinstance(value, str):
         raise _wrong(f"{where}.{key}", "must be a string")
-    return value or ""
+    return value
 
 
 def _wrong(param: str, message: str) -> RequestError:
