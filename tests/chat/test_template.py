@@ -93,6 +93,13 @@ def test_renders_like_transformers():
     assert ChatTemplate(source).render(messages, tools) == expected[0]
 
 
+@pytest.mark.parametrize("number", [0, 1e308, 2**63, "a", None])
+def test_numbers_that_a_template_cannot_reckon_with_are_refused(number):
+    template = ChatTemplate("{{ 'x' * (1 // budget) }}{{ 'x' * (budget ** 9) }}")
+    with pytest.raises(RequestError, match="refused"):
+        template.render([], options={"budget": number})
+
+
 def test_half_a_character_in_a_prompt_is_refused():
     template = ChatTemplate("{{ messages[0].content }}")
     with pytest.raises(RequestError, match="surrogate"):

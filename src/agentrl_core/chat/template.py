@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.types import Message
 
-_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """What a template raises on messages that it was not written for; a lone surrogate is a ValueError."""
 
 
