@@ -103,6 +103,15 @@ print(json.dumps([registry.describe("scorers", "gsm8k"), ask("It is $42."), ask(
     assert json.loads(done.stdout) == ["agentrl-gsm8k==0.1.0 gsm8k_scorer:score", 1.0, 0.0]
 
 
+def test_the_clients_of_the_table_are_those_of_the_matrix():
+    for package in ("anthropic", "langchain_openai", "agents", "pydantic_ai", "smolagents"):
+        pytest.importorskip(package)
+    from tests.matrix.clients import CLIENTS
+
+    cells = re.findall(r"^\| (?:OpenAI|Anthropic|models).*\| ([^|]+) \|$", README, re.MULTILINE)
+    assert {name for cell in cells for name in cell.split(", ")} == {client.name.split()[0] for client in CLIENTS}
+
+
 def test_the_upstream_of_the_example_is_one():
     given = config.parse({"data": "tasks.jsonl", **yaml.safe_load(block("yaml", "upstreams:"))})
     assert given.gateway.upstreams["judge"].model == "gpt-5-mini"
