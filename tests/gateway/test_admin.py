@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from agentrl_core.errors import ConfigError, RunError
-from agentrl_core.gateway.admin import exposed, is_loopback, key_from_environment, make_key
+from agentrl_core.gateway.online.admin import exposed, is_loopback, key_from_environment, make_key
 
 
 def test_a_made_key_can_be_read_by_its_user_only(tmp_path):

@@ -14,7 +14,7 @@ from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 
 from agentrl_core.chat import Chat
 from agentrl_core.chat.reasoning import REASONING_FORMATS
-from agentrl_core.gateway.anthropic_messages import AnthropicMessages
+from agentrl_core.gateway.dialects.anthropic_messages import AnthropicMessages
 
 USER = {"role": "user", "content": "hello"}
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}

@@ -8,9 +8,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from agentrl_core.gateway.limits import Limits
-from agentrl_core.gateway.server import GatewayServer
-from agentrl_core.gateway.web import EVENTS, MAX_BODY_BYTES, HttpResponse, json_response
+from agentrl_core.gateway.serving.limits import Limits
+from agentrl_core.gateway.serving.server import GatewayServer
+from agentrl_core.gateway.serving.web import EVENTS, MAX_BODY_BYTES, HttpResponse, json_response
 
 SHORT = 0.05
 

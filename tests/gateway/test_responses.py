@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from agentrl_core.chat import Chat
 from agentrl_core.chat.reasoning import THINK
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.responses import OpenAIResponses
+from agentrl_core.gateway.dialects.responses import OpenAIResponses
 from agentrl_core.types import FinishReason, Grammar
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}

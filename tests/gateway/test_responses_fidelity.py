@@ -13,8 +13,8 @@ from agentrl_core.chat import Chat
 from agentrl_core.chat.reasoning import THINK
 from agentrl_core.config.schema import UpstreamConfig
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.responses import OpenAIResponses
-from agentrl_core.gateway.responses_input import parse_input
+from agentrl_core.gateway.dialects.responses import OpenAIResponses
+from agentrl_core.gateway.dialects.responses_input import parse_input
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a":%d}}\n</tool_call>'

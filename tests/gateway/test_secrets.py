@@ -10,7 +10,7 @@ import traceback
 import pytest
 
 from agentrl_core.errors import EngineError, UnservableError
-from agentrl_core.gateway.web import HttpRequest
+from agentrl_core.gateway.serving.web import HttpRequest
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 CHAT_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from agentrl_core.gateway.serving.web import HttpRequest
 from agentrl_core.gateway.sessions import without_secrets
-from agentrl_core.gateway.web import HttpRequest
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl_core.gateway.trajectories import trajectories
+from agentrl_core.gateway.online.trajectories import trajectories
 from agentrl_core.types import Episode, Interaction, Record
 
 

@@ -11,7 +11,7 @@ import pytest
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
 from agentrl_core.gateway import Gateway
-from agentrl_core.gateway.transport import ssl_context
+from agentrl_core.gateway.serving.transport import ssl_context
 from agentrl_core.stores.base import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Outcome, Record

@@ -7,7 +7,7 @@ import pytest
 from tests.gateway import conftest as parts
 
 from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
-from agentrl_core.gateway.leases import Claim
+from agentrl_core.gateway.online.leases import Claim
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler

@@ -15,7 +15,7 @@ from langchain_core.messages import (
 from langchain_core.messages.utils import message_chunk_to_message
 
 from agentrl_core.chat.canonical import Fingerprint
-from agentrl_core.gateway.openai_messages import parse_messages
+from agentrl_core.gateway.dialects.openai_messages import parse_messages
 from agentrl_langchain.messages import ReplyStream, to_openai, to_reply
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

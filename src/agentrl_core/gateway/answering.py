@@ -8,11 +8,11 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import AgentRLError, RequestError, RunError, UnservableError, UnstorableError
+from agentrl_core.gateway.dialects.responses import OpenAIResponses
+from agentrl_core.gateway.dialects.responses_stored import with_referenced_items
 from agentrl_core.gateway.exchange import Delta, Reply
-from agentrl_core.gateway.responses import OpenAIResponses
-from agentrl_core.gateway.responses_stored import with_referenced_items
 from agentrl_core.gateway.retries import Attempt, retry_key
-from agentrl_core.gateway.web import EVENTS, HttpRequest, HttpResponse, decode_body, json_response, refused
+from agentrl_core.gateway.serving.web import EVENTS, HttpRequest, HttpResponse, decode_body, json_response, refused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

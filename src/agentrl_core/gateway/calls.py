@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentrl_core.chat.parsers.base import ParsedReply
     from agentrl_core.chat.replies import ReplyReader
     from agentrl_core.gateway.exchange import ChatRequest
-    from agentrl_core.gateway.ledger import Prompt
+    from agentrl_core.gateway.history.ledger import Prompt
     from agentrl_core.gateway.retries import Attempt
     from agentrl_core.gateway.sessions import Session
 

@@ -11,18 +11,18 @@ import attrs
 
 from agentrl_core.chat.probe import Stability
 from agentrl_core.errors import RunError
-from agentrl_core.gateway.admin import Admin, exposed
-from agentrl_core.gateway.control import Control
 from agentrl_core.gateway.forwarding import Forwarder
-from agentrl_core.gateway.http import Api
-from agentrl_core.gateway.leases import Leases
 from agentrl_core.gateway.metering import metered, metered_stream
+from agentrl_core.gateway.online.admin import Admin, exposed
+from agentrl_core.gateway.online.control import Control
+from agentrl_core.gateway.online.leases import Leases
+from agentrl_core.gateway.online.visits import Visits
 from agentrl_core.gateway.pausing import Gate
 from agentrl_core.gateway.sampling import SamplingPolicy
 from agentrl_core.gateway.service import PolicyService
+from agentrl_core.gateway.serving.routes import Api
 from agentrl_core.gateway.sessions import Session, SessionBook
 from agentrl_core.gateway.upstreams import Upstreams
-from agentrl_core.gateway.visits import Visits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from agentrl_core.chat.facade import Chat
     from agentrl_core.config.schema import GatewayConfig, SamplingConfig
     from agentrl_core.engines.base import Engine
-    from agentrl_core.gateway.leases import Claim
-    from agentrl_core.gateway.server import GatewayServer
-    from agentrl_core.gateway.transport import SharedClient
-    from agentrl_core.gateway.web import HttpRequest, HttpResponse
+    from agentrl_core.gateway.online.leases import Claim
+    from agentrl_core.gateway.serving.server import GatewayServer
+    from agentrl_core.gateway.serving.transport import SharedClient
+    from agentrl_core.gateway.serving.web import HttpRequest, HttpResponse
     from agentrl_core.stores.base import Store
     from agentrl_core.types import Interaction, Record
 
@@ -138,13 +138,13 @@ class Gateway:
     @functools.cached_property
     def http_client(self) -> SharedClient:
         """The client that agents borrow: it reaches the gateway in process, and closing it does nothing."""
-        from agentrl_core.gateway.transport import SharedClient
+        from agentrl_core.gateway.serving.transport import SharedClient
 
         return SharedClient(self.handle, self.url)
 
     def start(self) -> None:
         """Listen; `RunError` if the port is in use, or others could reach it and no admin key was chosen."""
-        from agentrl_core.gateway.server import GatewayServer
+        from agentrl_core.gateway.serving.server import GatewayServer
 
         if problem := exposed(self._config.host, self._config.admin_key_env):
             raise RunError(f"gateway.host: {problem}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agentrl_core.gateway.exchange import Choice
-    from agentrl_core.gateway.web import HttpRequest
+    from agentrl_core.gateway.serving.web import HttpRequest
 
 _REMEMBERED = 64
 """Attempts of a session whose replies can still be asked for again."""

@@ -21,9 +21,9 @@ from agentrl_core.chat.parsers.base import ParsedReply
 from agentrl_core.errors import ContextLengthError, RequestError
 from agentrl_core.gateway.calls import Call, Generation, choice_of, message_of
 from agentrl_core.gateway.exchange import Reply
-from agentrl_core.gateway.ledger import Prompt, build_prompt
+from agentrl_core.gateway.history.ledger import Prompt, build_prompt
+from agentrl_core.gateway.history.raw_prompts import raw_prompt
 from agentrl_core.gateway.metering import metered
-from agentrl_core.gateway.raw_prompts import raw_prompt
 from agentrl_core.gateway.sampling import call_seed
 from agentrl_core.types import Chunk, FinishReason
 

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.ledger import Ledger
+from agentrl_core.gateway.history.ledger import Ledger
 from agentrl_core.gateway.retries import Attempts
 
 if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Iterable, Mapping
 
+    from agentrl_core.gateway.online.visit import Visit
     from agentrl_core.gateway.sampling import SamplingPolicy
-    from agentrl_core.gateway.visit import Visit
     from agentrl_core.stores.base import SessionRow
     from agentrl_core.types import Interaction, Record
 

@@ -16,9 +16,9 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.dialects.openai_fields import was_cut
 from agentrl_core.gateway.exchange import Usage
-from agentrl_core.gateway.openai_fields import was_cut
-from agentrl_core.gateway.transport import ssl_context
+from agentrl_core.gateway.serving.transport import ssl_context
 from agentrl_core.server_client import ExchangeError, ServerClient, ServerReply, server_sent_events
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from agentrl_core.types import Episode, Interaction, Outcome, Record, Task
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway, Session
-    from agentrl_core.gateway.leases import Lease
+    from agentrl_core.gateway.online.leases import Lease
     from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.stores.base import Store
 

@@ -12,7 +12,7 @@ import attrs
 from agentrl_core.chat import Chat
 from agentrl_core.data.jsonl import load_tasks
 from agentrl_core.errors import DataError, PluginError, UsageError
-from agentrl_core.gateway.admin import exposed, key_from_environment
+from agentrl_core.gateway.online.admin import exposed, key_from_environment
 from agentrl_core.losses import split_options
 from agentrl_core.options import bind
 from agentrl_core.plugins import load_registry

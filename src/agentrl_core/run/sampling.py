@@ -16,7 +16,7 @@ from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
-from agentrl_core.gateway.admin import key_from_environment, make_key
+from agentrl_core.gateway.online.admin import key_from_environment, make_key
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler

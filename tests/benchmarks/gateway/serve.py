@@ -25,7 +25,7 @@ from agentrl_core.chat.facade import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
 from agentrl_core.engines.openai_compatible import OpenAICompatibleEngine
 from agentrl_core.gateway import Gateway
-from agentrl_core.gateway.web import HttpRequest
+from agentrl_core.gateway.serving.web import HttpRequest
 from agentrl_core.stores.base import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Record

@@ -21,7 +21,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
-from agentrl_core.gateway.transport import ssl_context
+from agentrl_core.gateway.serving.transport import ssl_context
 from agentrl_langchain.messages import Json, ReplyStream, to_openai, to_reply
 
 if TYPE_CHECKING:

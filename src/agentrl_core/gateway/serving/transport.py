@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Self
 
 import httpx2
 
-from agentrl_core.gateway.http import too_large
+from agentrl_core.gateway.serving.routes import too_large
+from agentrl_core.gateway.serving.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 from agentrl_core.gateway.sessions import without_secrets
-from agentrl_core.gateway.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
     import ssl

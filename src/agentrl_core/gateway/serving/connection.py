@@ -16,11 +16,11 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.closing import last_response, turned_away
+from agentrl_core.gateway.serving.closing import last_response, turned_away
 
 if TYPE_CHECKING:
-    from agentrl_core.gateway.limits import Limits
-    from agentrl_core.gateway.web import HttpResponse
+    from agentrl_core.gateway.serving.limits import Limits
+    from agentrl_core.gateway.serving.web import HttpResponse
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.ledger import Node, Prompt
+from agentrl_core.gateway.history.ledger import Node, Prompt
 
 if TYPE_CHECKING:
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.gateway.raw_calls import RawCalls
+    from agentrl_core.gateway.history.raw_calls import RawCalls
 
 
 def raw_prompt(chat: Chat, prompt: str | tuple[int, ...], earlier: RawCalls[Node]) -> Prompt:

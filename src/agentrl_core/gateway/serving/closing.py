@@ -8,8 +8,8 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.openai_replies import openai_error
-from agentrl_core.gateway.web import HttpResponse
+from agentrl_core.gateway.dialects.openai_replies import openai_error
+from agentrl_core.gateway.serving.web import HttpResponse
 
 
 def turned_away(status: int, code: str, message: str) -> HttpResponse:

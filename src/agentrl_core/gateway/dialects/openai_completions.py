@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.dialects.fields import Fields
+from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, kept, parse_stop, parse_trainable
+from agentrl_core.gateway.dialects.openai_replies import openai_error, sse_event, usage_of
 from agentrl_core.gateway.exchange import ChatRequest, Choice, Decode, Delta, Reply
-from agentrl_core.gateway.fields import Fields
-from agentrl_core.gateway.openai_fields import MOST_CHOICES, kept, parse_stop, parse_trainable
-from agentrl_core.gateway.openai_replies import openai_error, sse_event, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

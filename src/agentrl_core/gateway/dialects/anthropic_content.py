@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import orjson
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.openai_messages import image_part
+from agentrl_core.gateway.dialects.openai_messages import image_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.exchange import ChatRequest, Choice, Decode, Delta, Reply
-from agentrl_core.gateway.fields import Fields
-from agentrl_core.gateway.openai_fields import (
+from agentrl_core.gateway.dialects.fields import Fields
+from agentrl_core.gateway.dialects.openai_fields import (
     MOST_CHOICES,
     MOST_TOP_LOGPROBS,
     kept,
@@ -22,8 +21,9 @@ from agentrl_core.gateway.openai_fields import (
     parse_trainable,
     refuse_functions,
 )
-from agentrl_core.gateway.openai_messages import parse_messages, parse_tools
-from agentrl_core.gateway.openai_replies import logprobs_of, openai_error, sse_event, usage_of
+from agentrl_core.gateway.dialects.openai_messages import parse_messages, parse_tools
+from agentrl_core.gateway.dialects.openai_replies import logprobs_of, openai_error, sse_event, usage_of
+from agentrl_core.gateway.exchange import ChatRequest, Choice, Decode, Delta, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from agentrl_core import __version__
-from agentrl_core.gateway import openapi_schemas as schemas
-from agentrl_core.gateway.openapi_schemas import Schema, one_of, shaped
+from agentrl_core.gateway.serving import openapi_schemas as schemas
+from agentrl_core.gateway.serving.openapi_schemas import Schema, one_of, shaped
 
 _DESCRIPTION = """Speaks OpenAI's chat completions, completions and Responses, and Anthropic's Messages, for one policy;
 every call is recorded in its session. `/v1` may be left out. On the gateway's own machine a session's URL,

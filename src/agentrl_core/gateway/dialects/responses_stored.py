@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.dialects.responses_fields import tool_of
+from agentrl_core.gateway.dialects.responses_input import reply_of
+from agentrl_core.gateway.dialects.responses_output import ID_PREFIX, call_item, echo_of, output_items, response_of
 from agentrl_core.gateway.exchange import ChatRequest, Choice, Reply
-from agentrl_core.gateway.ledger import INSTRUCTIONS
-from agentrl_core.gateway.responses_fields import tool_of
-from agentrl_core.gateway.responses_input import reply_of
-from agentrl_core.gateway.responses_output import ID_PREFIX, call_item, echo_of, output_items, response_of
+from agentrl_core.gateway.history.ledger import INSTRUCTIONS
 from agentrl_core.types import FinishReason
 
 if TYPE_CHECKING:
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.gateway.ledger import Ledger, Node
+    from agentrl_core.gateway.history.ledger import Ledger, Node
     from agentrl_core.types import Message
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.dialects.openai_fields import parse_template_options, parse_tool_choice
 from agentrl_core.gateway.exchange import ToolChoice
-from agentrl_core.gateway.openai_fields import parse_template_options, parse_tool_choice
 from agentrl_core.types import Grammar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.gateway.fields import Fields
+    from agentrl_core.gateway.dialects.fields import Fields
 
 _LOGPROBS = "message.output_text.logprobs"
 _FUNCTION_KEYS = ("description", "parameters", "strict")

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.answering import Answerer, as_refusal
-from agentrl_core.gateway.anthropic_messages import AnthropicMessages
-from agentrl_core.gateway.completions import Completions
-from agentrl_core.gateway.models import describe_model, list_models
-from agentrl_core.gateway.openai_chat import OpenAIChat
-from agentrl_core.gateway.openapi import document
-from agentrl_core.gateway.responses import OpenAIResponses
-from agentrl_core.gateway.responses_stored import stored_input, stored_response
-from agentrl_core.gateway.sessions import key_of
-from agentrl_core.gateway.web import (
+from agentrl_core.gateway.dialects.anthropic_messages import AnthropicMessages
+from agentrl_core.gateway.dialects.models import describe_model, list_models
+from agentrl_core.gateway.dialects.openai_chat import OpenAIChat
+from agentrl_core.gateway.dialects.openai_completions import Completions
+from agentrl_core.gateway.dialects.responses import OpenAIResponses
+from agentrl_core.gateway.dialects.responses_stored import stored_input, stored_response
+from agentrl_core.gateway.serving.openapi import document
+from agentrl_core.gateway.serving.web import (
     MAX_BODY_BYTES,
     HttpRequest,
     HttpResponse,
@@ -24,14 +23,15 @@ from agentrl_core.gateway.web import (
     json_response,
     refused,
 )
+from agentrl_core.gateway.sessions import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from agentrl_core.errors import RunError
-    from agentrl_core.gateway.admin import Admin
     from agentrl_core.gateway.exchange import Dialect
     from agentrl_core.gateway.forwarding import Forwarder
+    from agentrl_core.gateway.online.admin import Admin
     from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session, SessionBook
 

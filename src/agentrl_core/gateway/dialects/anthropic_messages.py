@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.anthropic_content import parse_messages, parse_tools
-from agentrl_core.gateway.anthropic_replies import anthropic_error, content_blocks, extras_of, stop_of, usage_of
-from agentrl_core.gateway.anthropic_stream import AnthropicWriter
+from agentrl_core.gateway.dialects.anthropic_content import parse_messages, parse_tools
+from agentrl_core.gateway.dialects.anthropic_replies import (
+    anthropic_error,
+    content_blocks,
+    extras_of,
+    stop_of,
+    usage_of,
+)
+from agentrl_core.gateway.dialects.anthropic_stream import AnthropicWriter
+from agentrl_core.gateway.dialects.fields import Fields
+from agentrl_core.gateway.dialects.openai_fields import kept, parse_stop, parse_template_options, parse_trainable
 from agentrl_core.gateway.exchange import ChatRequest, Decode, Reply, ToolChoice
-from agentrl_core.gateway.fields import Fields
-from agentrl_core.gateway.openai_fields import kept, parse_stop, parse_template_options, parse_trainable
 from agentrl_core.types import Grammar
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.openai_messages import image_part
+from agentrl_core.gateway.dialects.openai_messages import image_part
 
 if TYPE_CHECKING:
     from agentrl_core.types import Message

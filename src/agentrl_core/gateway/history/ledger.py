@@ -15,7 +15,7 @@ import attrs
 from agentrl_core.chat.canonical import Fingerprint
 from agentrl_core.chat.images import images_of
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.raw_calls import RawCalls
+from agentrl_core.gateway.history.raw_calls import RawCalls
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.gateway.anthropic_replies import (
+from agentrl_core.gateway.dialects.anthropic_replies import (
     SIGNATURE,
     anthropic_error,
     extras_of,

@@ -11,22 +11,22 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.admin import LEAST_KEY
-from agentrl_core.gateway.fields import Fields
-from agentrl_core.gateway.leases import Claim, no_capacity
+from agentrl_core.gateway.dialects.fields import Fields
+from agentrl_core.gateway.online.admin import LEAST_KEY
+from agentrl_core.gateway.online.leases import Claim, no_capacity
+from agentrl_core.gateway.online.trajectories import trajectories
+from agentrl_core.gateway.online.visits import describe
+from agentrl_core.gateway.serving.web import HttpRequest, HttpResponse, Page, decode_body, json_response
 from agentrl_core.gateway.sessions import key_of, session_active, session_ended
-from agentrl_core.gateway.trajectories import trajectories
-from agentrl_core.gateway.visits import describe
-from agentrl_core.gateway.web import HttpRequest, HttpResponse, Page, decode_body, json_response
 from agentrl_core.types import Episode, Outcome, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from agentrl_core.gateway.admin import Admin
-    from agentrl_core.gateway.leases import Leases
+    from agentrl_core.gateway.online.admin import Admin
+    from agentrl_core.gateway.online.leases import Leases
+    from agentrl_core.gateway.online.visits import Visits
     from agentrl_core.gateway.sessions import Session, SessionBook
-    from agentrl_core.gateway.visits import Visits
     from agentrl_core.types import Task
 
 _REFRESH_WAIT_S = 120.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.gateway.openai_replies import token_logprob
+from agentrl_core.gateway.dialects.openai_replies import token_logprob
 from agentrl_core.types import FinishReason
 
 if TYPE_CHECKING:

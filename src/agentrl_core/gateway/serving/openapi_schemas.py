@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from agentrl_core.gateway.openai_fields import MOST_CHOICES, MOST_TOP_LOGPROBS
+from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, MOST_TOP_LOGPROBS
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl_core.errors import ContextLengthError
-from agentrl_core.gateway.openai_replies import shown
+from agentrl_core.gateway.dialects.openai_replies import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

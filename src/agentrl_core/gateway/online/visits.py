@@ -10,16 +10,16 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.past import restore
+from agentrl_core.gateway.history.past import restore
+from agentrl_core.gateway.online.visit import Visit, last_call, until_over
 from agentrl_core.gateway.sessions import session_ended
-from agentrl_core.gateway.visit import Visit, last_call, until_over
 from agentrl_core.stores.base import SessionRow
 from agentrl_core.types import Outcome, Record, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from agentrl_core.gateway.leases import Claim
+    from agentrl_core.gateway.online.leases import Claim
     from agentrl_core.gateway.sampling import SamplingPolicy
     from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session, SessionBook

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import orjson
 
-from agentrl_core.gateway.openai_replies import openai_error
-from agentrl_core.gateway.responses_output import (
+from agentrl_core.gateway.dialects.openai_replies import openai_error
+from agentrl_core.gateway.dialects.responses_output import (
     call_item,
     has_message,
     item_id,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentrl_core.chat.canonical import Fingerprint
-from agentrl_core.gateway.ledger import Prompt
+from agentrl_core.gateway.history.ledger import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.gateway.ledger import Ledger, Node
+    from agentrl_core.gateway.history.ledger import Ledger, Node
     from agentrl_core.types import Interaction, Message
 
 

@@ -13,7 +13,7 @@ from agentrl_core.types import Grammar
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.gateway.fields import Fields
+    from agentrl_core.gateway.dialects.fields import Fields
 
 MOST_CHOICES = 128
 """`n`, as in OpenAI's API."""

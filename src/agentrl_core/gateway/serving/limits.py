@@ -6,7 +6,7 @@ import sys
 
 import attrs
 
-from agentrl_core.gateway.web import MAX_BODY_BYTES
+from agentrl_core.gateway.serving.web import MAX_BODY_BYTES
 
 _MOST_CONNECTIONS = 4096
 

@@ -15,13 +15,13 @@ import attrs
 import uvicorn
 
 from agentrl_core.errors import RunError
-from agentrl_core.gateway.connection import CONNECTION, Connection
-from agentrl_core.gateway.http import too_large
-from agentrl_core.gateway.limits import Limits
-from agentrl_core.gateway.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
+from agentrl_core.gateway.serving.connection import CONNECTION, Connection
+from agentrl_core.gateway.serving.limits import Limits
+from agentrl_core.gateway.serving.routes import too_large
+from agentrl_core.gateway.serving.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
-    from agentrl_core.gateway.connection import Message, Receive, Scope, Send
+    from agentrl_core.gateway.serving.connection import Message, Receive, Scope, Send
 
 _GRACE_S = 2
 """How long running replies may take when the server closes."""

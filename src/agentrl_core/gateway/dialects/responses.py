@@ -6,12 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.exchange import ChatRequest
-from agentrl_core.gateway.fields import Fields
-from agentrl_core.gateway.ledger import INSTRUCTIONS
-from agentrl_core.gateway.openai_fields import MOST_TOP_LOGPROBS, kept, parse_stop, parse_trainable
-from agentrl_core.gateway.openai_replies import openai_error
-from agentrl_core.gateway.responses_fields import (
+from agentrl_core.gateway.dialects.fields import Fields
+from agentrl_core.gateway.dialects.openai_fields import MOST_TOP_LOGPROBS, kept, parse_stop, parse_trainable
+from agentrl_core.gateway.dialects.openai_replies import openai_error
+from agentrl_core.gateway.dialects.responses_fields import (
     parse_choice,
     parse_include,
     parse_text_format,
@@ -20,9 +18,11 @@ from agentrl_core.gateway.responses_fields import (
     refuse_unsupported,
     tool_of,
 )
-from agentrl_core.gateway.responses_input import parse_input
-from agentrl_core.gateway.responses_output import ECHOED, ID_PREFIX, echo_of, frame, response_of
-from agentrl_core.gateway.responses_stream import ResponsesWriter
+from agentrl_core.gateway.dialects.responses_input import parse_input
+from agentrl_core.gateway.dialects.responses_output import ECHOED, ID_PREFIX, echo_of, frame, response_of
+from agentrl_core.gateway.dialects.responses_stream import ResponsesWriter
+from agentrl_core.gateway.exchange import ChatRequest
+from agentrl_core.gateway.history.ledger import INSTRUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

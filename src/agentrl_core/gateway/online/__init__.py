@@ -1,0 +1,1 @@
+"""Agents that run elsewhere: they open, end and reward sessions by themselves."""

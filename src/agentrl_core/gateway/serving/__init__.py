@@ -1,0 +1,1 @@
+"""HTTP: the server, its limits, the routes, and the client that reaches them in process."""
