@@ -8,6 +8,7 @@ leave its reply unread.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -37,6 +38,9 @@ _FIRST_PROBE_S, _LAST_PROBE_S = 0.01, 1.0
 """How often a client that sends no more is asked whether it still reads: each time half as often."""
 
 
+_turns = itertools.count()
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's side of a connection. Its requests are answered one at a time, pipelined ones too."""
 
@@ -54,6 +58,8 @@ class Connection(HttpToolsProtocol):
         self._request_since: float | None = None
         """When the request began that is still arriving."""
         self._idle_since = self._unread_since = self._refused_at = 0.0
+        self._idle_turn = next(_turns)
+        """Orders connections by when they became idle: the loop's clock is too coarse for that."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -186,7 +192,7 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self._idle_since = self.loop.time()
+        self._idle_since, self._idle_turn = self.loop.time(), next(_turns)
         if self._request_since is not None:  # it may have waited for this
             self._request_since = self._idle_since
         self.flow.resume_reading()
@@ -224,7 +230,7 @@ class Connection(HttpToolsProtocol):
         idle = [other for other in others if other._is_idle()]  # noqa: SLF001 - of the same class
         if not idle:
             return False
-        min(idle, key=lambda other: other._idle_since).transport.close()  # noqa: SLF001 - of the same class
+        min(idle, key=lambda other: other._idle_turn).transport.close()  # noqa: SLF001 - of the same class
         return True
 
     def _turn_away(self, status: int, code: str, message: str) -> None:
