@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from contextlib import ExitStack, closing
 
 import pytest
@@ -301,7 +302,10 @@ def test_beyond_the_limit_newcomers_are_told_so_and_calls_go_on(serve, routes):
 def test_a_newcomer_takes_the_place_of_the_connection_that_is_idle_longest(serve):
     connect = serve(connections=2)
     first, second = connect(), connect()
-    assert ask(second)[0] == ask(first)[0] == 200
+    assert ask(second)[0] == 200
+    answered = time.monotonic()
+    while time.monotonic() < answered + 0.01:  # the server's clock counts milliseconds
+        assert ask(first)[0] == 200
     assert ask(connect())[0] == 200
     assert second.recv(100) == b""
     assert ask(first)[0] == 200
