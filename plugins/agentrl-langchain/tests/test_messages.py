@@ -16,7 +16,7 @@ from langchain_core.messages.utils import message_chunk_to_message
 
 from agentrl_core.chat.canonical import Fingerprint
 from agentrl_core.gateway.dialects.openai_messages import parse_messages
-from agentrl_langchain.messages import ReplyStream, to_openai, to_reply
+from agentrl_langchain.messages import ReplyStream, to_openai, to_replies
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES = st.recursive(
@@ -25,6 +25,19 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 CALLS = st.lists(st.tuples(st.text("abc_", min_size=1), st.dictionaries(TEXT, VALUES, max_size=3)), max_size=3)
+
+
+PNG = "iVBORw0KGgo="
+IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+IMAGES = [
+    IMAGE,
+    {"type": "image_url", "image_url": IMAGE["image_url"]["url"]},
+    {"type": "image", "base64": PNG, "mime_type": "image/png"},
+    {"type": "image", "source_type": "base64", "data": PNG, "mime_type": "image/png"},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
+    {"type": "input_image", "image_url": IMAGE["image_url"]["url"]},
+]
+"""One image in the shapes of OpenAI, LangChain and Anthropic."""
 
 
 def openai_call(number, name, arguments):
@@ -51,6 +64,11 @@ def events(deltas, finish="stop"):
     return "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]).encode()
 
 
+def reply_of(body):
+    [message] = to_replies(body)
+    return message
+
+
 def read_stream(data, size):
     stream = ReplyStream()
     message = None
@@ -74,7 +92,7 @@ def test_a_reply_that_is_sent_back_is_recognised_as_the_one_that_was_sampled(con
         fingerprint = Fingerprint(())
         return [fingerprint.add(message) for message in parse_messages([question, reply])]
 
-    assert digest(to_openai(to_reply(sampled))) == digest(sampled["choices"][0]["message"])
+    assert digest(to_openai(reply_of(sampled))) == digest(sampled["choices"][0]["message"])
 
 
 @pytest.mark.parametrize("size", [1, 7, 10**6])
@@ -82,7 +100,7 @@ def test_a_stream_gives_the_same_message_wherever_it_is_cut(size):
     content = "línea\u2028two\u0085three\x0cfour 😀"
     call = openai_call(0, "add", '{"a": "\u2028", "b": 1}')
     data = events([{"role": "assistant", "content": ""}, {"content": content}, {"tool_calls": [{"index": 0, **call}]}])
-    streamed, whole = read_stream(data, size), to_reply(completion(content, [call]))
+    streamed, whole = read_stream(data, size), reply_of(completion(content, [call]))
     assert streamed.content == whole.content == content
     assert streamed.tool_calls == whole.tool_calls == [
         {"name": "add", "args": {"a": "\u2028", "b": 1}, "id": "call_0", "type": "tool_call"}
@@ -114,7 +132,7 @@ def test_a_stream_may_hold_comments():
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1, 2]", "3", '"text"'])
 def test_arguments_that_are_no_object_are_an_invalid_call_that_goes_back_as_it_was(arguments):
     good = openai_call(1, "add", '{"a": 1}')
-    message = to_reply(completion("", [openai_call(0, "add", arguments), good]))
+    message = reply_of(completion("", [openai_call(0, "add", arguments), good]))
     assert [call["args"] for call in message.tool_calls] == [{"a": 1}]
     assert [(call["name"], call["args"], call["id"]) for call in message.invalid_tool_calls] == [
         ("add", arguments, "call_0")
@@ -123,8 +141,22 @@ def test_arguments_that_are_no_object_are_an_invalid_call_that_goes_back_as_it_w
     assert openai_call(0, "add", arguments) in to_openai(message)["tool_calls"]
 
 
+def test_thoughts_and_malformed_calls_are_kept_and_thoughts_go_back():
+    body = completion("<tool_call>{")
+    body["choices"][0]["message"] |= {"reasoning_content": "hm, so", "tool_call_errors": ["not JSON"]}
+    whole = reply_of(body)
+    said = [{"reasoning_content": "hm, "}, {"reasoning_content": "so"}, {"content": "<tool_call>{"}]
+    streamed = read_stream(events([*said, {"tool_call_errors": ["not JSON"]}]), 10**6)
+    for message in (whole, streamed):
+        assert message.additional_kwargs == {"reasoning_content": "hm, so", "tool_call_errors": ["not JSON"]}
+        assert {"type": "reasoning", "reasoning": "hm, so"} in message.content_blocks
+        assert to_openai(message) == {
+            "role": "assistant", "content": "<tool_call>{", "reasoning_content": "hm, so"
+        }  # fmt: skip
+
+
 def test_usage_and_metadata_are_those_that_agents_read():
-    message = to_reply(completion("hi", finish="length"))
+    message = reply_of(completion("hi", finish="length"))
     assert message.usage_metadata == {
         "input_tokens": 5, "output_tokens": 2, "total_tokens": 7, "input_token_details": {"cache_read": 4}
     }  # fmt: skip
@@ -157,6 +189,18 @@ def test_of_a_reply_only_its_text_and_calls_go_back():
         (
             HumanMessage(["a", {"type": "text", "text": "b"}]),
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        ),
+        (
+            HumanMessage(["what?", *IMAGES]),
+            {"role": "user", "content": [{"type": "text", "text": "what?"}, *[IMAGE] * 6]},
+        ),
+        (
+            ToolMessage([IMAGES[2]], tool_call_id="c"),
+            {"role": "tool", "content": [IMAGE], "tool_call_id": "c"},
+        ),
+        (
+            HumanMessage(["a", {"type": "video", "x": 1}]),
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "video", "x": 1}]},
         ),
         (ToolMessage("3", tool_call_id="c", name="add"), {"role": "tool", "content": "3", "tool_call_id": "c"}),
         (ChatMessage("x", role="developer"), {"role": "developer", "content": "x"}),

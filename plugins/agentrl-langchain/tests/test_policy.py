@@ -4,7 +4,6 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
 
 from agentrl_core.types import Outcome
 
@@ -134,21 +133,6 @@ def test_a_prompt_that_is_too_long_is_langchains_own_error(world, model, ask, wa
     [episode] = world.play(RunnableLambda(node), ask("hello"))
     assert episode.record.reason == type(caught[0]).__name__ == "ContextOverflowError"
     assert "maximum context length is 3 tokens" in str(caught[0])
-
-
-class Answer(BaseModel):
-    """The answer."""
-
-    value: int
-
-
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_what_the_gateway_cannot_enforce_is_refused_in_its_words(world, model, reply_of, method):
-    world.says("never said")
-    _, episode = reply_of(model.with_structured_output(Answer, method=method))
-    assert episode.record.reason == "ModelInvalidRequestError"
-    assert {"json_schema": "response_format", "function_calling": "tool_choice"}[method] in episode.record.detail
-    assert world.engine.log == []
 
 
 def test_half_a_surrogate_pair_does_not_end_the_episode(world, model):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_core.exceptions import ModelAPIError, OutputParserException
 from langchain_core.messages import (
@@ -18,6 +18,7 @@ from langchain_core.messages import (
     ToolCall,
     ToolMessage,
 )
+from langchain_core.messages.block_translators.openai import convert_to_openai_image_block
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.output_parsers.openai_tools import parse_tool_call
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from langchain_core.messages.ai import UsageMetadata
 
 Json = dict[str, Any]
+Parse: TypeAlias = Callable[[str], Json]
+"""What stands beside a whole reply of this text, for a parser to find."""
 
 _EVENT_END = b"\n\n"
 _ROLES: Mapping[type[BaseMessage], str] = {HumanMessage: "user", SystemMessage: "system"}
@@ -33,11 +36,13 @@ _ROLES: Mapping[type[BaseMessage], str] = {HumanMessage: "user", SystemMessage: 
 def to_openai(message: BaseMessage) -> Json:
     """Write a message as OpenAI's APIs take it; `ValueError` for a kind that they do not know.
 
-    Of a reply go back its text and its tool calls, as they are what the policy said: its name is a label of the
-    framework, and its content may have become blocks in some provider's shape.
+    Of a reply go back its text, its thoughts and its tool calls, as they are what the policy said: its name is a
+    label of the framework, and its content may have become blocks in some provider's shape.
     """
     if isinstance(message, AIMessage):
         reply: Json = {"role": "assistant", "content": str(message.text)}
+        if thoughts := message.additional_kwargs.get("reasoning_content"):
+            reply["reasoning_content"] = thoughts
         calls = [_call(call["name"], call["id"], _arguments(call)) for call in message.tool_calls]
         calls += [_call(call["name"], call["id"], call["args"]) for call in message.invalid_tool_calls]
         return reply | ({"tool_calls": calls} if calls else {})
@@ -54,23 +59,33 @@ def to_openai(message: BaseMessage) -> Json:
     return {"role": role, "content": _content(message)} | ({"name": message.name} if message.name else {})
 
 
-def to_reply(body: Json) -> AIMessage:
-    """Read the body of a completion; its id is the message's, and `response_metadata["id"]`."""
-    choice = body["choices"][0]
+def to_replies(body: Json, parse: Parse = lambda _: {}) -> list[AIMessage]:
+    """Read the body of a completion: a message for each of its choices.
+
+    The id of a message, also in `response_metadata["id"]`, is that of its interaction.
+    """
+    return [_reply(body, choice, parse) for choice in body["choices"]]
+
+
+def _reply(body: Json, choice: Json, parse: Parse) -> AIMessage:
+    said: Json = choice["message"]
     calls: list[ToolCall] = []
     invalid: list[InvalidToolCall] = []
-    for raw in choice["message"].get("tool_calls") or ():
+    for raw in said.get("tool_calls") or ():
         read = _read_call(raw)
         if read["type"] == "tool_call":
             calls.append(read)
         else:
             invalid.append(read)
+    text = said.get("content") or ""
+    reply_id = body["id"] + (f".{choice['index']}" if choice["index"] else "")
     return AIMessage(
-        content=choice["message"].get("content") or "",
+        content=text,
+        additional_kwargs=_additional(said) | ({} if said.get("tool_calls") else parse(text)),
         tool_calls=calls,
         invalid_tool_calls=invalid,
-        id=body["id"],
-        response_metadata=_metadata(body, choice) | {"token_usage": body["usage"]},
+        id=reply_id,
+        response_metadata=_metadata(body, choice) | {"id": reply_id, "token_usage": body["usage"]},
         usage_metadata=_usage(body["usage"]),
     )
 
@@ -82,9 +97,12 @@ class ReplyStream:
     JSON text may hold as they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parse: Parse = lambda _: {}) -> None:
+        self._parse = parse
         self._rest = b""
         self._ended = False
+        self._said = ""
+        self._called = False
 
     def feed(self, data: bytes) -> Iterator[AIMessageChunk]:
         """Yield the chunks that `data` completes; `ModelAPIError` where the gateway reports a failure."""
@@ -99,12 +117,20 @@ class ReplyStream:
             body = json.loads(payload)
             if "error" in body:
                 raise ModelAPIError(f"the policy's reply broke off: {body['error']['message']}")
-            yield _to_chunk(body)
+            yield self._beside(_to_chunk(body))
 
     def close(self) -> None:
         """Check that the reply came to its end."""
         if not self._ended:
             raise ModelAPIError("the policy's reply broke off: its stream ended without the end mark")
+
+    def _beside(self, chunk: AIMessageChunk) -> AIMessageChunk:
+        """Add to the last chunk what stands beside the whole reply."""
+        self._said += str(chunk.content)
+        self._called = self._called or bool(chunk.tool_call_chunks)
+        if "finish_reason" in chunk.response_metadata and not self._called:
+            chunk.additional_kwargs |= self._parse(self._said)
+        return chunk
 
 
 def _to_chunk(body: Json) -> AIMessageChunk:
@@ -119,11 +145,16 @@ def _to_chunk(body: Json) -> AIMessageChunk:
         )
         for call in delta.get("tool_calls") or ()
     ]
+    if choice["finish_reason"]:
+        metadata = _metadata(body, choice)
+    else:
+        metadata = {"logprobs": choice["logprobs"]} if choice.get("logprobs") else {}
     return AIMessageChunk(
         content=delta.get("content") or "",
+        additional_kwargs=_additional(delta),
         tool_call_chunks=calls,
         id=body["id"],
-        response_metadata=_metadata(body, choice) if choice["finish_reason"] else {},
+        response_metadata=metadata,
         usage_metadata=_usage(body.get("usage")),
     )
 
@@ -137,10 +168,26 @@ def _arguments(call: ToolCall) -> str:
 
 
 def _content(message: BaseMessage) -> str | list[Any]:
-    """Text as it is; of parts, those that are not text are the gateway's to judge."""
+    """Text as it is; of parts, images of any provider's shape as OpenAI's, the others are the gateway's to judge."""
     if isinstance(message.content, str):
         return message.content
-    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in message.content]
+    return [_part(dict(block)) for block in message.content_blocks]
+
+
+def _part(block: Json) -> Json:
+    if block["type"] == "image" and ("base64" in block or "url" in block):
+        return convert_to_openai_image_block(block)
+    if block["type"] != "non_standard":
+        return block
+    part: Json = block["value"]
+    if part.get("type") in {"image_url", "input_image"} and isinstance(part.get("image_url"), str):
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    return part
+
+
+def _additional(said: Json) -> Json:
+    """Return the thoughts of a reply and its malformed tool calls, where LangChain's models put what is not text."""
+    return {name: said[name] for name in ("reasoning_content", "tool_call_errors") if said.get(name)}
 
 
 def _read_call(raw: Json) -> ToolCall | InvalidToolCall:

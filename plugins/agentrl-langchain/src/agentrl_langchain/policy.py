@@ -18,11 +18,11 @@ from langchain_core.exceptions import (
 )
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
 from agentrl_core.gateway.serving.transport import ssl_context
-from agentrl_langchain.messages import Json, ReplyStream, to_openai, to_reply
+from agentrl_langchain.asking import body_of, parsed, wanted_format
+from agentrl_langchain.messages import Parse, ReplyStream, to_replies
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -33,18 +33,6 @@ if TYPE_CHECKING:
 
 _KEPT = ("name", "callbacks", "tags", "metadata", "verbose", "disable_streaming", "output_version")
 """Fields of the model in whose place the policy answers that say how LangChain treats a reply."""
-
-_PASSED_ON = (
-    "logprobs",
-    "max_completion_tokens",
-    "n",
-    "parallel_tool_calls",
-    "seed",
-    "tool_choice",
-    "top_k",
-    "top_p",
-)
-"""Arguments of a call that mean to the gateway what they mean to a provider."""
 
 _OK = 200
 _FIRST_SERVER_ERROR = 500
@@ -87,7 +75,7 @@ class PolicyChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
-        return _result(await self._episode.http_client.post(**request))
+        return _result(await self._episode.http_client.post(**request), self._parse(kwargs))
 
     def _generate(
         self,
@@ -97,7 +85,7 @@ class PolicyChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         with _blocking_client() as client:
-            return _result(client.post(**self._request(messages, stop, kwargs)))
+            return _result(client.post(**self._request(messages, stop, kwargs)), self._parse(kwargs))
 
     async def _astream(
         self,
@@ -111,7 +99,7 @@ class PolicyChatModel(BaseChatModel):
             if response.status_code != _OK:
                 await response.aread()
                 raise _refusal(response)
-            reply = ReplyStream()
+            reply = ReplyStream(self._parse(kwargs))
             async for data in response.aiter_bytes():
                 for message in reply.feed(data):
                     chunk = ChatGenerationChunk(message=message)
@@ -132,7 +120,7 @@ class PolicyChatModel(BaseChatModel):
             if response.status_code != _OK:
                 response.read()
                 raise _refusal(response)
-            reply = ReplyStream()
+            reply = ReplyStream(self._parse(kwargs))
             for data in response.iter_bytes():
                 for message in reply.feed(data):
                     chunk = ChatGenerationChunk(message=message)
@@ -145,8 +133,10 @@ class PolicyChatModel(BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any], *, stream: bool = False
     ) -> dict[str, Any]:
         """Return what an HTTP client's `post` and `stream` take."""
-        body = self._body(messages, stop, kwargs)
+        body = body_of(self._replaced, self._get_ls_params(stop=stop, **kwargs), messages, kwargs)
         if stream:
+            if body.get("n", 1) > 1:
+                raise ValueError(f"n is {body['n']}, but a streamed call gives one reply: use `agenerate`, or n of 1")
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return {
             "url": f"{self._episode.base_url}/v1/chat/completions",
@@ -156,24 +146,9 @@ class PolicyChatModel(BaseChatModel):
             "timeout": self._episode.http_client.timeout,
         }
 
-    def _body(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any]) -> Json:
-        asked = self._get_ls_params(stop=stop, **kwargs)
-        body: Json = {
-            "model": asked.get("ls_model_name") or "default",
-            "messages": [to_openai(message) for message in messages],
-            "temperature": asked.get("ls_temperature"),
-            "max_tokens": asked.get("ls_max_tokens"),
-            "stop": asked.get("ls_stop"),
-            "top_p": getattr(self._replaced, "top_p", None),
-            "top_k": getattr(self._replaced, "top_k", None),
-        }
-        body |= {name: kwargs[name] for name in _PASSED_ON if name in kwargs}
-        if kwargs.get("tools"):
-            body["tools"] = [convert_to_openai_tool(tool) for tool in kwargs["tools"]]
-        if kwargs.get("response_format"):  # a class for some providers; the gateway refuses all but text
-            wanted = kwargs["response_format"]
-            body["response_format"] = wanted if isinstance(wanted, dict) else {"type": "json_schema"}
-        return {name: value for name, value in body.items() if value is not None}
+    def _parse(self, kwargs: Mapping[str, Any]) -> Parse:
+        wanted = wanted_format(self._replaced, kwargs)
+        return lambda text: parsed(text, wanted)
 
 
 def _blocking_client() -> httpx2.Client:
@@ -193,11 +168,14 @@ def _blocking_client() -> httpx2.Client:
     )
 
 
-def _result(response: httpx2.Response) -> ChatResult:
+def _result(response: httpx2.Response, parse: Parse) -> ChatResult:
     if response.status_code != _OK:
         raise _refusal(response)
-    message = to_reply(response.json())
-    return ChatResult(generations=[ChatGeneration(message=message)], llm_output=dict(message.response_metadata))
+    messages = to_replies(response.json(), parse)
+    return ChatResult(
+        generations=[ChatGeneration(message=message) for message in messages],
+        llm_output=dict(messages[0].response_metadata),
+    )
 
 
 def _refusal(response: httpx2.Response) -> ModelError:
