@@ -137,6 +137,43 @@ def test_history_template_forks_where_the_render_differs(make_gateway, open_sess
     assert store.interactions[1].parent == expected
 
 
+@pytest.mark.parametrize("sampled", ['{"a": 1, "b": 2.0}', '{"b":2,"a" : 1}'])
+@pytest.mark.parametrize("written", ['{"a":1,"b":2}', '{"b": 2, "a": 1}'])
+def test_a_render_shows_calls_as_they_were_sampled(session, send, engine, chat, tools, call_text, sampled, written):
+    engine.replies = [call_text("add", sampled), "ok"]
+    message = send(session, {"messages": [USER], "tools": tools}).json()["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
+    past = [{"role": "system", "content": "Edited."}, USER, message, result]
+    rewritten = json.loads(json.dumps(past))
+    rewritten[2]["tool_calls"][0]["function"]["arguments"] = written
+    send(session, {"messages": rewritten, "tools": tools})
+    shown = chat.decode(engine.log[1].request.prompt_ids)
+    assert "Edited." in shown
+    assert call_text("add", sampled) in shown
+
+
+def test_a_call_that_the_agent_changed_is_shown_as_changed(session, send, engine, chat, tools, call_text):
+    engine.replies = [call_text("add", '{"a": 1}'), "ok"]
+    message = send(session, {"messages": [USER], "tools": tools}).json()["choices"][0]["message"]
+    message["tool_calls"][0]["function"]["arguments"] = '{"a":2}'
+    send(session, {"messages": [USER, message, USER], "tools": tools})
+    assert '{"a":2}' in chat.decode(engine.log[1].request.prompt_ids)
+
+
+def test_history_template_goes_on_behind_calls_that_a_client_wrote_anew(
+    make_gateway, open_session, send_to, engine, chat, tools, call_text
+):
+    gateway = make_gateway(history="template")
+    session = open_session(gateway)
+    engine.replies = [call_text("add", '{"a": 1}'), "ok"]
+    message = send_to(gateway, session, {"messages": [USER], "tools": tools}).json()["choices"][0]["message"]
+    message["tool_calls"][0]["function"]["arguments"] = '{"a":1}'
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
+    send_to(gateway, session, {"messages": [USER, message, result], "tools": tools})
+    before = chat.decode(engine.log[0].request.prompt_ids + engine.log[0].ids)
+    assert chat.decode(engine.log[1].request.prompt_ids).startswith(before)
+
+
 # --- any dialogue ------------------------------------------------------------------------------------------------
 
 words = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=12)

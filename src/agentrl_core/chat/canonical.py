@@ -77,6 +77,15 @@ class Fingerprint:
         return tuple((call["function"]["name"], _arguments(call["function"]["arguments"])) for call in calls)
 
 
+def is_same_call(sampled: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether a call that a client sent back is the sampled one, however its arguments are written."""
+    if sampled["function"]["name"] != given["function"]["name"]:
+        return False
+    spellings = [call for message in _spellings({"tool_calls": [sampled]}) for call in message["tool_calls"]]
+    arguments = _arguments(given["function"]["arguments"])
+    return any(_arguments(call["function"]["arguments"]) == arguments for call in spellings)
+
+
 def _spellings(message: Message) -> Iterator[Message]:
     yield message
     calls = message.get("tool_calls") or ()

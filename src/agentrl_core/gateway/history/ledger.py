@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import threading
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from agentrl_core.chat.canonical import Fingerprint
+from agentrl_core.chat.canonical import Fingerprint, is_same_call
 from agentrl_core.chat.images import images_of
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.history.raw_calls import RawCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from agentrl_core.chat.facade import Chat
     from agentrl_core.gateway.exchange import ChatRequest
@@ -101,6 +101,8 @@ class Ledger:
     def __init__(self) -> None:
         self._by_digest: dict[int, list[Node]] = {}
         self._by_id: dict[str, Node] = {}
+        self._calls: dict[str, Mapping[str, Any]] = {}
+        """Sampled tool calls by their ids."""
         self._lock = threading.Lock()
         self.raw: RawCalls[Node] = RawCalls()
         """The calls without messages."""
@@ -120,6 +122,7 @@ class Ledger:
             digests = [digest for output in outputs for digest in prompt.fingerprint.after(output)]
             with self._lock:
                 self._by_id[interaction.id] = node
+                self._calls.update((call["id"], call) for call in interaction.output.get("tool_calls", ()))
                 for digest in digests:
                     self._by_digest.setdefault(digest, []).append(node)
         if prompt.parent is not None:
@@ -136,6 +139,25 @@ class Ledger:
         """Return a finished call of this session; None where it has no such."""
         with self._lock:
             return self._by_id.get(interaction_id)
+
+    def as_sampled(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Return the messages with the arguments of sampled tool calls as they were sampled.
+
+        Many clients know them as objects only and write them anew: a template that prints their text would show the
+        policy other text than its own.
+        """
+        return tuple(
+            {**message, "tool_calls": [self._as_sampled(call) for call in calls]}
+            if (calls := message.get("tool_calls"))
+            else message
+            for message in messages
+        )
+
+    def _as_sampled(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        sampled = self._calls.get(call.get("id") or "")
+        if sampled is None or not is_same_call(sampled, call):
+            return call
+        return {**call, "function": {**call["function"], "arguments": sampled["function"]["arguments"]}}
 
     def conversation(self, request: ChatRequest) -> list[Message]:
         """Return the messages up to and with the reply that a request names as its `previous` one, and its own.
@@ -213,6 +235,7 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
                 messages=messages,
                 images=images,
             )
+    messages = ledger.as_sampled(messages)
     ids = chat.prompt_ids(messages, request.tools, request.template_options)
     if history == "template":  # a render that changed the past forks from the last call that it left untouched
         for parent in ancestors:
