@@ -4,6 +4,9 @@ from itertools import pairwise
 
 import pytest
 
+from agentrl_core.chat.drift import drift_of
+from agentrl_core.types import Episode, Outcome, Record
+
 
 def complete(client, prompt, **options):
     return client.completions.create(**{"model": "default", "prompt": prompt, **options})
@@ -31,6 +34,15 @@ def test_a_text_goes_on_without_a_template(talk, session, engine, store, chat):
         logged.logprobs,
     )
     assert interaction.messages == ({"role": "user", "content": "Once"},)
+
+
+def test_a_text_without_a_template_drifts_from_none(session, send, store, chat):
+    send(session, {"model": "default", "prompt": "Find"}, path="/v1/completions")
+    record = Record(
+        id=session.record_id, run_id="run", task_id="t", group_id="g", sample_index=0, outcome=Outcome.SCORED
+    )
+    episode = Episode(record=record, interactions=tuple(store.interactions))
+    assert not drift_of(chat, episode, store.interactions[0])
 
 
 def test_token_ids_go_on_as_they_are(talk, session, engine, store):

@@ -37,7 +37,9 @@ def test_a_key_alone_finds_its_session(session, other, send, store, form):
 
 
 def test_another_sessions_key_is_refused_even_after_its_end(gateway, session, other, send, store):
-    assert status(send(session, BODY, headers=bearer(other.api_key))) == (403, "wrong_session")
+    refusal = send(session, BODY, headers=bearer(other.api_key))
+    assert status(refusal) == (403, "wrong_session")
+    assert "use the base_url and the api_key of the same episode" in refusal.text
     asyncio.run(gateway.close_session(other))
     assert status(send(session, BODY, headers=bearer(other.api_key))) == (403, "wrong_session")
     assert store.interactions == []

@@ -52,7 +52,12 @@ _SHOWN_TOKENS = 6
 
 
 def drift_of(chat: Chat, episode: Episode, interaction: Interaction) -> Drift:
-    """Render the conversation of an interaction's prompt anew and find where that first differs from its exact ids."""
+    """Render the conversation of an interaction's prompt anew and find where that first differs from its exact ids.
+
+    A prompt that came as it is, without messages, has no rendering that it could differ from.
+    """
+    if interaction.api == "completions":
+        return Drift(tokens=0, rendered=0)
     lineage = episode.lineage(interaction)
     exact = [token for item in lineage for ids in (item.prompt_ids, item.output_ids) for token in ids]
     del exact[len(exact) - len(interaction.output_ids) :]

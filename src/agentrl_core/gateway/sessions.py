@@ -271,4 +271,8 @@ def key_of(headers: Mapping[str, str]) -> str | None:
 
 
 def _wrong_session() -> RequestError:
-    return RequestError(403, "wrong_session", "this API key belongs to another session than the URL")
+    return RequestError(
+        403,
+        "wrong_session",
+        "this API key belongs to another session than the URL; use the base_url and the api_key of the same episode",
+    )
