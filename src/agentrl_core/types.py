@@ -150,6 +150,8 @@ class Interaction:
     """Malformed tool calls in this output."""
     witness: str = ""
     """Digest of what went into the engine and came out (`agentrl_core.witness`); empty where nobody took it."""
+    retry_key: str = ""
+    """Digest of the request, where its client may ask for the same reply again."""
     started_at: float = 0.0
     """Unix seconds."""
     finished_at: float = 0.0

@@ -65,6 +65,38 @@ def test_a_conversation_goes_on_from_exact_ids(rest, restart, engine, database):
     assert episode.interactions[2].parent == episode.interactions[1].id
 
 
+@pytest.mark.parametrize("name", [None, "my-call-1"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_reply_that_was_stored_and_never_sent_is_not_made_twice(rest, restart, engine, database, name, count):
+    engine.replies = ["one", "two", "three"]
+    body = {"messages": [{"role": "user", "content": "hello"}], "n": count, "return_token_ids": True}
+    named = {} if name is None else {"idempotency-key": name}
+
+    async def ask(rest, key, retries, **more):
+        headers = {"authorization": f"Bearer {key}", "x-stainless-retry-count": str(retries), **named}
+        url = f"{rest.gateway.url}/v1/chat/completions"
+        reply = await rest.gateway.http_client.post(url, json={**body, **more}, headers=headers)
+        return reply.json()
+
+    async def before():
+        key = (await rest.start("math-7", api_key="my-agent-key-0001"))["api_key"]
+        return key, await ask(rest, key, 0)
+
+    key, missed = asyncio.run(before())
+    again, _ = restart()
+    assert asyncio.run(ask(again, key, 1)) == missed
+    assert len(engine.log) == count
+    if name is None:  # with the same name it would be refused
+        assert asyncio.run(ask(again, key, 0))["id"] != missed["id"]
+    stored = asyncio.run(database.episode(missed_record(again, key))).interactions
+    assert len(stored) == len(engine.log)
+    assert "my-call" not in repr(stored)
+
+
+def missed_record(rest, key):
+    return rest.gateway._sessions.of_key({"x-api-key": key}).record_id
+
+
 def test_seeds_go_on_where_they_stood(rest, restart, engine):
     """A call that never got its reply has used up its seed: the third one is the third in any process."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -122,6 +122,7 @@ class Call:
             trainable=self.request.trainable,
             cached_tokens=chunks[-1].cached_tokens,
             tool_errors=len(parsed.errors),
+            retry_key="" if self.attempt is None else self.attempt.key.text,
             witness=witness(parent.witness if parent else "", prompt.new_ids, output_ids),
             started_at=self.started_at,
             finished_at=finished_at,
@@ -147,14 +148,19 @@ def message_of(parsed: ParsedReply) -> Message:
     return output
 
 
+def finish_reason_of(interaction: Interaction) -> Literal["stop", "length", "tool_calls"]:
+    """Why a reply ended, as its client hears it."""
+    if interaction.finish_reason is FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if "tool_calls" in interaction.output else "stop"
+
+
 def choice_of(call: Call, generation: Generation, interaction: Interaction, *, reasoning_tokens: int) -> Choice:
     """What the client hears of one stored reply."""
-    cut = interaction.finish_reason is FinishReason.LENGTH
-    called = "tool_calls" in interaction.output
     return Choice(
         interaction=interaction,
         prompt_tokens=len(generation.prompt.ids),
-        finish_reason="length" if cut else "tool_calls" if called else "stop",
+        finish_reason=finish_reason_of(interaction),
         stop_string=generation.chunks[-1].stop_string,
         top_logprobs=tuple(chain.from_iterable(chunk.top_logprobs for chunk in generation.chunks)),
         reasoning_tokens=reasoning_tokens,

@@ -79,7 +79,10 @@ class Forwarder:
             first = session.num_finished
             session.num_finished += len(heard.choices)
             session.writes.add(stored)
-        reply = heard.reply(session, upstream.name, reply_id, first_seq=first, finished_at=self._clock())
+        retry_key = "" if attempt is None else attempt.key.text
+        reply = heard.reply(
+            session, upstream.name, reply_id, first_seq=first, finished_at=self._clock(), retry_key=retry_key
+        )
         if attempt is not None:
             attempt.storing = True
         await asyncio.shield(asyncio.ensure_future(self._keep(session, reply, attempt, stored)))
@@ -152,7 +155,16 @@ class _Heard:
             told_logprobs=piece.logprobs,
         )
 
-    def reply(self, session: Session, upstream: str, reply_id: str, *, first_seq: int, finished_at: float) -> Reply:
+    def reply(
+        self,
+        session: Session,
+        upstream: str,
+        reply_id: str,
+        *,
+        first_seq: int,
+        finished_at: float,
+        retry_key: str,
+    ) -> Reply:
         """Build the whole reply with its interactions."""
         request = self._request
         asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None}
@@ -179,6 +191,7 @@ class _Heard:
                 trainable=False,
                 upstream=upstream,
                 cached_tokens=self._usage.cached_tokens,
+                retry_key=retry_key,
                 started_at=self._started_at,
                 finished_at=finished_at,
             )

@@ -13,7 +13,7 @@ import hashlib
 import threading
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import attrs
 
@@ -39,9 +39,20 @@ class RetryKey:
     body: bytes
     """Digest of route and body."""
     name: str | None
-    """The client's `Idempotency-Key`."""
-    retries: int
+    """Digest of the client's `Idempotency-Key`."""
+    retries: int = 0
     """How often the client says that it has asked before."""
+
+    @property
+    def text(self) -> str:
+        """What is stored of it with the reply."""
+        return self.body.hex() if self.name is None else f"{self.body.hex()}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what was stored."""
+        body, _, name = text.partition("/")
+        return cls(body=bytes.fromhex(body), name=name or None)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -98,6 +109,13 @@ class Attempts:
                     self._known.remove(earlier)
                     return Attempt(key=key, repeats=earlier.repeats)
 
+    def restore(self, key: RetryKey, choices: tuple[Choice, ...]) -> None:
+        """Know a request whose reply was stored by another process."""
+        attempt = Attempt(key=key, storing=True)
+        attempt.settle(choices)
+        with self._lock:
+            self._known.append(attempt)
+
     @contextmanager
     def running(self, attempt: Attempt | None) -> Iterator[None]:
         """Let others wait for an attempt; where it ends without a reply, they try themselves."""
@@ -139,4 +157,5 @@ def retry_key(request: HttpRequest) -> RetryKey | None:
     route = request.path.rpartition("/")[2]
     digest = hashlib.blake2b(request.body, digest_size=16, person=route.encode()[:16]).digest()
     retries = int(count) if count is not None and count.isdecimal() and len(count) <= _MOST_DIGITS else 0
-    return RetryKey(body=digest, name=name, retries=retries)
+    named = None if name is None else hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    return RetryKey(body=digest, name=named, retries=retries)

@@ -48,7 +48,7 @@ INTERACTIONS = Table(
     "interactions",
     "run_id, id, record_id, seq, parent, prompt_ids, output_ids, logprobs, versions, messages, output, tools, "
     "sampling, requested, finish_reason, model, api, trainable, upstream, cached_tokens, tool_errors, "
-    "witness, started_at, finished_at",
+    "witness, retry_key, started_at, finished_at",
 )
 TOOLS = INTERACTIONS.columns.split(", ").index("tools")
 """Position of an interaction's tools' key."""
@@ -195,6 +195,7 @@ def interaction_row(run_id: str, interaction: Interaction, tools: bytes | None) 
         interaction.cached_tokens,
         interaction.tool_errors,
         interaction.witness,
+        interaction.retry_key,
         interaction.started_at,
         interaction.finished_at,
     )
@@ -224,8 +225,9 @@ def interaction_from(row: Sequence[Any], tools: Mapping[bytes | None, Tools]) ->
         cached_tokens=row[19],
         tool_errors=row[20],
         witness=row[21],
-        started_at=row[22],
-        finished_at=row[23],
+        retry_key=row[22],
+        started_at=row[23],
+        finished_at=row[24],
     )
 
 

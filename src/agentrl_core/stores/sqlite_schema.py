@@ -95,6 +95,7 @@ CREATE TABLE interactions (
     cached_tokens INTEGER NOT NULL,
     tool_errors INTEGER NOT NULL,
     witness TEXT NOT NULL,
+    retry_key TEXT NOT NULL,
     started_at REAL NOT NULL,
     finished_at REAL NOT NULL
 );
@@ -137,7 +138,7 @@ CREATE TABLE sessions (
 CREATE INDEX sessions_by_run ON sessions (run_id, opened_at);
 """
 
-_NEW_IN_INTERACTIONS = {"api": "'chat'", "upstream": "''", "witness": "''"}
+_NEW_IN_INTERACTIONS = {"api": "'chat'", "upstream": "''", "witness": "''", "retry_key": "''"}
 """Columns that version 1 lacked, and what is true of its rows."""
 
 

@@ -96,6 +96,7 @@ def _interactions(draw: st.DrawFn) -> Interaction:
         cached_tokens=draw(st.integers(0, 9999)),
         tool_errors=draw(st.integers(0, 9)),
         witness=draw(_ids),
+        retry_key=draw(_ids),
         started_at=draw(_times),
         finished_at=draw(_times),
     )

@@ -5,23 +5,54 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentrl_core.chat.canonical import Fingerprint
+from agentrl_core.gateway.calls import finish_reason_of
+from agentrl_core.gateway.exchange import Choice
 from agentrl_core.gateway.history.ledger import Prompt
+from agentrl_core.gateway.retries import RetryKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentrl_core.chat.facade import Chat
     from agentrl_core.gateway.history.ledger import Ledger, Node
-    from agentrl_core.types import Interaction, Message
+    from agentrl_core.gateway.retries import Attempts
+    from agentrl_core.types import Episode, Interaction, Message
 
 
 def restore(ledger: Ledger, chat: Chat, interactions: Sequence[Interaction]) -> None:
     """Fill an empty ledger with the policy's calls, given in order of completion."""
     nodes: dict[str, Node] = {}
     for interaction in interactions:
-        if not interaction.upstream:
+        if interaction.upstream:
+            ledger.note(interaction)
+        else:
             parent = nodes.get(interaction.parent or "")
             nodes[interaction.id] = ledger.add(chat, _prompt_of(chat, interaction, parent), interaction)
+
+
+def restore_attempts(attempts: Attempts, chat: Chat, episode: Episode) -> None:
+    """Let clients that missed their reply ask for it again."""
+    by_key: dict[str, list[Interaction]] = {}
+    for interaction in episode.interactions:
+        # Twins have one key, the choices of one call one id but for their number.
+        by_key.setdefault(f"{interaction.retry_key} {interaction.id.partition('.')[0]}", []).append(interaction)
+    for choices in by_key.values():
+        if text := choices[0].retry_key:
+            attempts.restore(RetryKey.parse(text), tuple(_choice_of(chat, episode, choice) for choice in choices))
+
+
+def _choice_of(chat: Chat, episode: Episode, interaction: Interaction) -> Choice:
+    """Return what the client hears of a stored reply; its likeliest tokens and its stop string are not stored."""
+    ids = episode.full_ids(interaction)
+    prompt_ids = ids[: len(ids) - len(interaction.output_ids)]
+    thoughts = interaction.output.get("reasoning_content", "")
+    return Choice(
+        interaction=interaction,
+        prompt_tokens=len(prompt_ids),
+        finish_reason=finish_reason_of(interaction),
+        reasoning_tokens=len(chat.encode(thoughts)) if thoughts else 0,
+        prompt_ids=prompt_ids,
+    )
 
 
 def _prompt_of(chat: Chat, interaction: Interaction, parent: Node | None) -> Prompt:

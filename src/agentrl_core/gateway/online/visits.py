@@ -10,7 +10,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.history.past import restore
+from agentrl_core.gateway.history.past import restore, restore_attempts
 from agentrl_core.gateway.online.visit import Visit, last_call, until_over
 from agentrl_core.gateway.sessions import session_ended
 from agentrl_core.stores.base import SessionRow
@@ -135,6 +135,8 @@ class Visits:
                 session.interactions.extend(interactions)
                 session.num_calls, session.num_finished = num_calls, len(interactions)
                 restore(session.ledger, self._service.chat, interactions)
+                if episode is not None:
+                    restore_attempts(session.attempts, self._service.chat, episode)
                 session.forgotten = False
 
     async def end(self, session: Session) -> int:
