@@ -385,3 +385,19 @@ def test_allowed_tools_and_effort_are_understood():
     assert (request.tool_choice.mode, request.tool_choice.names) == ("required", ("add",))
     assert request.template_options == {"enable_thinking": False}
     assert request.trainable is False
+
+
+def test_a_tool_that_is_not_strict_is_the_same_in_every_api(send, session, engine):
+    function = {"name": "add", "parameters": {"type": "object", "properties": {}}}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": function}]}
+    said = send(session, chat).json()["choices"][0]["message"]["content"]
+    items = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "?"},
+    ]
+    body = {"input": items, "tools": [{"type": "function", **function, "strict": False}]}
+    reply = send(session, body, path="/v1/responses").json()
+    assert reply["tools"][0]["strict"] is False
+    one, two = engine.log
+    assert two.request.prompt_ids[: len(one.request.prompt_ids) + len(one.ids)] == one.request.prompt_ids + one.ids

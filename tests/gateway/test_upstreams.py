@@ -159,7 +159,17 @@ def test_the_policy_cannot_be_sent_elsewhere():
         GatewayConfig(upstreams={"default": UpstreamConfig(url="http://host/v1")})
 
 
-@pytest.mark.parametrize("url", ["host/v1", "ftp://host", "http://user:word@host", "http://host/v1?key=x", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "host/v1",
+        "ftp://host",
+        "http://user:word@host",
+        "http://host/v1?key=x",
+        "http://",
+        "http://host/v1/chat/completions",
+    ],
+)
 def test_a_url_that_holds_more_or_less_than_a_place_is_refused(url):
     with pytest.raises(ValueError, match="url"):
         UpstreamConfig(url=url)

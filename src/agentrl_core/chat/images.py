@@ -28,9 +28,11 @@ def images_of(messages: Sequence[Message]) -> tuple[str, ...]:
     )
 
 
-def with_places(message: Message) -> Message:
-    """Return a message as templates see it: places where the images are."""
-    content = message.get("content")
+def for_template(message: Message) -> Message:
+    """Return a message as templates see it: places where the images are, and no content as empty text."""
+    content = message.get("content", "")
+    if content is None:
+        return {**message, "content": ""}
     if not isinstance(content, list):
         return message
     return {**message, "content": [IMAGE if part["type"] == "image_url" else part for part in content]}

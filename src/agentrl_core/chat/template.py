@@ -12,7 +12,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from agentrl_core.chat.images import with_places
+from agentrl_core.chat.images import for_template
 from agentrl_core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ChatTemplate:
 
         `options` are further variables, `enable_thinking` for one.
         """
-        messages = [with_places(message) for message in messages]
+        messages = [for_template(message) for message in messages]
         if not self._text_arguments:
             messages = [_with_parsed_arguments(message) for message in messages]
         try:

@@ -39,8 +39,8 @@ run_name = Must(
 
 
 provider_url = Must(
-    "http(s)://host[:port][/path] without user, password or query",
-    lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", value) is not None,
+    "http(s)://host[:port][/path], up to what stands before /chat/completions, without user, password or query",
+    lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/(?![^?#\s]*/?chat/completions/?$)[^?#\s]*)?", value) is not None,
 )
 _no_policy = Must("no model named default: that is the policy", lambda value: "default" not in value)
 

@@ -46,7 +46,8 @@ def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
 def tool_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool as the Responses API writes it."""
     function = tool.get("function", {})
-    return {"type": "function", "name": function.get("name"), **{key: function.get(key) for key in _FUNCTION_KEYS}}
+    described = {key: function.get(key) for key in _FUNCTION_KEYS}
+    return {"type": "function", "name": function.get("name"), **described, "strict": bool(described["strict"])}
 
 
 def parse_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
@@ -122,7 +123,8 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
         raise RequestError(
             400, "invalid_type", f'{where} must look like {{"type": "function", "name": …}}', param=where
         )
-    described = {key: tool[key] for key in _FUNCTION_KEYS if tool.get(key) is not None}
+    # `strict: false`, which the SDK must send, says no more than nothing.
+    described = {key: value for key in _FUNCTION_KEYS if (value := tool.get(key)) is not None and value is not False}
     return {"type": "function", "function": {"name": tool["name"], **described}}
 
 

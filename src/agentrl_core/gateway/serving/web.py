@@ -20,6 +20,7 @@ MAX_BODY_BYTES = 16 * 2**20
 MAX_DEPTH = 100
 """Deepest nesting of a request's JSON: what a template, a parser and a store can take without a thought."""
 
+_GZIP = b"\x1f\x8b"
 _JSON = (("content-type", "application/json"),)
 EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 """Headers of a stream."""
@@ -64,7 +65,8 @@ def decode_body(body: bytes) -> Any:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise RequestError(400, "invalid_json", f"the body is not valid JSON: {error}") from error
+        found = "compressed: send it as it is" if body.startswith(_GZIP) else f"not valid JSON: {error}"
+        raise RequestError(400, "invalid_json", f"the body is {found}") from error
     # Counting brackets is enough for all but large bodies.
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise RequestError(400, "invalid_json", f"the body is nested deeper than {MAX_DEPTH} levels")
