@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -96,10 +97,12 @@ def cookbook(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Measure against peers: `-- engine` prints a table and writes build/benchmarks/engine.json."""
+    """Measure against peers: `-- engine` prints a table and writes build/benchmarks/engine.json; options follow names."""
     _install_all(session)
-    for name in session.posargs or sorted(path.stem for path in (ROOT / "tests/benchmarks").glob("bench_*.py")):
-        session.run("python", "-m", f"tests.benchmarks.bench_{name.removeprefix('bench_')}")
+    names = list(itertools.takewhile(lambda item: not item.startswith("-"), session.posargs))
+    options = session.posargs[len(names) :]
+    for name in names or sorted(path.stem for path in (ROOT / "tests/benchmarks").glob("bench_*.py")):
+        session.run("python", "-m", f"tests.benchmarks.bench_{name.removeprefix('bench_')}", *options)
 
 
 @nox.session
