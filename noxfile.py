@@ -97,7 +97,7 @@ def cookbook(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Measure against peers: `-- engine` prints a table and writes build/benchmarks/engine.json; options follow names."""
+    """Measure against peers: `-- engine [OPTIONS]` prints a table and writes build/benchmarks/engine.json."""
     _install_all(session)
     names = list(itertools.takewhile(lambda item: not item.startswith("-"), session.posargs))
     options = session.posargs[len(names) :]
