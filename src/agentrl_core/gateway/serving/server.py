@@ -53,6 +53,7 @@ class GatewayServer:
             log_config=None,
             access_log=False,  # paths carry the sessions' tokens
             server_header=False,
+            proxy_headers=False,  # whoever is behind a proxy is not on this machine: `_request` sees to it
             timeout_graceful_shutdown=_GRACE_S,
         )
         self._server = _NotifyingServer(config)
