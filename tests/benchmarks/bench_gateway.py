@@ -26,7 +26,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--calls", type=int, default=1000, help="of each repeat")
     parser.add_argument("--sessions", type=int, default=1000, help="open at once in sessions_1000")
-    parser.add_argument("--cases", nargs="*", default=[*ours.CASES, "peers"], help="peers: c1, c8, c32 and fidelity")
+    cases = [*ours.CASES, "peers"]
+    parser.add_argument("--cases", nargs="+", default=cases, choices=cases, help="peers: c1, c8, c32 and fidelity")
     parser.add_argument("--peer-calls", type=int, default=150, help="of each repeat, to each server")
     arguments = parser.parse_args()
     size = ours.Size(repeats=arguments.repeats, calls=arguments.calls, sessions=arguments.sessions)

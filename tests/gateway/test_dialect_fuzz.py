@@ -191,7 +191,7 @@ def test_any_json_is_a_request_or_is_refused(route, data):
 @pytest.mark.parametrize("route", DIALECTS)
 def test_the_bodies_that_are_mutated_are_valid(route):
     dialect, valid = DIALECTS[route]
-    dialect.parse(valid, {})
+    assert isinstance(dialect.parse(valid, {}), ChatRequest)
 
 
 def check_shape(route, error):
