@@ -1,0 +1,39 @@
+"""What agents of frameworks are given of a task."""
+
+import pytest
+
+from agentrl_core.data.inputs import agent_input, as_messages, as_text
+from agentrl_core.errors import DataError
+
+ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "1+1?"}]
+
+
+def test_messages_come_before_a_query():
+    assert agent_input({"messages": ASKED, "query": "no"}) == ASKED
+    assert agent_input({"query": "1+1?"}) == "1+1?"
+    assert agent_input({"messages": [], "query": "1+1?"}) == "1+1?"
+
+
+def test_another_key_may_be_named():
+    assert agent_input({"query": "no", "question": "yes"}, input_key="question") == "yes"
+    with pytest.raises(DataError, match="task 't' has no 'question', which the workflow's input_key names; it has id"):
+        agent_input({"id": "t", "query": "no"}, input_key="question")
+
+
+def test_a_row_without_input_is_told():
+    with pytest.raises(DataError, match="task 't' has neither 'messages' nor 'query' for the agent; it has id, answer"):
+        agent_input({"id": "t", "answer": "2"})
+
+
+def test_one_form_is_made_of_the_other():
+    assert as_messages("1+1?") == [{"role": "user", "content": "1+1?"}]
+    assert as_messages(ASKED) == ASKED
+    assert as_text("1+1?") == as_text(ASKED) == "1+1?"
+
+
+@pytest.mark.parametrize("extra", [{"role": "assistant", "content": "2"}, {"role": "user", "content": "and?"}])
+def test_a_dialogue_is_no_single_text(extra):
+    with pytest.raises(
+        DataError, match="task 't': this framework's agents take one text, and the row's `messages` hold 2"
+    ):
+        as_text([*ASKED, extra], task_id="t")
