@@ -10,44 +10,84 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrl_core.testing.adapters import AdapterSuite
+    from agentrl_core.testing.advantages import AdvantageSuite, check_advantage
     from agentrl_core.testing.base import ConformanceSuite
+    from agentrl_core.testing.commands import CommandSuite, check_command
+    from agentrl_core.testing.credits import CreditSuite, check_credit
+    from agentrl_core.testing.datasets import DatasetSuite, check_dataset
     from agentrl_core.testing.engines import EngineSuite
+    from agentrl_core.testing.filters import FilterSuite, check_filter
     from agentrl_core.testing.losses import LossSuite, check_loss
+    from agentrl_core.testing.models import ModelSuite, check_model
     from agentrl_core.testing.plugins import check_plugin, isolated_plugins
     from agentrl_core.testing.policy import toy_policy
     from agentrl_core.testing.scorers import ScorerSuite, check_scorer
     from agentrl_core.testing.scripted import ScriptedEngine
     from agentrl_core.testing.stores import StoreSuite
+    from agentrl_core.testing.tool_parsers import ToolParserSuite, check_tool_parser
+    from agentrl_core.testing.trackers import TrackerSuite, check_tracker
     from agentrl_core.testing.workflows import WorkflowSuite
 
 _MODULES = {
     "AdapterSuite": "adapters",
+    "AdvantageSuite": "advantages",
+    "CommandSuite": "commands",
     "ConformanceSuite": "base",
+    "CreditSuite": "credits",
+    "DatasetSuite": "datasets",
     "EngineSuite": "engines",
+    "FilterSuite": "filters",
     "LossSuite": "losses",
+    "ModelSuite": "models",
     "ScorerSuite": "scorers",
     "ScriptedEngine": "scripted",
     "StoreSuite": "stores",
+    "ToolParserSuite": "tool_parsers",
+    "TrackerSuite": "trackers",
     "WorkflowSuite": "workflows",
+    "check_advantage": "advantages",
+    "check_command": "commands",
+    "check_credit": "credits",
+    "check_dataset": "datasets",
+    "check_filter": "filters",
     "check_loss": "losses",
+    "check_model": "models",
     "check_plugin": "plugins",
     "check_scorer": "scorers",
+    "check_tool_parser": "tool_parsers",
+    "check_tracker": "trackers",
     "isolated_plugins": "plugins",
     "toy_policy": "policy",
 }
 
 __all__ = [
     "AdapterSuite",
+    "AdvantageSuite",
+    "CommandSuite",
     "ConformanceSuite",
+    "CreditSuite",
+    "DatasetSuite",
     "EngineSuite",
+    "FilterSuite",
     "LossSuite",
+    "ModelSuite",
     "ScorerSuite",
     "ScriptedEngine",
     "StoreSuite",
+    "ToolParserSuite",
+    "TrackerSuite",
     "WorkflowSuite",
+    "check_advantage",
+    "check_command",
+    "check_credit",
+    "check_dataset",
+    "check_filter",
     "check_loss",
+    "check_model",
     "check_plugin",
     "check_scorer",
+    "check_tool_parser",
+    "check_tracker",
     "isolated_plugins",
     "toy_policy",
 ]
