@@ -70,6 +70,10 @@ class EpisodeError(AgentRLError):
         super().__init__(message)
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[EpisodeError], tuple[str, str]]:
+        """Let it come back from another process as it was."""
+        return type(self), (self.reason, str(self))
+
 
 class RequestError(AgentRLError):
     """An LLM request that the gateway refuses; becomes an HTTP error in the SDK's own shape.

@@ -22,6 +22,9 @@ import attrs
 from agentrl_core.errors import PluginError
 from agentrl_core.nearest import did_you_mean
 
+FILE_MODULE = "agentrl_file_"
+"""Begins the names of modules that are read from files and that nobody could import."""
+
 
 @attrs.frozen(kw_only=True)
 class Reference:
@@ -158,7 +161,7 @@ def _module_name(path: Path) -> str:
         spec = importlib.util.find_spec(stem)
         if spec is not None and spec.origin == str(path):
             return stem
-    return f"agentrl_file_{zlib.crc32(str(path).encode()):08x}"
+    return f"{FILE_MODULE}{zlib.crc32(str(path).encode()):08x}"
 
 
 def _run(load: Callable[[], object], what: str) -> None:

@@ -17,6 +17,7 @@ from agentrl_core.config.schema import Component
 from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.online.admin import key_from_environment, make_key
+from agentrl_core.processes import close_workers
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
@@ -66,6 +67,7 @@ class SamplingSide:
                 patience_s=config.rollout.timeout_s,
             )
             undo.callback(self._agents.close)
+            undo.callback(close_workers)
             self.engine: Engine = components.build(
                 "engines",
                 "engine",

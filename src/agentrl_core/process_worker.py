@@ -1,0 +1,107 @@
+"""The other end of `agentrl_core.processes`: a process that calls functions; needs the standard library alone.
+
+Started as a script with the number of its connection. Its standard input is a lifeline: where that ends, the parent
+is gone, and so is the process, whatever it is at.
+"""
+
+import importlib.util
+import os
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+STARTED = b"started"
+"""Sent once a function and its arguments are there: what they import is not the function's own time."""
+
+
+def main() -> None:
+    """Call what comes until nothing more does."""
+    _hold_on(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    files = _Files()
+    sys.meta_path.append(files)
+    with Connection(int(sys.argv[1])) as connection:
+        while True:
+            try:
+                header = connection.recv_bytes()
+                payload = connection.recv_bytes()
+            except EOFError:
+                return
+            folders, files.known, memory_mb = pickle.loads(header)  # noqa: S301 (our parent's)
+            sys.path[:] = folders
+            connection.send_bytes(_answer(connection, payload, memory_mb))
+
+
+def _answer(connection: Connection, payload: bytes, memory_mb: int | None) -> bytes:
+    """Call, and return what came of it: `(True, value, "")` or `(False, error, traceback)`."""
+    try:
+        function, arguments = pickle.loads(payload)  # noqa: S301 (our parent's)
+        connection.send_bytes(STARTED)
+        value = _limited(lambda: function(*arguments), memory_mb)
+        return _pickled(True, value, "")
+    except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
+        return _failed(error)
+    finally:
+        sys.stdout.flush()
+
+
+def _limited(call: Callable[[], Any], memory_mb: int | None) -> Any:
+    """Call with so much more memory than the process has now."""
+    if memory_mb is None:
+        return call()
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory_mb * 2**20, hard))
+    try:
+        return call()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _failed(error: BaseException) -> bytes:
+    """Return an error as it is where it can be sent and is an error, else one that tells of it."""
+    text = "".join(traceback.format_exception(error))
+    if isinstance(error, Exception):
+        try:
+            message = _pickled(False, error, text)
+            pickle.loads(message)  # noqa: S301 - our own: errors with arguments of their own often come back as nothing
+        except Exception:  # noqa: BLE001, S110 - then it is told
+            pass
+        else:
+            return message
+    return _pickled(False, RuntimeError(f"{type(error).__name__}: {error}"), text)
+
+
+def _pickled(ok: bool, value: Any, text: str) -> bytes:  # noqa: FBT001 (a field of the message)
+    return pickle.dumps((ok, value, text), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _hold_on(lifeline: int) -> None:
+    def wait() -> None:
+        os.read(lifeline, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+class _Files:
+    """Finds the modules that the parent read from files which are on no import path."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
+        if name not in self.known:
+            return None
+        return importlib.util.spec_from_file_location(name, self.known[name])
+
+
+if __name__ == "__main__":
+    main()

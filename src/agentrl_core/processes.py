@@ -1,0 +1,277 @@
+"""Call functions in processes that can be killed: however one hangs or crashes, the next call finds a worker.
+
+    verdict = await run_in_process(check_proof, proof, timeout_s=10, memory_mb=512)
+
+Workers are fresh interpreters, never forks; they are started when they are needed, kept for further calls, and ended
+by `close_workers`, or with this process. They keep a fault from the run, not code from this machine: no sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_core import process_worker
+from agentrl_core.daemons import DaemonExecutor
+from agentrl_core.references import FILE_MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+_LOADING_S = 60.0
+"""Longest that a worker may take to start, and to import a function and what its arguments need."""
+_LAST_LINES = 5
+
+
+class CallTimeoutError(Exception):
+    """A call took too long; its process was killed."""
+
+
+class WorkerDiedError(Exception):
+    """The process of a call ended in the middle of it."""
+
+
+class _RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of an error, as multiprocessing does
+    """The traceback of an error as the worker saw it."""
+
+
+async def run_in_process(
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float,
+    memory_mb: int | None = None,
+    max_workers: int | None = None,
+) -> Any:
+    """Return `function(*args)`, called in another process; what it raises is raised here.
+
+    The time counts from the moment the call begins there, without the wait for a free worker and for imports.
+    `memory_mb` (Linux) is what the call may use beyond what its worker has. Calls with the same `max_workers` share
+    so many processes, None stands for half of the cores, at least 2. Cancelling this kills the process of the call.
+
+    Raises `CallTimeoutError`, `WorkerDiedError`, and `TypeError` where `function` or `args` cannot be sent.
+    """
+    call = _Call(pack(function, args), timeout_s, memory_mb)
+    future = _pool(max_workers).submit(call)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+
+
+def pack(function: Callable[..., Any], args: tuple[Any, ...] = ()) -> bytes:
+    """Return a call in the form in which it is sent; `TypeError` says what keeps it from that."""
+    inner = function
+    while hasattr(inner, "func"):  # functools.partial
+        inner = inner.func
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    if getattr(inner, "__module__", "") == "__main__":
+        raise TypeError(
+            f"{name} is defined in the script that was started, which worker processes cannot import; "
+            "move it to a module of its own"
+        )
+    try:
+        return pickle.dumps((function, args), protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise TypeError(
+            f"{name} cannot be sent to a worker process ({type(error).__name__}: {error}); it must be a function at "
+            "the top of a module, or an object of a class there, and its arguments plain data"
+        ) from error
+
+
+def close_workers() -> None:
+    """Kill all workers; running calls raise `WorkerDiedError`. A later call starts new ones."""
+    with _lock:
+        pools = list(_pools.values())
+        _pools.clear()
+    for pool in pools:
+        pool.close()
+
+
+@attrs.define(eq=False)
+class _Call:
+    """One call on its way; thread-safe."""
+
+    payload: bytes
+    timeout_s: float
+    memory_mb: int | None
+    _worker: _Worker | None = None
+    _cancelled: bool = False
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    def run(self, worker: _Worker) -> Any:
+        with self._lock:
+            if self._cancelled:
+                raise asyncio.CancelledError
+            self._worker = worker
+        try:
+            return worker.call(self.payload, self.timeout_s, self.memory_mb)
+        finally:
+            with self._lock:
+                self._worker = None
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._worker is not None:
+                self._worker.kill()
+
+
+class _Pool:
+    """Up to `workers` processes, each the business of one thread."""
+
+    def __init__(self, workers: int) -> None:
+        self._executor = DaemonExecutor(workers, name="agentrl-process")
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._workers: set[_Worker] = set()
+        self._closed = False
+
+    def submit(self, call: _Call) -> Any:
+        return self._executor.submit(lambda: call.run(self._worker()))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            workers = tuple(self._workers)
+        self._executor.shutdown(wait=False)
+        for worker in workers:
+            worker.kill()
+
+    def _worker(self) -> _Worker:
+        """Return the worker of this thread, a new one where it has none that lives."""
+        worker: _Worker | None = getattr(self._own, "worker", None)
+        if worker is not None and worker.is_alive:
+            return worker
+        with self._lock:
+            self._workers.discard(worker)
+            if self._closed:
+                raise WorkerDiedError("the worker processes were closed")
+            worker = self._own.worker = _Worker()
+            self._workers.add(worker)
+        return worker
+
+
+class _Worker:
+    """One process and the connection to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 (our own script)
+                [sys.executable, "-P", process_worker.__file__, str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # killed with all that it starts; Ctrl-C is its parent's business
+            )
+        self._connection: Connection = ours
+        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        stdout = self._process.stdout
+        if stdout is None:
+            raise TypeError("the worker was started without a pipe")
+        self._listener = threading.Thread(target=self._listen, args=(stdout,), name="agentrl-process-log", daemon=True)
+        self._listener.start()
+        self._dead = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes another call."""
+        return not self._dead and self._process.poll() is None
+
+    def call(self, payload: bytes, timeout_s: float, memory_mb: int | None) -> Any:
+        """Call and wait; the process is killed where it gives no answer."""
+        try:
+            ok, value, text = pickle.loads(self._exchange(payload, timeout_s, memory_mb))  # noqa: S301 (our worker's)
+        except (EOFError, OSError):
+            self.kill()
+            raise WorkerDiedError(self._last_words()) from None
+        except BaseException:
+            self.kill()
+            raise
+        if ok:
+            return value
+        if isinstance(value, MemoryError):  # who knows what is left of it
+            self.kill()
+        raise value from _RemoteTraceback(f"\n{text}")
+
+    def _exchange(self, payload: bytes, timeout_s: float, memory_mb: int | None) -> bytes:
+        header = (sys.path, _file_modules(), memory_mb)
+        self._connection.send_bytes(pickle.dumps(header, protocol=pickle.HIGHEST_PROTOCOL))
+        self._connection.send_bytes(payload)
+        self._wait(_LOADING_S, f"the worker process was not ready within {_LOADING_S:g} s: an import hangs")
+        answer = self._connection.recv_bytes()
+        if answer == process_worker.STARTED:
+            self._wait(timeout_s, f"no result within {timeout_s:g} s; its process was killed")
+            answer = self._connection.recv_bytes()
+        return answer
+
+    def _wait(self, limit_s: float, problem: str) -> None:
+        if not self._connection.poll(limit_s):
+            raise CallTimeoutError(problem)
+
+    def kill(self) -> None:
+        """End the process and what it started; idempotent, from any thread."""
+        self._dead = True
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _last_words(self) -> str:
+        """Say how the process ended, and what it printed last."""
+        code = self._process.wait()
+        self._listener.join(timeout=1.0)
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        said = f"; it printed last: {' | '.join(self._said)}" if self._said else ""
+        return f"its process ended {how}{said}"
+
+    def _listen(self, stdout: IO[bytes]) -> None:
+        """Keep what the process prints off the terminal, and reap it at its end."""
+        with stdout:
+            for line in stdout:
+                text = line.decode(errors="replace").rstrip()
+                self._said.append(text)
+                logger.info("a worker process printed: %s", text)
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def _file_modules() -> dict[str, str]:
+    """Modules that were read from files under names which only this process knows."""
+    return {
+        name: str(Path(file))
+        for name, module in tuple(sys.modules.items())
+        if name.startswith(FILE_MODULE) and (file := getattr(module, "__file__", None))
+    }
+
+
+_pools: dict[int | None, _Pool] = {}
+_lock = threading.Lock()
+
+
+def _pool(max_workers: int | None) -> _Pool:
+    with _lock:
+        if max_workers not in _pools:
+            _pools[max_workers] = _Pool(max_workers or max(2, (os.cpu_count() or 1) // 2))
+        return _pools[max_workers]
+
+
+atexit.register(close_workers)
