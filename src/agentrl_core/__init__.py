@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from agentrl_core.losses.base import LossBatch, LossOutput
     from agentrl_core.rollout import context as workflow_context
     from agentrl_core.run import Trainer
-    from agentrl_core.scoring import Score, ScoreRequest
+    from agentrl_core.scoring import Answer, Score, ScoreRequest
     from agentrl_core.types import Interaction, Record, Task
     from agentrl_core.workflow import Workflow
 
     __version__: str
 
 __all__ = [
+    "Answer",
     "Interaction",
     "LossBatch",
     "LossOutput",
@@ -38,6 +39,7 @@ __all__ = [
 
 # Imported on first use (PEP 562): `import agentrl_core` costs nothing, so that the command line starts at once.
 _HOMES = {
+    "Answer": "agentrl_core.scoring:Answer",
     "Interaction": "agentrl_core.types:Interaction",
     "LossBatch": "agentrl_core.losses.base:LossBatch",
     "LossOutput": "agentrl_core.losses.base:LossOutput",

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint
 from typing import Any, Literal
 
@@ -107,14 +107,17 @@ class PluginManager(pluggy.PluginManager):
             else:
                 package.hooks.append(hook_name)
 
-    def adapt_agent(self, agent: object, options: Mapping[str, Any]) -> Any:
+    def adapt_agent(
+        self, agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None = None
+    ) -> Any:
         """Return the first workflow that a package makes of `agent`; None if no package knows it.
 
         An `AgentRLError` that an adapter raises passes as it is, anything else as `PluginError` naming the package.
         """
+        arguments = {"agent": agent, "options": options, "factory": factory}
         for implementation in self._calling_order("adapt_agent"):
             try:
-                workflow = self._call(implementation, "adapt_agent", {"agent": agent, "options": options})
+                workflow = self._call(implementation, "adapt_agent", arguments)
             except AgentRLError:
                 raise
             except Exception as error:

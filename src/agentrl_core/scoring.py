@@ -16,13 +16,24 @@ class ScoreRequest:
     """One finished episode, as a scorer sees it."""
 
     answer: str
-    """Extracted from the last reply by the task's `answer_schema`; empty where nothing matched."""
+    """Extracted from the last reply by the task's `answer_schema`; empty where nothing matched. Of an `Answer` that
+    the workflow returned, all of it where nothing matched."""
     reference: str | None
     """The task's `answer`."""
     task: Task
     messages: Sequence[Message]
     """The last interaction's conversation, its reply included."""
     record: Record
+
+
+@attrs.frozen
+class Answer:
+    """What a workflow returns in place of a reward: the agent's answer, for the task's scorer to judge.
+
+    For agents that answer otherwise than with the text of their last reply, by a tool call for one.
+    """
+
+    text: str
 
 
 @attrs.frozen

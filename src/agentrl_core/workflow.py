@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Reward: TypeAlias = "float | int | bool | Mapping[str | int, float] | None"
+    from agentrl_core.scoring import Answer
+
+Reward: TypeAlias = "float | int | bool | Mapping[str | int, float] | Answer | None"
 """What `run` may return: a number for the whole episode, `{interaction id or turn index: number}`, or
-None (the task's scorer decides). numpy scalars count as numbers."""
+None (the task's scorer decides). numpy scalars count as numbers. An `Answer` is None with the answer to judge."""
 
 
 class Workflow(Protocol):

@@ -9,7 +9,7 @@ from agentrl_core import workflow_context
 from agentrl_core.config.schema import SamplingConfig
 from agentrl_core.errors import EngineError, RunError, StoreError
 from agentrl_core.scorers.call import normalize_scorer
-from agentrl_core.scoring import Score
+from agentrl_core.scoring import Answer, Score
 from agentrl_core.types import Outcome
 
 
@@ -148,6 +148,15 @@ def test_the_scorer_sees_the_last_trainable_call(run_one, gateway, make_task):
     scorer_for = scorer(0.5)
     assert run_one(run, task=make_task(scorer="f1"), scorer_for=scorer_for).record.reward == 0.5
     assert scorer_for.requests[0].answer == "the policy's"
+
+
+@pytest.mark.parametrize(("given", "judged"), [("4", "4"), ("it is <answer>4</answer>", "4"), ("", "")])
+def test_a_workflow_may_return_the_answer_to_judge(run_one, answering, make_task, gateway, given, judged):
+    gateway.answer = "<answer>another</answer>"
+    scorer_for = scorer(0.5)
+    record = run_one(answering(Answer(given)), task=make_task(scorer="f1"), scorer_for=scorer_for).record
+    assert (record.outcome, record.reward, record.score) == (Outcome.SCORED, 0.5, None)
+    assert scorer_for.requests[0].answer == judged
 
 
 def test_the_answer_is_cut_out_by_the_tasks_own_schema(run_one, answering, make_task, gateway):

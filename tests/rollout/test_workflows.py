@@ -71,7 +71,7 @@ def asked():
 def resolve(tmp_path, asked):
     """Resolve with no package, and an adapter of `FrameworkAgent`; then run one episode."""
 
-    def adapt_agent(agent, options):
+    def adapt_agent(agent, options, factory):
         asked.append(agent)
         return Adapted(agent, dict(options)) if isinstance(agent, FrameworkAgent) else None
 
@@ -94,6 +94,25 @@ def module(tmp_path):
     )
     yield
     sys.modules.pop("my_module", None)
+
+
+def test_an_adapter_gets_the_factory_of_the_agent(tmp_path):
+    got = []
+
+    def adapt_agent(agent, options, factory):
+        got.append((agent, factory))
+        return Adapted(agent, dict(options))
+
+    def build(*, size: int = 1):
+        return [size]
+
+    registry = Registry((), SimpleNamespace(adapt_agent=adapt_agent))
+    resolve_workflow(build, registry=registry, base_dir=tmp_path)
+    resolve_workflow([2], registry=registry, base_dir=tmp_path)
+    (made, factory), (given, no_factory) = got
+    assert made == factory() == [1]
+    assert factory() is not factory()
+    assert (given, no_factory) == ([2], None)
 
 
 def test_a_class_is_built_once_for_all_episodes(resolve):

@@ -14,7 +14,7 @@ from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout.attempts import run_agent
 from agentrl_core.rollout.failures import describe
 from agentrl_core.rollout.rewards import GivenReward, read_reward
-from agentrl_core.scoring import Score, ScoreRequest
+from agentrl_core.scoring import Answer, Score, ScoreRequest
 
 if TYPE_CHECKING:
     from agentrl_core.scorers.call import NormalizedScorer
@@ -30,10 +30,12 @@ class Verdict:
     """Named components, finite."""
 
 
-async def judge(scorer: NormalizedScorer, task: Task, episode: Episode, *, timeout_s: float) -> Verdict:
-    """Ask a scorer about the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
+async def judge(
+    scorer: NormalizedScorer, task: Task, episode: Episode, *, timeout_s: float, answer: Answer | None = None
+) -> Verdict:
+    """Ask a scorer about `answer`, or the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
     name = f"scorer '{scorer.name}'"
-    request = score_request(task, episode)
+    request = score_request(task, episode, answer)
     context = contextvars.copy_context()
     judged = await run_agent(lambda: scorer(request), context, timeout_s=timeout_s, who=name)
     if judged.timed_out:
@@ -53,11 +55,15 @@ async def judge(scorer: NormalizedScorer, task: Task, episode: Episode, *, timeo
     return Verdict(reward=reward, parts=parts)
 
 
-def score_request(task: Task, episode: Episode) -> ScoreRequest:
+def score_request(task: Task, episode: Episode, answer: Answer | None = None) -> ScoreRequest:
     """Return what a scorer sees of an episode: its last trainable interaction, with the answer cut out."""
     last = next(item for item in reversed(episode.interactions) if item.trainable)
+    if answer is None:
+        said = extract_answer(text_of(last.output), task.answer_schema)
+    else:
+        said = extract_answer(answer.text, task.answer_schema) or answer.text
     return ScoreRequest(
-        answer=extract_answer(text_of(last.output), task.answer_schema),
+        answer=said,
         reference=task.answer,
         task=task,
         messages=conversation(episode, last),

@@ -20,6 +20,7 @@ from agentrl_core.rollout.failures import describe, format_traceback, root_cause
 from agentrl_core.rollout.judging import judge
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.rewards import read_reward
+from agentrl_core.scoring import Answer
 from agentrl_core.types import Episode, Interaction, Outcome, Record, Task
 
 if TYPE_CHECKING:
@@ -184,9 +185,12 @@ class Runner:
         """The workflow's reward; without one the scorer's. Raises `EpisodeError` if there is none to use."""
         record = attrs.evolve(episode.record, outcome=Outcome.SCORED)
         _check_called(episode.interactions)
-        given = read_reward(value, episode.interactions)
+        answer = value if isinstance(value, Answer) else None
+        given = None if answer else read_reward(value, episode.interactions)
         if given is None:
-            verdict = await judge(self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s)
+            verdict = await judge(
+                self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s, answer=answer
+            )
             given = verdict.reward
             record = attrs.evolve(record, score_parts=verdict.parts)
         elif task.scorer is not None:

@@ -76,8 +76,8 @@ def resolve_workflow(
     if _is_workflow_function(found):
         call = WorkflowCall(_with_options(found, options, use, where), use, where=place(where))
     else:
-        agent, options = _built(found, options, use, where)
-        call = _call_of(agent, options, use, registry, where)
+        agent, options, factory = _built(found, options, use, where)
+        call = _call_of(agent, options, use, registry, where, factory)
     return ResolvedWorkflow(name, call)
 
 
@@ -102,25 +102,33 @@ def _with_options(
     return functools.partial(function, **{option: checked.keywords[option] for option in options})
 
 
-def _built(found: Any, options: Mapping[str, Any], use: str, where: Where) -> tuple[object, Mapping[str, Any]]:
-    """The object that a class or a factory makes, and the options that were not its own."""
+def _built(
+    found: Any, options: Mapping[str, Any], use: str, where: Where
+) -> tuple[object, Mapping[str, Any], Callable[[], object] | None]:
+    """The object that a class or a factory makes, the options that were not its own, and what makes another."""
     if not (inspect.isclass(found) or _is_function(found)):
-        return found, options
+        return found, options, None
     parameters = inspect.signature(found).parameters
     takes_all = callable(getattr(found, "run", None)) or any(
         item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()
     )
     own = {key: value for key, value in options.items() if takes_all or key in parameters}
-    made = construct(found, own, name=use, where=where, injected={})
-    if not inspect.isclass(found):
-        made = made()
-    return made, {key: value for key, value in options.items() if key not in own}
+    construct_one = functools.partial(construct, found, own, name=use, where=where, injected={})
+    factory = construct_one if inspect.isclass(found) else construct_one()
+    return factory(), {key: value for key, value in options.items() if key not in own}, factory
 
 
-def _call_of(agent: object, options: Mapping[str, Any], use: str, registry: Registry, where: Where) -> WorkflowCall:
+def _call_of(
+    agent: object,
+    options: Mapping[str, Any],
+    use: str,
+    registry: Registry,
+    where: Where,
+    factory: Callable[[], object] | None,
+) -> WorkflowCall:
     """The `run` of a workflow object, or of what an adapter makes of a framework's agent."""
     if not _runs_on_data(agent):
-        adapted = registry.hooks.adapt_agent(agent=agent, options=options)
+        adapted = registry.hooks.adapt_agent(agent=agent, options=options, factory=factory)
         if adapted is not None:
             return WorkflowCall(adapted.run, f"{_qualified_name(type(adapted))}.run", where=place(where))
     run = getattr(agent, "run", None)
