@@ -11,6 +11,9 @@ Add an error only when a caller handles it differently from its base.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class AgentRLError(Exception):
     """Base of all errors that agentrl raises on purpose; printed without a traceback by the command line."""
@@ -63,12 +66,14 @@ class TrainingError(RunError):
 class EpisodeError(AgentRLError):
     """One episode cannot be used; `reason` is a short stable word for counting.
 
-    Known reasons: `no_llm_call`, `not_finite`, `unknown_interaction`, `reward_type`, `no_score`.
+    Known reasons: `no_llm_call`, `not_finite`, `unknown_interaction`, `reward_type`, `no_score`. A scorer's
+    `details` are stored with the record, as those of a `Score` are.
     """
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.details: Mapping[str, Any] = details or {}
 
     def __reduce__(self) -> tuple[type[EpisodeError], tuple[str, str]]:
         """Let it come back from another process as it was."""

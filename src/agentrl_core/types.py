@@ -201,6 +201,8 @@ class Record:
     score: float | None = None
     """What the task's scorer said, stored beside a workflow's own reward."""
     score_parts: Mapping[str, float] = attrs.field(factory=dict)
+    score_details: Mapping[str, Any] = attrs.field(factory=dict)
+    """What the scorer tells beside its verdict, or about having none; only `Store.episode` restores it."""
     started_at: float = 0.0
     finished_at: float = 0.0
 

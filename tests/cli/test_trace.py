@@ -66,6 +66,13 @@ record calm-otter-aaaa: scored, reward 1
   run       calm-otter, task maze, group calm-otter-g0, sample 0
   answer    (3, 4)
   scorer    0.5 (near 0.5)
+  scoring   judge:
+              asked: ["a", 1]
+              calls:
+                1:
+                  reply: two
+                      lines
+              cost: null
   tokens    5 calls, 50 new prompt tokens, 20 sampled, 1.50 s
   fidelity  unknown: none of 16 trained tokens has a digest
 

@@ -7,7 +7,7 @@ import pytest
 
 from agentrl_core import workflow_context
 from agentrl_core.config.schema import SamplingConfig
-from agentrl_core.errors import EngineError, RunError, StoreError
+from agentrl_core.errors import EngineError, EpisodeError, RunError, StoreError
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.scoring import Answer, Score
 from agentrl_core.types import Outcome
@@ -186,6 +186,20 @@ def test_no_score_is_a_rejection_never_zero(run_one, answering, make_task, verdi
     assert (record.outcome, record.reason, record.reward) == (Outcome.REJECTED, "no_score", None)
     assert record.detail.startswith("scorer 'judge'")
     assert said in record.detail
+
+
+def test_what_a_scorer_tells_is_in_the_record_whether_it_gave_a_score_or_not(run_one, answering, make_task):
+    details = {"said": "because", "cost": 0.5, "odd": {1}}
+    kept = {"said": "because", "cost": 0.5, "odd": "{1}"}
+    given = scorer(Score(0.5, details=details))
+    refused = scorer(EpisodeError("judge_down", "judge_down: nobody answered", details=details))
+    assert run_one(answering(None), scorer_for=given).record.score_details == kept
+    assert run_one(answering(1.0), task=make_task(scorer="f1"), scorer_for=given).record.score_details == kept
+    beside = run_one(answering(1.0), task=make_task(scorer="f1"), scorer_for=refused).record
+    assert (beside.outcome, beside.reward, beside.score_details) == (Outcome.SCORED, 1.0, kept)
+    without = run_one(answering(None), scorer_for=refused).record
+    assert (without.outcome, without.reason, without.score_details) == (Outcome.REJECTED, "no_score", kept)
+    assert without.detail == "judge_down: nobody answered"
 
 
 def test_a_scorer_that_hangs_gives_no_score(run_one, answering):

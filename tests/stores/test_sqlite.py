@@ -350,6 +350,23 @@ def test_a_file_of_version_1_is_upgraded_when_it_is_opened(old_path):
     asyncio.run(store.close())
 
 
+def test_a_file_of_version_2_is_upgraded_or_read_as_it_is(tmp_path):
+    path = tmp_path / "old.db"
+    with sqlite3.connect(path) as db:
+        db.executescript(Path(__file__).with_name("schema_1.sql").read_text(encoding="utf-8"))
+    db.close()
+    asyncio.run(SQLiteStore(path=path).close())
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE records DROP COLUMN score_details")
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+    for opened in (SQLiteStore.read, lambda path: SQLiteStore(path=path), SQLiteStore.read):
+        store = opened(path)
+        assert asyncio.run(store.episode("record")).record.score_details == {}
+        assert asyncio.run(store.sessions("run")) == []
+        asyncio.run(store.close())
+
+
 def test_a_file_of_version_1_is_read_without_being_changed(old_path):
     before = old_path.read_bytes()
     store = SQLiteStore.read(old_path)

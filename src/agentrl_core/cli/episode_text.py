@@ -66,6 +66,7 @@ def _head(episode: Episode, task: Task | None) -> Iterator[Line]:
     if record.score is not None:
         parts = ", ".join(f"{name} {value:g}" for name, value in record.score_parts.items())
         yield from _labelled("scorer", f"{record.score:g}" + (f" ({parts})" if parts else ""), "  ")
+    yield from _details(record.score_details)
     prompt = sum(len(item.prompt_ids) for item in episode.interactions)
     output = sum(len(item.output_ids) for item in episode.interactions)
     seconds = f", {record.finished_at - record.started_at:.2f} s" if record.finished_at else ""
@@ -75,6 +76,21 @@ def _head(episode: Episode, task: Task | None) -> Iterator[Line]:
     fidelity = verify(episode)
     if fidelity.trained:
         yield from _labelled("fidelity", fidelity_text(fidelity), "  ")
+
+
+def _details(details: Mapping[str, Any]) -> Iterator[Line]:
+    """Yield what the scorer tells of its verdict, indented by depth, texts as they are."""
+    label = "scoring"
+    pending: list[tuple[str, Any, str]] = [(str(key), details[key], "") for key in reversed(list(details))]
+    while pending:
+        key, value, indent = pending.pop()
+        inside: Mapping[Any, Any] = value if isinstance(value, dict) else {}
+        if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+            inside = dict(enumerate(value, start=1))
+        told = "" if inside else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield from _labelled(label, f"{indent}{key}: {told}".replace("\n", f"\n{indent}    "), "  ")
+        label = ""
+        pending += [(str(name), inside[name], indent + "  ") for name in reversed(list(inside))]
 
 
 def fidelity_text(fidelity: Fidelity) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -28,6 +28,8 @@ class Verdict:
     reward: GivenReward
     parts: Mapping[str, float] = attrs.field(factory=dict)
     """Named components, finite."""
+    details: Mapping[str, Any] = attrs.field(factory=dict)
+    """What it tells beside them, as it gave it."""
 
 
 async def judge(
@@ -41,18 +43,18 @@ async def judge(
     if judged.timed_out:
         raise EpisodeError("no_score", f"{name} gave no verdict within rollout.timeout_s = {timeout_s:g} s")
     if isinstance(judged.error, EpisodeError):
-        raise EpisodeError("no_score", str(judged.error)) from judged.error
+        raise EpisodeError("no_score", str(judged.error), details=judged.error.details) from judged.error
     if judged.error is not None:
         raise EpisodeError("no_score", f"{name} raised {describe(judged.error)}") from judged.error
     given = judged.value
-    value, parts = (given.value, given.parts) if isinstance(given, Score) else (given, {})
+    score = given if isinstance(given, Score) else None
     try:
-        reward = read_reward(value, episode.interactions, giver=name)
+        reward = read_reward(score.value if score else given, episode.interactions, giver=name)
     except EpisodeError as error:
         raise EpisodeError("no_score", str(error)) from error
     if reward is None:
         raise EpisodeError("no_score", f"{name} gave no score for the answer {reprlib.repr(request.answer)}")
-    return Verdict(reward=reward, parts=parts)
+    return Verdict(reward=reward, parts=score.parts, details=score.details) if score else Verdict(reward=reward)
 
 
 def score_request(task: Task, episode: Episode, answer: Answer | None = None) -> ScoreRequest:

@@ -16,6 +16,7 @@ import attrs
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.attempts import GRACE_S, Attempt, run_agent, unbroken
+from agentrl_core.rollout.details import storable
 from agentrl_core.rollout.failures import describe, format_traceback, root_cause, tell
 from agentrl_core.rollout.judging import judge
 from agentrl_core.rollout.online import Visitors
@@ -123,7 +124,8 @@ class Runner:
             ended = await self._judged(task, Episode(record=record, interactions=interactions), done)
             if session.refusal and ended.outcome is not Outcome.SCORED:  # agents on plain HTTP see the status alone
                 ended = attrs.evolve(ended, detail=f"{ended.detail}; the gateway's last refusal: {session.refusal}")
-            ended = attrs.evolve(ended, detail=_without_secrets(ended.detail, session))
+            details = storable(ended.score_details, lambda text: _without_secrets(text, session))
+            ended = attrs.evolve(ended, detail=_without_secrets(ended.detail, session), score_details=details)
         except EpisodeError as error:  # there was no session
             ended = _rejected(record, error)
             return Episode(record=ended, interactions=())
@@ -192,14 +194,17 @@ class Runner:
                 self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s, answer=answer
             )
             given = verdict.reward
-            record = attrs.evolve(record, score_parts=verdict.parts)
+            record = attrs.evolve(record, score_parts=verdict.parts, score_details=verdict.details)
         elif task.scorer is not None:
             try:
                 verdict = await judge(self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s)
             except EpisodeError as error:
                 logger.info("record %s has no score beside its reward: %s", record.id, error)
+                record = attrs.evolve(record, score_details=error.details)
             else:
-                record = attrs.evolve(record, score=verdict.reward.value, score_parts=verdict.parts)
+                record = attrs.evolve(
+                    record, score=verdict.reward.value, score_parts=verdict.parts, score_details=verdict.details
+                )
         return attrs.evolve(record, reward=given.value, rewards=given.by_interaction)
 
     def _check_gateway(self) -> None:
@@ -210,7 +215,9 @@ class Runner:
 
 def _rejected(record: Record, error: EpisodeError) -> Record:
     detail = tell(str(error), _LONGEST_DETAIL)
-    return attrs.evolve(record, outcome=Outcome.REJECTED, reason=error.reason, detail=detail)
+    return attrs.evolve(
+        record, outcome=Outcome.REJECTED, reason=error.reason, detail=detail, score_details=error.details
+    )
 
 
 def _check_called(interactions: Sequence[Interaction]) -> None:

@@ -152,7 +152,8 @@ class Store(Protocol):
     async def finish_record(self, record: Record) -> bool:
         """Move a running record to its final outcome; False (and no change) if it was not running.
 
-        Written: outcome, reason, detail, rewards, scores and `finished_at`. The other fields stay as announced.
+        Written: outcome, reason, detail, rewards, scores with their details, and `finished_at`. The other fields stay
+        as announced.
         """
         ...
 
@@ -210,7 +211,10 @@ class Store(Protocol):
         ...
 
     async def episode(self, record_id: str) -> Episode | None:
-        """Return a record (by id or unique id prefix) with its interactions; `StoreError` if several ids start so."""
+        """Return a record (by id or unique id prefix) with its interactions; `StoreError` if several ids start so.
+
+        Only here a record has its `score_details`, which may be long.
+        """
         ...
 
     async def usage(self, run_id: str) -> Mapping[str, Usage]:

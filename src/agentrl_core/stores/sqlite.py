@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import sqlite3
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
 
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite_rows as rows
@@ -145,11 +148,12 @@ class SQLiteStore:
         if record.outcome is Outcome.RUNNING:
             raise ValueError(f"record {record.id}: expected a final outcome, got 'running'")
         _, _, _, _, _, _, _, outcome, reason, detail, *scores, _, finished_at = rows.record_row(record)
+        details = rows.to_json(dict(record.score_details), f"the score of record {record.id}")
         with self._transaction(f"finish record {record.id}") as db:
             changed = db.execute(
                 "UPDATE records SET outcome = ?, reason = ?, detail = ?, reward = ?, rewards = ?, score = ?, "
-                "score_parts = ?, finished_at = ? WHERE id = ? AND outcome = 'running'",
-                (outcome, reason, detail, *scores, finished_at, record.id),
+                "score_parts = ?, finished_at = ?, score_details = ? WHERE id = ? AND outcome = 'running'",
+                (outcome, reason, detail, *scores, finished_at, details, record.id),
             ).rowcount
             if not changed and not db.execute("SELECT 1 FROM records WHERE id = ?", (record.id,)).fetchone():
                 raise StoreError(f"{self.path}: no record {record.id} to finish; it was never announced")
@@ -302,7 +306,10 @@ class SQLiteStore:
         if len(records) > 1 and records[0].id != record_id:
             names = ", ".join(record.id for record in records)
             raise StoreError(f"{self.path}: several records start with '{record_id}' ({names}, …); give more of the id")
-        return self._episodes(records[0].run_id, records[:1])[0]
+        query = "SELECT score_details FROM records WHERE id = ?"
+        ((details,),) = self._select(f"find record {record_id}", query, records[0].id)
+        record = attrs.evolve(records[0], score_details=json.loads(details))
+        return self._episodes(record.run_id, [record])[0]
 
     async def usage(self, run_id: str) -> Mapping[str, Usage]:
         """Map record ids to their LLM calls and tokens so far; records without a call are left out."""

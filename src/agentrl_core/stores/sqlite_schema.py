@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 APPLICATION_ID = 0x41475254  # "AGRT" in the file's header: how `file` and we tell the file from a foreign database
-SCHEMA_VERSION = 2
-"""1: runs to versions. 2: sessions; which API and provider an interaction went by."""
+SCHEMA_VERSION = 3
+"""1: runs to versions. 2: sessions; which API and provider an interaction went by. 3: details of scores."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -60,6 +60,7 @@ CREATE TABLE records (
     score_parts TEXT NOT NULL,
     started_at REAL NOT NULL,
     finished_at REAL NOT NULL,
+    score_details TEXT NOT NULL DEFAULT '{}',
     FOREIGN KEY (run_id, group_id) REFERENCES groups (run_id, id)
 );
 CREATE INDEX records_by_group ON records (run_id, group_id, sample_index, attempt);
@@ -138,8 +139,11 @@ CREATE TABLE sessions (
 CREATE INDEX sessions_by_run ON sessions (run_id, opened_at);
 """
 
-_NEW_IN_INTERACTIONS = {"api": "'chat'", "upstream": "''", "witness": "''", "retry_key": "''"}
-"""Columns that version 1 lacked, and what is true of its rows."""
+_NEW_COLUMNS = {
+    "interactions": {"api": "'chat'", "upstream": "''", "witness": "''", "retry_key": "''"},
+    "records": {"score_details": "'{}'"},
+}
+"""Columns that earlier versions lacked, and what is true of their rows."""
 
 
 def create(connection: sqlite3.Connection) -> None:
@@ -160,23 +164,32 @@ def upgrade(connection: sqlite3.Connection) -> None:
     """Give an old file what it lacks, in the transaction of the caller."""
     if not is_old(connection):  # another process came first
         return
-    for column, default in _missing(connection):
-        connection.execute(f"ALTER TABLE interactions ADD COLUMN {column} TEXT NOT NULL DEFAULT {default}")
-    for statement in _statements(_SESSIONS):
-        connection.execute(statement)
+    for table in _NEW_COLUMNS:
+        for column, default in _missing(connection, table):
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT NOT NULL DEFAULT {default}")
+    if not _has_sessions(connection):
+        for statement in _statements(_SESSIONS):
+            connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def patch(connection: sqlite3.Connection) -> None:
     """Let a connection that may not write see an old file as if it were upgraded."""
-    columns = "".join(f", {default} AS {column}" for column, default in _missing(connection))
-    connection.execute(f"CREATE TEMP VIEW interactions AS SELECT *{columns} FROM main.interactions")  # noqa: S608 - constants
-    connection.execute(next(_statements(_SESSIONS)).replace("CREATE TABLE", "CREATE TEMP TABLE"))
+    for table in _NEW_COLUMNS:
+        columns = "".join(f", {default} AS {column}" for column, default in _missing(connection, table))
+        if columns:
+            connection.execute(f"CREATE TEMP VIEW {table} AS SELECT *{columns} FROM main.{table}")  # noqa: S608 - constants
+    if not _has_sessions(connection):
+        connection.execute(next(_statements(_SESSIONS)).replace("CREATE TABLE", "CREATE TEMP TABLE"))
 
 
-def _missing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    there = {row[1] for row in connection.execute("PRAGMA table_info(interactions)")}
-    return [item for item in _NEW_IN_INTERACTIONS.items() if item[0] not in there]
+def _missing(connection: sqlite3.Connection, table: str) -> list[tuple[str, str]]:
+    there = {row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")}
+    return [item for item in _NEW_COLUMNS[table].items() if item[0] not in there]
+
+
+def _has_sessions(connection: sqlite3.Connection) -> bool:
+    return bool(connection.execute("SELECT 1 FROM main.sqlite_schema WHERE name = 'sessions'").fetchone())
 
 
 def _statements(script: str) -> Iterator[str]:

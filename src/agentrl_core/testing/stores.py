@@ -111,6 +111,7 @@ _finals = st.builds(
     rewards=st.dictionaries(_ids, _floats, max_size=3),
     score=st.none() | _floats,
     score_parts=st.dictionaries(_texts, _floats, max_size=3),
+    score_details=st.dictionaries(_texts, _texts | st.lists(st.integers() | st.none()), max_size=3),
     finished_at=_times,
 )
 
@@ -196,6 +197,18 @@ class StoreSuite(ConformanceSuite):
             assert episode is not None
             assert episode.record == finished
             assert episode.interactions == interactions
+
+        asyncio.run(scenario())
+
+    def test_details_of_scores_are_left_out_of_lists(self, store: Store) -> None:
+        async def scenario() -> None:
+            run = await _create_run(store)
+            record = await _add_record(store, run, await _add_group(store, run))
+            finished = attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0, score_details={"judge": ["said", 1]})
+            await store.finish_record(finished)
+            assert await store.records(run) == [attrs.evolve(finished, score_details={})]
+            assert (episode := await store.episode(record.id)) is not None
+            assert episode.record == finished
 
         asyncio.run(scenario())
 

@@ -1,0 +1,58 @@
+"""What a scorer tells beside its verdict, as JSON of a bounded size: anything that it gives can be stored."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
+
+LARGEST_BYTES = 65_536
+"""Of a record's details as JSON: a judge's prompt and replies fit, and ten thousand records stay below a gigabyte."""
+
+_CUTS = (20_000, 4_000, 500, 60)
+"""Characters that a text keeps, and a tenth of it items that a list keeps; the first with which all fits is taken."""
+_DEEPEST = 8
+
+
+def storable(details: Any, clean: Callable[[str], str] = str) -> dict[str, Any]:
+    """Return `details` with what JSON lacks as text, each text through `clean`, and cut until all of it fits."""
+    if not isinstance(details, Mapping):
+        details = {"details": details}
+    for most in _CUTS:
+        kept = _kept(details, most, _DEEPEST, clean)
+        if isinstance(kept, dict) and len(json.dumps(kept)) <= LARGEST_BYTES:
+            return kept
+    return {"left_out": f"details of more than {LARGEST_BYTES} bytes"}
+
+
+def _kept(value: Any, most: int, depth: int, clean: Callable[[str], str]) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Real):
+        return _number(value)
+    if isinstance(value, Mapping | list | tuple) and depth:
+        items = max(1, most // 10)
+        if isinstance(value, Mapping):
+            pairs = list(value.items())[:items]
+            return {_text(key, most, clean): _kept(item, most, depth - 1, clean) for key, item in pairs}
+        return [_kept(item, most, depth - 1, clean) for item in value[:items]]
+    return _text(value, most, clean)
+
+
+def _number(value: numbers.Real) -> int | float | str:
+    number = int(value) if isinstance(value, numbers.Integral) else float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _text(value: Any, most: int, clean: Callable[[str], str]) -> str:
+    """Return a text of at most about `most` characters; a scorer's `__str__` may raise."""
+    try:
+        text = clean(str(value))
+    except Exception as error:  # noqa: BLE001 - a user's code
+        return f"({type(value).__name__}, whose text cannot be shown: {type(error).__name__})"
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} […{len(text) - 2 * half} characters…] {text[-half:]}"
