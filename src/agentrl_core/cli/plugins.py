@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -108,6 +109,24 @@ def check(name: Annotated[str, typer.Argument(help="Name of the package; all whe
             typer.echo(f"  {problem}")
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the package, such as agentrl-lab.")],
+    *,
+    kind: Annotated[str, typer.Option(help="What it provides: scorer, workflow, loss, …")],
+    directory: Annotated[Path, typer.Option(help="Folder to write it into.")] = Path(),
+) -> None:
+    """Write a new package with one component.
+
+    It passes the conformance suite of its kind as it is.
+    """
+    from agentrl_core.scaffold.package import write_package
+
+    for path in write_package(name, kind, directory):
+        typer.echo(path)
+    typer.echo(f"next: pip install -e {directory / name} && pytest {directory / name} && agentrl plugins check {name}")
 
 
 def _list_kind(registry: Registry, kind: str, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -121,7 +121,7 @@ class EmbeddedEngine:
         shorten_switches()
         self._thread.start()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Sample as `Engine.generate` says."""
         limit = check_request(request, context_length=self.context_length, vocab_size=self._vocab_size)
         if request.images:

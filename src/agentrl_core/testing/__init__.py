@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agentrl_core.testing.credits import CreditSuite, check_credit
     from agentrl_core.testing.datasets import DatasetSuite, check_dataset
     from agentrl_core.testing.engines import EngineSuite
+    from agentrl_core.testing.episodes import made_up_episode, made_up_group
     from agentrl_core.testing.filters import FilterSuite, check_filter
     from agentrl_core.testing.losses import LossSuite, check_loss
     from agentrl_core.testing.models import ModelSuite, check_model
@@ -57,6 +58,8 @@ _MODULES = {
     "check_tool_parser": "tool_parsers",
     "check_tracker": "trackers",
     "isolated_plugins": "plugins",
+    "made_up_episode": "episodes",
+    "made_up_group": "episodes",
     "toy_policy": "policy",
 }
 
@@ -89,6 +92,8 @@ __all__ = [
     "check_tool_parser",
     "check_tracker",
     "isolated_plugins",
+    "made_up_episode",
+    "made_up_group",
     "toy_policy",
 ]
 

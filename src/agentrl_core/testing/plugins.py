@@ -15,6 +15,7 @@ from agentrl_core.discovery import CORE, GROUP, canonical, core_version, find_di
 from agentrl_core.errors import PluginError
 from agentrl_core.plugins import PluginManager, load_registry
 from agentrl_core.registry import Package, Registry
+from agentrl_core.testing.components import component_problems
 
 HEAVY = ("torch", "transformers", "openai", "anthropic", "langchain_core", "motor", "fastapi", "httpx2", "starlette")
 """Modules that a hook module must not import: each would slow every `agentrl plugins list`."""
@@ -24,7 +25,8 @@ def check_plugin(distribution: str) -> None:
     """Raise `AssertionError` with every fault of an installed package that plugs in.
 
     Its metadata has a summary, a range on agentrl-core and a description that shows what a config must say; its
-    hook modules import, and without anything heavy; every name that it registers loads; nothing is a near miss.
+    hook modules import, and without anything heavy; every name that it registers loads, and passes what can be proved
+    of its kind without a network, a folder or examples; nothing is a near miss.
     """
     registry = load_registry()
     package = registry.package(distribution)
@@ -43,6 +45,8 @@ def plugin_problems(package: Package, registry: Registry) -> list[str]:
             registry.load(entry.kind, f"{entry.distribution}/{entry.name}")
         except PluginError as error:
             problems.append(str(error))
+        else:
+            problems += component_problems(entry, registry)
     return problems
 
 

@@ -1,0 +1,1 @@
+"""Writes new plugin packages that pass their conformance suite as they are."""

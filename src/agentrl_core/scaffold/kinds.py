@@ -1,0 +1,122 @@
+"""What a new package of each kind is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Scaffold:
+    """One kind of component: what it is called in a new package, and how a user names it."""
+
+    kind: str
+    """Of the registry: `scorers`."""
+    file: str
+    """Module of the component, and start of its template's name."""
+    attribute: str
+    """What is registered; empty for the package's class."""
+    usage: str
+    """What a user writes; `$component` is the registered name."""
+    language: str = "yaml"
+    summary: str
+
+
+SCAFFOLDS: Mapping[str, Scaffold] = {
+    "workflow": Scaffold(
+        kind="workflows", file="workflow", attribute="", usage="workflow: $component", summary="An agent for agentrl"
+    ),
+    "scorer": Scaffold(
+        kind="scorers",
+        file="scorer",
+        attribute="score",
+        usage="data: {train: tasks.jsonl, default_scorer: $component}",
+        summary="A scorer for agentrl",
+    ),
+    "loss": Scaffold(
+        kind="losses",
+        file="loss",
+        attribute="",
+        usage="loss: {use: $component, cap: 2.0}",
+        summary="A loss calculator for agentrl",
+    ),
+    "advantage": Scaffold(
+        kind="advantages",
+        file="advantage",
+        attribute="",
+        usage="advantage: {use: $component, scale: 1.0}",
+        summary="An advantage estimator for agentrl",
+    ),
+    "credit": Scaffold(
+        kind="credits",
+        file="credit",
+        attribute="",
+        usage="credit: $component",
+        summary="A credit assignment for agentrl",
+    ),
+    "filter": Scaffold(
+        kind="filters",
+        file="filter",
+        attribute="",
+        usage="filters: [{use: $component, limit: 0.9}]",
+        summary="A filter of groups for agentrl",
+    ),
+    "engine": Scaffold(
+        kind="engines",
+        file="engine",
+        attribute="",
+        usage="engine: $component",
+        summary="An inference engine for agentrl",
+    ),
+    "store": Scaffold(
+        kind="stores", file="store", attribute="", usage="store: $component", summary="A store for agentrl"
+    ),
+    "tracker": Scaffold(
+        kind="trackers",
+        file="tracker",
+        attribute="",
+        usage="trackers: [console, $component]",
+        summary="A tracker for agentrl",
+    ),
+    "tool-parser": Scaffold(
+        kind="tool_parsers",
+        file="tool_parser",
+        attribute="",
+        usage="gateway: {tool_parser: $component}",
+        summary="A tool-call parser for agentrl",
+    ),
+    "model": Scaffold(
+        kind="models",
+        file="model",
+        attribute="build",
+        usage="model: {use: $component, size: 0.1M}",
+        summary="A model builder for agentrl",
+    ),
+    "dataset": Scaffold(
+        kind="datasets",
+        file="dataset",
+        attribute="tasks",
+        usage="data: {train: $component}",
+        summary="A data set for agentrl",
+    ),
+    "adapter": Scaffold(
+        kind="adapters",
+        file="adapter",
+        attribute="",
+        usage="workflow: my_agents.py:build_crew   # $component adapts what it makes",
+        summary="An adapter of an agent framework for agentrl",
+    ),
+    "command": Scaffold(
+        kind="commands",
+        file="command",
+        attribute="run",
+        usage="agentrl $component runs",
+        language="console",
+        summary="A command for agentrl",
+    ),
+}
+"""What `--kind` may say -> what is written."""
+
+HOOK_MODULES = frozenset({"adapter"})
+"""Kinds that plug in by hooks, as one entry point is not all that they need."""
