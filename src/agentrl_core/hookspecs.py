@@ -230,6 +230,23 @@ def register_adapters(register: Register[Callable[..., Workflow]]) -> None:
 
 
 @hookspec
+def register_worker_adapters(register: Register[Any]) -> None:
+    """Register adapters that run in another interpreter (`rollout.agent.python`), each as a "module:attr" string.
+
+    The function is called there as `adapt(agent, options)`, and with the keyword `factory` where it takes that:
+    what makes another agent, or None. It returns an object with `run(data, …)`, or None if the agent is not its
+    own. Its package is loaded there from its folder alone, so the module may import the standard library, the
+    framework and its own package, never agentrl_core. Added in 0.1.
+
+        from agentrl_core import hookimpl
+
+        @hookimpl
+        def register_worker_adapters(register):
+            register("crew", "agentrl_crew.worker:adapt", summary="Crew objects in their own interpreter")
+    """
+
+
+@hookspec
 def register_commands(register: Register[Any]) -> None:
     """Register commands of the `agentrl` command line: a `typer.Typer`, or a function with typer's annotations.
 

@@ -32,6 +32,7 @@ KINDS: Mapping[str, str] = {
     "models": "model",
     "datasets": "dataset",
     "adapters": "adapter",
+    "worker_adapters": "worker adapter",
     "commands": "command",
 }
 """Kind of component -> what one of them is called."""

@@ -43,6 +43,12 @@ provider_url = Must(
     lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/(?![^?#\s]*/?chat/completions/?$)[^?#\s]*)?", value) is not None,
 )
 _no_policy = Must("no model named default: that is the policy", lambda value: "default" not in value)
+_no_episode_variable = Must(
+    "no variable that each episode sets (OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY)",
+    lambda value: (
+        not {f"{api}_{item}" for api in ("OPENAI", "ANTHROPIC") for item in ("BASE_URL", "API_KEY")} & set(value)
+    ),
+)
 
 
 def _without(*names: str) -> Must:
@@ -159,14 +165,22 @@ class AgentConfig:
     """How agents run (AReaL's `rollout.agent`)."""
 
     mode: Literal["inline", "subproc", "online"] = "inline"
-    """`inline` runs the workflow in the run's process; with `online` agents from elsewhere open sessions by themselves.
-    `subproc` is not available in this version."""
+    """`inline` runs the workflow in the run's process; `subproc` in processes of its own, where it may block, crash and
+    be killed; with `online` agents from elsewhere open sessions by themselves."""
     turn_discount: float = field(default=1.0, validator=fraction)
     """An earlier turn gets the reward times this, once per later turn."""
     export_style: Literal["individual", "concat"] = "individual"
     """AReaL's name of what becomes a training sample; `concat` is not available in this version."""
     subproc_max_workers: int = field(default=4, validator=positive)
-    """Processes of the mode `subproc`."""
+    """Processes of the mode `subproc`; each runs one episode at a time."""
+    python: str | None = field(default=None, validator=validators.optional(filled))
+    """With `subproc`: another Python interpreter, 3.8 or newer, that has the agent's packages; nothing of ours needs
+    to be installed there. A path, relative to the config file, or a command."""
+    env: Mapping[str, str] = field(factory=dict, validator=_no_episode_variable)
+    """With `subproc`: further environment variables of the agents. They are stored with the run: secrets belong into
+    the run's own environment, which the agents have as well."""
+    subproc_max_memory_mb: int | None = field(default=None, validator=validators.optional(positive))
+    """With `subproc`: an agent that uses more, with all that it starts, is killed and its record fails (Linux)."""
     reward_timeout_s: float = field(default=3600.0, validator=positive)
     """How long a session that an online agent has ended waits for its reward."""
     lease_timeout_s: float = field(default=600.0, validator=positive)

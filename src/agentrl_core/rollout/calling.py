@@ -24,7 +24,8 @@ class WorkflowCall:
     """
 
     def __init__(self, function: Callable[..., Any], name: str, *, where: str = "workflow") -> None:
-        self._function = function
+        self.function = function
+        """As it was given, its options bound."""
         self._is_async = inspect.iscoroutinefunction(function)
         signature = _signature(function, name, where)
         if not takes_data(signature):
@@ -36,11 +37,11 @@ class WorkflowCall:
             raise ConfigError(f"{where}: {name}{signature} yields; expected a function that returns the reward")
         parameters = signature.parameters.values()
         if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
-            self._accepted = frozenset(INJECTED)
+            self.accepted: frozenset[str] = frozenset(INJECTED)
         else:
-            self._accepted = frozenset(item.name for item in parameters if item.kind in _BY_NAME) & set(INJECTED)
+            self.accepted = frozenset(item.name for item in parameters if item.kind in _BY_NAME) & set(INJECTED)
         try:
-            signature.bind({}, **dict.fromkeys(self._accepted))
+            signature.bind({}, **dict.fromkeys(self.accepted))
         except TypeError as error:
             raise ConfigError(
                 f"{where}: {name}{signature} cannot be called with (data, {', '.join(INJECTED)}): {error}; "
@@ -49,10 +50,10 @@ class WorkflowCall:
 
     async def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Any:
         """Return what the workflow returns; a sync function runs on a thread of its own."""
-        arguments = {name: value for name, value in injected.items() if name in self._accepted}
+        arguments = {name: value for name, value in injected.items() if name in self.accepted}
         if self._is_async:
-            return await self._function(data, **arguments)
-        returned = await call_on_thread(functools.partial(self._function, data, **arguments), name="agentrl-workflow")
+            return await self.function(data, **arguments)
+        returned = await call_on_thread(functools.partial(self.function, data, **arguments), name="agentrl-workflow")
         return await returned if inspect.isawaitable(returned) else returned
 
 

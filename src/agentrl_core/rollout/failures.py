@@ -16,6 +16,23 @@ _OURS = Path(agentrl_core.__file__).parent
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
+class RemoteFailure(Exception):  # noqa: N818  (any class of error may stand behind it)
+    """What an agent raised in another process, as it is told there; or how that process ended."""
+
+    def __init__(self, type_name: str, text: str, trace: str = "") -> None:
+        super().__init__(text)
+        self.type_name = type_name
+        self.text = text
+        """One line, as `describe` makes it."""
+        self.trace = trace
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the word by which a failure is counted: the class of what was raised."""
+    cause = root_cause(error)
+    return cause.type_name if isinstance(cause, RemoteFailure) else type(cause).__name__
+
+
 def root_cause(error: BaseException) -> BaseException:
     """Return the first single exception inside (nested) exception groups, or `error` itself."""
     while isinstance(error, BaseExceptionGroup):
@@ -26,6 +43,8 @@ def root_cause(error: BaseException) -> BaseException:
 def describe(error: BaseException) -> str:
     """Return `TypeName: message (file:line)`, the place being the innermost frame of the user's own code."""
     cause = root_cause(error)
+    if isinstance(cause, RemoteFailure):
+        return cause.text
     try:
         message = tell(str(cause))
     except Exception as own:  # noqa: BLE001 - an exception's __str__ is a user's code too
@@ -43,7 +62,7 @@ def tell(text: str, longest: int = _LONGEST_MESSAGE) -> str:
 
 def format_traceback(error: BaseException) -> str:
     """Return the traceback as Python prints it, but no endless message."""
-    text = "".join(traceback.format_exception(error))
+    text = error.trace if isinstance(error, RemoteFailure) else "".join(traceback.format_exception(error))
     return text if len(text) <= _LONGEST_TRACEBACK else text[:_LONGEST_TRACEBACK] + "…"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import copy
 import logging
@@ -9,6 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,10 +19,11 @@ from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.attempts import GRACE_S, Attempt, run_agent, unbroken
 from agentrl_core.rollout.details import storable
-from agentrl_core.rollout.failures import describe, format_traceback, root_cause, tell
+from agentrl_core.rollout.failures import describe, format_traceback, reason_of, tell
 from agentrl_core.rollout.judging import judge
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.rewards import read_reward
+from agentrl_core.rollout.workflows import ResolvedWorkflow
 from agentrl_core.scoring import Answer
 from agentrl_core.types import Episode, Interaction, Outcome, Record, Task
 
@@ -93,11 +96,13 @@ class Runner:
             is_eval=is_eval,
             started_at=self._clock(),
         )
-        if not isinstance(self._run, Visitors):
-            return await self._run_record(task, record, None, seed_key, sampling)
-        async with self._run.next(
-            task, group_id, is_eval=is_eval
-        ) as lease:  # the episode begins when somebody is there
+        run = self._run
+        somebody: AbstractAsyncContextManager[Lease | None] = contextlib.nullcontext()
+        if isinstance(run, Visitors):
+            somebody = run.next(task, group_id, is_eval=is_eval)
+        elif isinstance(run, ResolvedWorkflow) and run.workers is not None:
+            somebody = run.workers.seat()
+        async with somebody as lease:  # the episode begins when somebody is there to do it
             return await self._run_record(
                 task, attrs.evolve(record, started_at=self._clock()), lease, seed_key, sampling
             )
@@ -176,8 +181,8 @@ class Runner:
         if isinstance(done.error, EpisodeError):
             return _rejected(record, done.error)
         if done.error is not None:
-            reason = type(root_cause(done.error)).__name__
-            return attrs.evolve(record, outcome=Outcome.FAILED, reason=reason, detail=describe(done.error))
+            reason, detail = reason_of(done.error), describe(done.error)
+            return attrs.evolve(record, outcome=Outcome.FAILED, reason=reason, detail=detail)
         try:
             return await self._scored(task, episode, done.value)
         except EpisodeError as error:

@@ -23,6 +23,7 @@ from agentrl_core.rollout.calling import INJECTED, WorkflowCall, takes_data
 if TYPE_CHECKING:
     from agentrl_core.options import Where
     from agentrl_core.registry import Registry
+    from agentrl_core.rollout.subproc.pool import Workers
 
 _ADAPTER_PACKAGES = {
     "agents": "agentrl-openai",
@@ -49,6 +50,8 @@ class ResolvedWorkflow:
     name: str
     """Where it came from: `dist==version module:attr`."""
     call: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]]
+    workers: Workers | None = None
+    """The processes that it runs in, if not in this one."""
 
     def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Awaitable[Any]:
         """Run one episode on `data`; of `injected`, the workflow gets what its signature accepts."""

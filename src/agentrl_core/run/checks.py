@@ -16,7 +16,8 @@ from agentrl_core.gateway.online.admin import exposed, key_from_environment
 from agentrl_core.losses import split_options
 from agentrl_core.options import bind
 from agentrl_core.plugins import load_registry
-from agentrl_core.rollout.workflows import resolve_workflow
+from agentrl_core.rollout.subproc.resolving import resolve_in_workers
+from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
 from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
 
 if TYPE_CHECKING:
@@ -103,8 +104,11 @@ class Checks:
             yield f"{where('launcher')}: no launcher '{run.launcher.use}' is installed, only 'local'"
         if run.sampling.temperature == 0:
             yield f"{where('sampling.temperature')}: 0 never explores; expected more than 0, 1.0 for one"
-        if run.rollout.agent.mode == "subproc":
-            yield f"{where('rollout.agent.mode')}: mode 'subproc' is not available in this version; use 'inline'"
+        agent = run.rollout.agent
+        if agent.mode != "subproc":
+            for name in ("python", "env", "subproc_max_memory_mb"):
+                if getattr(agent, name):
+                    yield f"{where(f'rollout.agent.{name}')}: it is for rollout.agent.mode subproc, found {agent.mode}"
         yield from self._admission()
         if run.rollout.agent.export_style != "individual":
             yield (
@@ -168,14 +172,12 @@ class Checks:
             yield f"{self._given.where('workflow')}: {NO_WORKFLOW}"
             return
         component = self._run.workflow
-        yield from _problems(
-            lambda: resolve_workflow(
-                component,
-                registry=self._registry,
-                base_dir=self._given.base_dir,
-                where=self._given.places("workflow"),
-            )
-        )
+        yield from _problems(lambda: self._close(resolve_agent(self._given, self._registry, component)))
+
+    @staticmethod
+    def _close(agent: ResolvedWorkflow) -> None:
+        if agent.workers is not None:
+            agent.workers.close_now()
 
     def tasks(self) -> Iterator[str]:
         """Read the task files, and see whether their scorers can score them."""
@@ -280,6 +282,23 @@ class Checks:
             bind(target, options, name=name, where=places, injected=injected)
 
         yield from _problems(look)
+
+
+def resolve_agent(given: Given, registry: Registry, chosen: object) -> ResolvedWorkflow:
+    """Find and build the agent, where it is to run; its `workers`, if any, have then begun."""
+    where, config = given.places("workflow"), given.run
+    if config.rollout.agent.mode != "subproc":
+        return resolve_workflow(chosen, registry=registry, base_dir=given.base_dir, where=where)
+    return resolve_in_workers(
+        chosen,
+        registry=registry,
+        base_dir=given.base_dir,
+        where=where,
+        rollout=config.rollout,
+        agent_where=given.places("rollout.agent"),
+        block=config.plugins.block,
+        secret_variables=(config.gateway.admin_key_env,),
+    )
 
 
 def _problems(action: Callable[[], object]) -> Iterator[str]:

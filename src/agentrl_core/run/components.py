@@ -9,8 +9,7 @@ import attrs
 
 from agentrl_core.errors import ConfigError, DataError, PluginError, RunError
 from agentrl_core.plugins import load_registry
-from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
-from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, Given
+from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, Given, resolve_agent
 from agentrl_core.scorers.call import normalize_scorer
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.config.schema import Component, RunConfig
     from agentrl_core.registry import Registry
+    from agentrl_core.rollout.workflows import ResolvedWorkflow
     from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.types import Task
 
@@ -45,6 +45,11 @@ class Components:
     def base_dir(self) -> Path:
         """Relative paths in the config start from here."""
         return self.given.base_dir
+
+    def close(self) -> None:
+        """End the workflow's processes, where they are not yet."""
+        if self.workflow is not None and self.workflow.workers is not None:
+            self.workflow.workers.close_now()
 
     def where(self, key: str) -> str:
         """Start of a message about a dotted key, `config.yaml:9: key`."""
@@ -114,4 +119,4 @@ def _workflow(given: Given, registry: Registry, chosen: object | None) -> Resolv
         raise ConfigError(f"{given.where('workflow')}: {ONLINE_WORKFLOW if online else NO_WORKFLOW}")
     if chosen is None:
         return None
-    return resolve_workflow(chosen, registry=registry, base_dir=given.base_dir, where=given.places("workflow"))
+    return resolve_agent(given, registry, chosen)

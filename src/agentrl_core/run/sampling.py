@@ -21,6 +21,7 @@ from agentrl_core.processes import close_workers
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
+from agentrl_core.rollout.tls import shared_tls
 from agentrl_core.run.threads import LoopThread
 from agentrl_core.weights.base import DirectoryWeights
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentrl_core.engines.base import Engine
+    from agentrl_core.rollout.subproc.pool import Workers
     from agentrl_core.run.components import Components
     from agentrl_core.run.start import Start
     from agentrl_core.types import Group, Record, Task
@@ -60,6 +62,7 @@ class SamplingSide:
         self._config, self._run_id, self._store = config, run_id, start.store
         self._scheduling: asyncio.Task[None] | None = None
         with ExitStack() as undo:  # a part that cannot start takes those before it along
+            undo.enter_context(shared_tls())
             self._agents = LoopThread(
                 "agents",
                 workers=config.rollout.max_concurrent_rollouts,
@@ -86,6 +89,8 @@ class SamplingSide:
             self._agents.run(self.gateway.restore_sessions())
             self.gateway.start()
             undo.callback(self._close_client)
+            if components.workflow is not None and components.workflow.workers is not None:
+                undo.callback(self._close_workers, components.workflow.workers)
             run = components.workflow or Visitors(self.gateway, config.rollout, config.gateway)
             self.scheduler = Scheduler(
                 tasks=components.tasks,
@@ -171,6 +176,9 @@ class SamplingSide:
         if self._scheduling is not None:
             self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
         self._undo.close()
+
+    def _close_workers(self, workers: Workers) -> None:
+        self._agents.try_run(workers.close(), "ending the agents' processes", limit_s=_END_S)
 
     def _close_client(self) -> None:
         closing = self.gateway.http_client.close_for_good()

@@ -113,6 +113,7 @@ def _run(components: Components, directory: RunDirectory, begin: Begin) -> RunSu
     """Start, train and end, whatever happens in between."""
     started = time.time()
     with directory.locked(), directory.logging_to("run"), _terminated_as_interrupted(), ExitStack() as closing:
+        closing.callback(components.close)
         try:
             audience = Audience(_trackers(components, directory, closing), components.registry.hooks.notify)
             store: Store = components.build("stores", "store", components.config.store, path=directory.database)

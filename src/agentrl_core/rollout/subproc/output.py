@@ -1,0 +1,44 @@
+"""What an agent writes to stdout and stderr: kept for the log, within bounds."""
+
+from __future__ import annotations
+
+from agentrl_core.gateway.sessions import without_secrets
+from agentrl_core.rollout.failures import tell
+
+_KEPT_BYTES = 16_384
+"""Of one episode; the end of it, where the reasons are."""
+_LAST_LINES = 3
+
+
+class Output:
+    """Collects the bytes of one episode after another."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._dropped = 0
+
+    def add(self, piece: bytes) -> None:
+        """Keep the end of all that was written."""
+        self._kept += piece
+        excess = len(self._kept) - _KEPT_BYTES
+        if excess > 0:
+            del self._kept[:excess]
+            self._dropped += excess
+
+    def last_lines(self) -> str:
+        """Return the last lines in one."""
+        lines = [line for line in self._text().splitlines() if line.strip()]
+        return tell(" | ".join(line.strip() for line in lines[-_LAST_LINES:]))
+
+    def take(self) -> str:
+        """Return what there is, and begin anew."""
+        text = self._text()
+        if self._dropped:
+            text = f"[{self._dropped} bytes before this]\n{text}"
+        self._kept.clear()
+        self._dropped = 0
+        return text
+
+    def _text(self) -> str:
+        text = without_secrets(self._kept.decode("utf-8", "replace"))
+        return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text).rstrip()
