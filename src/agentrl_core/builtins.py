@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("Train an agent from a config file.", "agentrl_core.cli.run:run"),
     "config": ("Show and check configs.", "agentrl_core.cli.config:app"),
+    "doctor": ("Find what keeps a run from working, and how to mend it.", "agentrl_core.cli.doctor:doctor"),
     "plugins": ("Show what is installed and what each package provides.", "agentrl_core.cli.plugins:app"),
     "runs": ("List, show and resume runs.", "agentrl_core.cli.runs:app"),
     "trace": ("Look into the episodes of a run.", "agentrl_core.cli.trace:app"),

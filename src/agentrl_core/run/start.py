@@ -50,6 +50,15 @@ def fresh_start(components: Components, directory: RunDirectory, store: Store, n
     return Start(model_dir=model_dir, learner=learner, store=store)
 
 
+def untrained_start(components: Components, directory: RunDirectory, store: Store) -> Start:
+    """Build or find the policy, and leave it as it is: no warm start."""
+    asyncio.run(_announce(store, components, directory.name))
+    model_dir = _model_directory(components, directory)
+    learner = _learner(components, model_dir)
+    asyncio.run(store.add_version(directory.name, 0, step=0))
+    return Start(model_dir=model_dir, learner=learner, store=store)
+
+
 def resumed_start(
     components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]
 ) -> Start:

@@ -41,7 +41,7 @@ class GatewayServer:
     def __init__(
         self, handle: Handle, refuse_early: RefuseEarly, *, host: str, port: int, limits: Limits | None = None
     ) -> None:
-        self._socket = _bind(host, port)
+        self._socket = bind(host, port)
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
@@ -167,7 +167,8 @@ async def _send(response: HttpResponse, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """Open the socket to listen at; 0 takes any free port. Raises `RunError` where that cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     if sys.platform != "win32":  # there it would let two servers share the port

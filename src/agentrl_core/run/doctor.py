@@ -1,0 +1,235 @@
+"""Whether a run could work here: what is installed, what a config names, and one episode from end to end."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentrl_core import config as configs
+from agentrl_core.discovery import core_version
+from agentrl_core.errors import AgentRLError
+from agentrl_core.gateway.serving.server import bind
+from agentrl_core.plugins import load_registry
+from agentrl_core.references import one_line
+from agentrl_core.run.checks import Checks, Given
+from agentrl_core.run.components import resolve
+from agentrl_core.run.directory import RunDirectory
+from agentrl_core.run.sampling import SamplingSide
+from agentrl_core.run.start import untrained_start
+from agentrl_core.types import Outcome
+
+if TYPE_CHECKING:
+    from agentrl_core.run.components import Components
+    from agentrl_core.stores.base import Store
+    from agentrl_core.types import Record, Task
+
+_PYTHONS = ((3, 11), (3, 14))
+"""From, and up to without."""
+_SHOWN_VERSIONS = ("torch", "transformers", "tokenizers", "httpx2", "aiohttp")
+_LITTLE_BYTES = 2**30
+"""Free disk space below which checkpoints soon fail."""
+
+
+@attrs.frozen(kw_only=True)
+class Finding:
+    """What one check found."""
+
+    check: str
+    """versions, plugins, port, disk, config, model, template, store, agent or call."""
+    ok: bool
+    told: str
+    """What was found."""
+    mend: str = ""
+    """What to do, where something is wrong."""
+
+
+def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[Finding]:
+    """Check this installation, and with a config whether its run could begin: each check's finding as it is made.
+
+    The last check runs one episode of the config's agent on its first task, with the policy as it is before any
+    training, in a folder that is removed afterwards. What builds on a failed check is left out.
+    """
+    yield _versions()
+    yield from _plugins()
+    if config is None:
+        yield _port("127.0.0.1", 0)
+        return
+    try:
+        given = Given.from_file(configs.load(config, overrides))
+    except AgentRLError as error:
+        yield _wrong("config", error, "mend the file; `agentrl config show` prints all options with their defaults")
+        return
+    yield _port(given.run.gateway.host, given.run.gateway.port)
+    yield _disk(Path(given.run.output_dir))
+    yield from _run(given)
+
+
+def _versions() -> Finding:
+    found = [f"Python {sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"]
+    found.append(f"agentrl-core {core_version()}")
+    missing = []
+    for name in _SHOWN_VERSIONS:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    told = ", ".join(found)
+    if missing:
+        mend = "pip install --force-reinstall agentrl-core"
+        return Finding(check="versions", ok=False, told=f"{told}; not installed: {', '.join(missing)}", mend=mend)
+    oldest, beyond = _PYTHONS
+    if not oldest <= sys.version_info[:2] < beyond:
+        mend = f"use Python {oldest[0]}.{oldest[1]} to {beyond[0]}.{beyond[1] - 1}"
+        return Finding(check="versions", ok=False, told=told, mend=mend)
+    return Finding(check="versions", ok=True, told=told)
+
+
+def _plugins() -> Iterator[Finding]:
+    registry = load_registry()
+    broken = [package for package in registry.packages if package.status == "error"]
+    for package in broken:
+        yield Finding(
+            check="plugins",
+            ok=False,
+            told=f"{package.distribution} {package.version} {package.trouble}",
+            mend=f"install what it misses, or a version that fits (`agentrl plugins show {package.distribution}` has the traceback), or leave "
+            f"it out: AGENTRL_BLOCK_PLUGINS={package.distribution}",
+        )
+    for clash in registry.clashes():
+        yield Finding(check="plugins", ok=True, told=clash)
+    sound = [f"{item.distribution} {item.version}" for item in registry.packages if item.status == "ok"]
+    if not broken:
+        yield Finding(check="plugins", ok=True, told=", ".join(sound))
+
+
+def _port(host: str, port: int) -> Finding:
+    try:
+        listening = bind(host, port)
+    except AgentRLError as error:
+        return _wrong("port", error, "set gateway.port: 0 to take any free port, or end what holds it")
+    with listening:
+        return Finding(check="port", ok=True, told=f"{host}:{listening.getsockname()[1]} can be listened at")
+
+
+def _disk(output_dir: Path) -> Finding:
+    folder = next(path for path in (output_dir.resolve(), *output_dir.resolve().parents) if path.is_dir())
+    free = shutil.disk_usage(folder).free
+    told = f"{free / 2**30:.1f} GiB free for {output_dir}"
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        mend = "set output_dir to a folder that this user may write to"
+        return Finding(check="disk", ok=False, told=f"cannot write to {folder}: {error.strerror}", mend=mend)
+    return Finding(
+        check="disk", ok=free >= _LITTLE_BYTES, told=told, mend="" if free >= _LITTLE_BYTES else "free space there"
+    )
+
+
+def _run(given: Given) -> Iterator[Finding]:
+    """What the config names, and one episode of it."""
+    checks = Checks(given, load_registry(given.run.plugins.block), load_datasets=True)
+    problems = list(dict.fromkeys([*checks.all(), *checks.workflow()]))
+    for problem in problems:
+        yield Finding(check="config", ok=False, told=problem, mend="mend that place of the config")
+    if problems:
+        return
+    yield Finding(check="config", ok=True, told="all that it names is installed and takes its options")
+    for note in checks.notes:
+        yield Finding(check="config", ok=True, told=f"note: {note}")
+    try:
+        components = resolve(given)
+    except AgentRLError as error:
+        yield _wrong("agent", error, "mend what the config's `workflow` names")
+        return
+    if components.workflow is not None:
+        yield Finding(check="agent", ok=True, told=components.workflow.name)
+    yield from _rehearsal(components)
+
+
+def _rehearsal(components: Components) -> Iterator[Finding]:
+    """Build what a run builds, in a folder of its own, and run one episode."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder, ExitStack() as closing:
+        directory = RunDirectory.create(Path(folder), "doctor")
+        try:
+            store: Store = components.build("stores", "store", components.config.store, path=directory.database)
+        except AgentRLError as error:
+            yield _wrong("store", error, "mend the config's `store`")
+            return
+        closing.callback(lambda: asyncio.run(store.close()))
+        yield Finding(check="store", ok=True, told=components.used[f"stores:{components.config.store.use}"])
+        try:
+            start = untrained_start(components, directory, store)
+            notices: list[str] = []
+            side = SamplingSide(
+                components,
+                start,
+                directory.name,
+                admin_key_file=directory.admin_key,
+                on_scored=lambda _: None,
+                notice=notices.append,
+            )
+        except AgentRLError as error:
+            yield _wrong("model", error, "mend the config's `model` and `engine`")
+            return
+        closing.callback(side.close)
+        context = side.engine.context_length
+        yield Finding(check="model", ok=True, told=f"{_name(components)}, {context:,} tokens of context")
+        yield Finding(check="template", ok=True, told=side.gateway.history_notice)
+        with directory.logging_to("doctor"):
+            yield from _call(components, side, store, directory.name)
+            for notice in notices:
+                yield Finding(check="agent", ok=False, told=notice, mend="see rollout.agent.mode: subproc")
+
+
+def _call(components: Components, side: SamplingSide, store: Store, run_id: str) -> Iterator[Finding]:
+    task = _first_task(components)
+    if task is None or components.workflow is None:
+        yield Finding(check="call", ok=True, told="not tried: the agents of this config come by themselves")
+        return
+    try:
+        side.evaluate({"doctor": [task]}, 1)
+    except AgentRLError as error:
+        yield _wrong("call", error, "mend the part that it names")
+        return
+    (record,) = asyncio.run(store.records(run_id))
+    usage = asyncio.run(store.usage(run_id)).get(record.id)
+    yield _judged(record, task, 0 if usage is None else usage.calls)
+
+
+def _judged(record: Record, task: Task, calls: int) -> Finding:
+    seconds = record.finished_at - record.started_at
+    done = f"task '{task.id}': {calls} LLM call{'s' if calls != 1 else ''} in {seconds:.1f} s"
+    if record.outcome is Outcome.SCORED:
+        return Finding(check="call", ok=True, told=f"{done}, reward {record.reward:g} before any training")
+    return Finding(
+        check="call",
+        ok=False,
+        told=f"{done}, {record.outcome.value} ({record.reason or 'no reason'}): {record.detail}",
+        mend="mend the agent or its scorer until one episode ends with a reward",
+    )
+
+
+def _name(components: Components) -> str:
+    model = components.config.model
+    return model.path or f"a model from nothing, built by '{model.use}'"
+
+
+def _first_task(components: Components) -> Task | None:
+    for tasks in (components.tasks, *components.eval_sets.values()):
+        if tasks:
+            return tasks[0]
+    return None
+
+
+def _wrong(check: str, error: AgentRLError, mend: str) -> Finding:
+    return Finding(check=check, ok=False, told=str(error) or one_line(error), mend=mend)

@@ -1,0 +1,133 @@
+"""What `agentrl doctor` finds, and what it says to mend it."""
+
+import json
+import socket
+
+import pytest
+
+from agentrl_core.run import doctor
+from agentrl_core.run.doctor import examine
+
+AGENT = """
+class Agent:
+    async def run(self, data, *, base_url, api_key, http_client):
+        reply = await http_client.post(
+            f"{base_url}/v1/chat/completions",
+            headers={"authorization": f"Bearer {api_key}"},
+            json={"model": "default", "messages": data["messages"], "max_tokens": 4},
+        )
+        reply.raise_for_status()
+        return 0.25
+
+class Broken(Agent):
+    async def run(self, data):
+        raise ValueError("there is no such tool")
+
+class Idle(Agent):
+    async def run(self, data):
+        return 1.0
+"""
+CONFIG = """
+model: {use: tiny, size: 0.1M, vocab_size: 300, context_length: 256}
+data: {train: train.jsonl}
+workflow: agent.py:Agent
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    row = {"id": "t", "messages": [{"role": "user", "content": "Hello there."}]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG, encoding="utf-8")
+    return path
+
+
+def wrong(findings):
+    return [(finding.check, finding.told, finding.mend) for finding in findings if not finding.ok]
+
+
+def test_a_sound_config_has_no_finding_and_leaves_nothing_behind(config, tmp_path):
+    findings = list(examine(config))
+    assert wrong(findings) == []
+    order = list(dict.fromkeys(finding.check for finding in findings))
+    assert order == ["versions", "plugins", "port", "disk", "config", "agent", "store", "model", "template", "call"]
+    assert findings[-1].told.startswith("task 't': 1 LLM call in ")
+    assert findings[-1].told.endswith(" s, reward 0.25 before any training")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.py", "config.yaml", "train.jsonl"]
+
+
+def test_without_a_config_the_installation_is_checked():
+    assert [finding.check for finding in examine()] == ["versions", "plugins", "port"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        ("Broken", "task 't': 0 LLM calls in 0.0 s, failed (ValueError): ValueError: there is no such tool (agent.py:"),
+        ("Idle", "task 't': 0 LLM calls in 0.0 s, rejected (no_llm_call): the agent returned without an LLM call"),
+    ],
+)
+def test_an_agent_that_fails_is_told_with_its_reason(agent, told, config):
+    ((check, found, mend),) = wrong(examine(config, [f"workflow=agent.py:{agent}"]))
+    assert check == "call"
+    assert found.startswith(told)
+    assert mend == "mend the agent or its scorer until one episode ends with a reward"
+
+
+def test_all_that_is_wrong_with_a_config_is_told_at_once(config):
+    found = wrong(examine(config, ["workflow=agent.py:Agnet", "loss.use=gpro", "data.train=absent.jsonl"]))
+    assert {check for check, *_ in found} == {"config"}
+    assert [any(part in told for _, told, _ in found) for part in ("Agnet", "gpro", "absent.jsonl")] == [True] * 3
+
+
+def test_a_file_that_is_no_config_ends_it(config):
+    config.write_text("modle: {}\n", encoding="utf-8")
+    ((check, told, mend),) = wrong(examine(config))
+    assert check == "config"
+    assert "config.yaml:1" in told
+    assert "config show" in mend
+
+
+def test_a_taken_port_is_told(config):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        found = wrong(examine(config, [f"gateway.port={number}"]))
+    assert found[0][0] == "port"
+    assert f"port {number} on 127.0.0.1 is in use" in found[0][1]
+    assert "gateway.port: 0" in found[0][2]
+
+
+def test_a_model_that_cannot_be_loaded_is_told(config, tmp_path):
+    (tmp_path / "empty").mkdir()
+    config.write_text(CONFIG.replace("use: tiny, size: 0.1M, vocab_size: 300, context_length: 256", "path: empty"))
+    ((_, told, _),) = wrong(examine(config))
+    assert "empty" in told
+
+
+def test_a_broken_package_is_told_with_what_leaves_it_out(sample_site, launch):
+    done = launch("doctor", site=sample_site)
+    assert done.returncode == 1
+    assert "WRONG  plugins   agentrl-broken 0.2.0 failed to load: " in done.stdout
+    assert "AGENTRL_BLOCK_PLUGINS=agentrl-broken" in done.stdout
+
+
+def test_machines_get_json(launch):
+    done = launch("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    assert {(item["check"], item["ok"]) for item in json.loads(done.stdout)} == {
+        ("versions", True),
+        ("plugins", True),
+        ("port", True),
+    }
+
+
+def test_an_old_python_and_a_missing_package_are_told(monkeypatch):
+    monkeypatch.setattr(doctor, "_PYTHONS", ((3, 98), (3, 100)))
+    assert wrong(examine())[0][2] == "use Python 3.98 to 3.99"
+    monkeypatch.setattr(doctor, "_SHOWN_VERSIONS", ("torch", "no-such-package"))
+    assert "not installed: no-such-package" in wrong(examine())[0][1]
