@@ -1,0 +1,1 @@
+"""Language models as scorers: whether an answer is right, where comparing texts cannot tell."""

@@ -1,0 +1,232 @@
+"""The scorer: asks its models whether an episode's answer is right, and keeps what they were asked and said."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import attrs
+
+from agentrl_core.config.nodes import Place, Problem, from_python
+from agentrl_core.errors import ConfigError, EpisodeError
+from agentrl_core.nearest import did_you_mean
+from agentrl_core.scoring import Score
+from agentrl_judge.agent_config import DEFAULT_PATHS, AgentConfig, read_agent_config
+from agentrl_judge.breaker import Breaker
+from agentrl_judge.model import CallError, JudgeModel
+from agentrl_judge.panel import NoVerdictError, Panel, Patience
+from agentrl_judge.prompt import GRADES, TEMPLATE, check_template, compose, placeholders
+from agentrl_judge.settings import read_models
+from agentrl_judge.verdict import Scale  # noqa: TC001  # options are checked against the annotations
+
+if TYPE_CHECKING:
+    from agentrl_core.scoring import ScoreRequest
+
+_CHECK_S = 10.0
+"""How long a server has at the start of a run to say which models it knows."""
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104  (compared, not bound)
+
+
+class Judge:
+    """A scorer of tasks with `answer`: the models in order, 0 or 1 (or between), and no score where none answers.
+
+    `models` is a list of `{base_url, model, api_key_env, …}`, or `config` names an `agent_config.yml`; with neither,
+    that file is looked for beside the run's config. Options given here win over those of the file.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Sequence[Mapping[str, Any]] | None = None,
+        config: str | None = None,
+        template: str | None = None,
+        scale: Scale = "binary",
+        temperature: float | None = 0.0,
+        timeout_s: float = 120.0,
+        call_timeout_s: float | None = None,
+        max_retries: int | None = None,
+        retry_delay_s: float | None = None,
+        backoff_factor: float | None = None,
+        max_concurrency: int = 16,
+        breaker_failures: int = 5,
+        breaker_reset_s: float = 30.0,
+        max_chars: int = 20_000,
+        base_dir: Path | None = None,
+    ) -> None:
+        given = _given(models, config, base_dir or Path())
+        self._template = _template(template or given.template, scale)
+        self._scale: Scale = scale
+        self._max_chars = _at_least(max_chars, 200, "max_chars")
+        self.needs_reference = "labeled_answer" in placeholders(self._template)
+        """False where the template compares with nothing."""
+        call_timeout_s = _first(call_timeout_s, given.call_timeout_s, 60.0)
+        self.panel = Panel(
+            models=[
+                JudgeModel(
+                    settings,
+                    scale=scale,
+                    temperature=temperature,
+                    timeout_s=_above_zero(call_timeout_s, "call_timeout_s"),
+                    max_concurrency=_at_least(max_concurrency, 1, "max_concurrency"),
+                    breaker=Breaker(
+                        failures=_at_least(breaker_failures, 1, "breaker_failures"),
+                        reset_s=_above_zero(breaker_reset_s, "breaker_reset_s"),
+                        clock=time.monotonic,
+                    ),
+                )
+                for settings in given.models
+            ],
+            patience=Patience(
+                timeout_s=_above_zero(timeout_s, "timeout_s"),
+                max_retries=_at_least(_first(max_retries, given.max_retries, 2), 0, "max_retries"),
+                retry_delay_s=_at_least(_first(retry_delay_s, given.retry_delay_s, 1.0), 0, "retry_delay_s"),
+                backoff_factor=_at_least(_first(backoff_factor, given.backoff_factor, 2.0), 1, "backoff_factor"),
+            ),
+        )
+        """The models, in their order."""
+
+    async def __call__(self, request: ScoreRequest) -> Score:
+        """Judge one finished episode; `EpisodeError` is no score, its reason and details say why."""
+        texts = self._texts(request)
+        if not request.answer.strip():
+            return Score(0.0, details={"judge": {"asked": False, "why": "the answer is empty"}})
+        asked: list[list[dict[str, str]]] = []
+        calls: list[dict[str, Any]] = []
+
+        def composed() -> list[dict[str, str]]:
+            boundary = secrets.token_hex(8)
+            asked.append(
+                compose(self._template, texts, scale=self._scale, boundary=boundary, max_chars=self._max_chars)
+            )
+            return asked[-1]
+
+        try:
+            opinion = await self.panel.ask(composed, calls)
+        except NoVerdictError as error:
+            raise EpisodeError(error.reason, str(error), details=_transcript(asked, calls)) from error
+        verdict = {"value": opinion.value, "reasoning": opinion.reasoning, "model": calls[-1]["model"]}
+        return Score(opinion.value, details=_transcript(asked, calls, verdict))
+
+    async def check(self, *, gateway_url: str | None = None) -> list[str]:
+        """Ask each server for its models, before a run starts; return what is wrong but can be lived with.
+
+        Raises `ConfigError` where a model is unknown to its server, or where no model can be asked at all.
+        """
+        for model in self.panel.models:
+            if gateway_url is not None and _same_place(model.settings.base_url, gateway_url):
+                raise ConfigError(
+                    f"judge: {model.settings.base_url} is this run's own gateway, so the policy would judge itself; "
+                    "name another server"
+                )
+        notes, lost = [], []
+        for model in self.panel.models:
+            try:
+                known = await model.known_models(_CHECK_S)
+            except CallError as error:
+                lost.append(f"judge: {model.settings.label} cannot be asked: {error}")
+                continue
+            if known is None:
+                notes.append(
+                    f"judge: {model.settings.base_url} does not tell which models it has (GET /models), so nobody "
+                    f"knows whether it has {model.settings.model}"
+                )
+            elif model.settings.model not in known:
+                hint = did_you_mean(model.settings.model, known) or f" (it has {', '.join(sorted(known)[:8])})"
+                raise ConfigError(f"judge: {model.settings.base_url} has no model {model.settings.model}{hint}")
+        if len(lost) == len(self.panel.models):
+            raise ConfigError("\n".join(lost))
+        return [*notes, *lost]
+
+    def _texts(self, request: ScoreRequest) -> dict[str, str]:
+        reference = request.reference or ""
+        if self.needs_reference and not reference.strip():
+            raise EpisodeError(
+                "no_score", f"the judge needs the task's `answer`, and task '{request.task.id}' has none"
+            )
+        return {"question": _question(request), "labeled_answer": reference, "pred_answer": request.answer}
+
+
+def _transcript(
+    asked: Sequence[list[dict[str, str]]], calls: Sequence[Mapping[str, Any]], verdict: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what is stored: the last prompt (the others differ in the boundary), all calls, and their sum."""
+    cost = sum(call.get("cost_usd", 0.0) for call in calls)
+    told: dict[str, Any] = {"verdict": verdict, "cost_usd": cost, "calls": list(calls)}
+    return {"judge": told | ({"messages": asked[-1]} if asked else {})}
+
+
+def _question(request: ScoreRequest) -> str:
+    """Return the task's query, else what its user said."""
+    query = request.task.data.get("query")
+    if isinstance(query, str) and query.strip():
+        return query
+    messages = request.task.data.get("messages") or request.messages
+    return "\n\n".join(_said(message) for message in messages if message.get("role") == "user")
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = [part for part in content or () if isinstance(part, Mapping)]
+    return "\n".join(str(part.get("text") or f"[{part.get('type', 'part')}]") for part in parts)
+
+
+def _given(models: Sequence[Mapping[str, Any]] | None, config: str | None, base_dir: Path) -> AgentConfig:
+    if models is not None and config is not None:
+        raise ValueError("'config': give models or config, not both")
+    if models is not None:
+        problems: list[Problem] = []
+        nodes = from_python(list(models), Place("models"))
+        for number, node in enumerate(nodes.value, start=1):
+            nodes.value[number - 1] = attrs.evolve(node, place=Place(f"model {number}", number))
+        found = read_models(nodes, problems, keys_in_file=False)
+        if problems:
+            raise ValueError("'models': " + "; ".join(map(str, problems)))
+        return AgentConfig(models=found)
+    if config is not None:
+        return read_agent_config(base_dir / Path(config).expanduser())
+    for path in (base_dir / name for name in DEFAULT_PATHS):
+        if path.is_file():
+            return read_agent_config(path)
+    raise ValueError(
+        f"'models': no judge is named, and {base_dir} has no {' or '.join(DEFAULT_PATHS)}; write "
+        "`scorers: {judge: {use: judge, models: [{base_url: …, model: …, api_key_env: …}]}}`"
+    )
+
+
+def _template(template: str | None, scale: Scale) -> str:
+    if template is None:
+        return TEMPLATE + (GRADES if scale == "graded" else "")
+    try:
+        check_template(template)
+    except ValueError as error:
+        raise ValueError(f"'template': {error}") from error
+    return template
+
+
+def _same_place(base_url: str, gateway_url: str) -> bool:
+    """Whether two addresses lead to one port of this machine."""
+    one, other = urlsplit(base_url), urlsplit(gateway_url)
+    hosts = {one.hostname, other.hostname}
+    return one.port == other.port and (len(hosts) == 1 or hosts <= _LOOPBACK)
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _above_zero(value: float, name: str) -> float:
+    if value <= 0:
+        raise ValueError(f"'{name}' must be above 0, found {value:g}")
+    return value
+
+
+def _at_least(value: Any, least: float, name: str) -> Any:
+    if value < least:
+        raise ValueError(f"'{name}' must be at least {least:g}, found {value:g}")
+    return value

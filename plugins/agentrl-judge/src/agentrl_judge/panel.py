@@ -1,0 +1,114 @@
+"""Several models in order: each asked with retries, the next where one fails, all of it within one time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_judge.model import CallError, JudgeModel
+
+if TYPE_CHECKING:
+    from agentrl_judge.verdict import Opinion
+
+LONGEST_WAIT_S = 30.0
+"""Between two calls of one model; one that wants more is passed over."""
+
+_JITTER = 0.5
+"""Waits differ by up to this share, so that episodes that failed together do not come back together."""
+
+
+class NoVerdictError(Exception):
+    """No model gave a verdict; `reason` is `judge_down`, `judge_garbage` or `judge_timeout`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+
+
+@attrs.frozen(kw_only=True)
+class Patience:
+    """How long the models are asked."""
+
+    timeout_s: float
+    """For one verdict: all calls of all models, and what lies between them."""
+    max_retries: int
+    """Further calls of one model after its first."""
+    retry_delay_s: float
+    """Before the second call."""
+    backoff_factor: float
+    """What each further wait is longer by."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class Panel:
+    """The models of one judge, the first of them preferred."""
+
+    models: Sequence[JudgeModel]
+    patience: Patience
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    uniform: Callable[[float, float], float] = random.uniform
+
+    async def ask(self, compose: Callable[[], list[dict[str, str]]], calls: list[dict[str, Any]]) -> Opinion:
+        """Return the first verdict; `compose` makes the messages anew for each call, `calls` is told of each.
+
+        Raises `NoVerdictError`, at the latest when the time is up.
+        """
+        failures: dict[str, CallError] = {}
+        try:
+            async with asyncio.timeout(self.patience.timeout_s) as limit:
+                for model in self.models:
+                    opinion = await self._ask_one(model, compose, calls, failures)
+                    if opinion is not None:
+                        return opinion
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            told = f"no verdict within timeout_s = {self.patience.timeout_s:g} s"
+            raise NoVerdictError("judge_timeout", told + _told(failures, "; ")) from error
+        kinds = {error.kind for error in failures.values()}
+        reason = next((kind for kind in ("garbage", "timeout") if kind in kinds), "down")
+        raise NoVerdictError(f"judge_{reason}", _told(failures, ""))
+
+    async def _ask_one(
+        self,
+        model: JudgeModel,
+        compose: Callable[[], list[dict[str, str]]],
+        calls: list[dict[str, Any]],
+        failures: dict[str, CallError],
+    ) -> Opinion | None:
+        label = model.settings.label
+        for attempt in range(self.patience.max_retries + 1):
+            async with model.place():
+                if not model.breaker.admit():
+                    failures.setdefault(label, _left_alone(model))
+                    return None
+                try:
+                    return await model.ask(compose(), calls)
+                except CallError as error:
+                    failures[label] = failure = error
+            wait_s = self._wait_s(attempt, failure)
+            if not failure.again or attempt == self.patience.max_retries or wait_s > LONGEST_WAIT_S:
+                return None
+            await self.sleep(wait_s)
+        return None
+
+    def _wait_s(self, attempt: int, failure: CallError) -> float:
+        if failure.kind == "garbage":
+            return 0.0  # the server is well: another prompt, with another boundary, may do
+        delay_s = min(self.patience.retry_delay_s * self.patience.backoff_factor**attempt, LONGEST_WAIT_S)
+        return max(delay_s * self.uniform(1 - _JITTER, 1), failure.wait_s)
+
+
+def _left_alone(model: JudgeModel) -> CallError:
+    wait_s = model.breaker.wait_s
+    told = f"left alone for another {wait_s:.0f} s, after several failures in a row" if wait_s else "being tried anew"
+    return CallError("down", told, again=False)
+
+
+def _told(failures: dict[str, CallError], before: str) -> str:
+    """Say of each model what its last failure was."""
+    return before + "; ".join(f"{label}: {error}" for label, error in failures.items()) if failures else ""

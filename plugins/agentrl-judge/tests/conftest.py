@@ -1,0 +1,30 @@
+"""Scoring by judges on loopback."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from agentrl_core.testing.scorers import score_request
+from agentrl_judge.judge import Judge
+
+
+@pytest.fixture
+def judged():
+    """Score one answer by servers that are up for as long as it takes; returns what the scorer gave, or raised."""
+
+    def run(*servers, answer="4", reference="4", before=(), requests=None, **options):
+        async def scenario():
+            async with contextlib.AsyncExitStack() as stack:
+                for server in servers:
+                    await stack.enter_async_context(server.up())
+                judge = Judge(
+                    models=[*before, *(server.model for server in servers)], **{"retry_delay_s": 0.0, **options}
+                )
+                given = requests or [score_request(answer, reference)]
+                results = await asyncio.gather(*(judge(one) for one in given), return_exceptions=True)
+                return results if requests else results[0]
+
+        return asyncio.run(scenario())
+
+    return run
