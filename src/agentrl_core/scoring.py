@@ -56,6 +56,10 @@ class Scorer(Protocol):
     Returns a number, a `Score`, `{interaction id: number}`, or None: *no score*, which is never 0. An
     exception is no score either. A scorer that needs the reference reads `request.reference` and may declare
     `needs_reference = True`, so that a task without an answer is refused before anything starts.
+
+    A scorer may have `async def check(self, *, gateway_url=None)`, which a run awaits before it starts: it raises
+    `ConfigError` where the scorer could not score, and returns a line for each thing that may become a problem.
+    `gateway_url` is where agents will reach the policy, if that is known by then.
     """
 
     def __call__(self, request: ScoreRequest, /) -> Verdict | Awaitable[Verdict]:

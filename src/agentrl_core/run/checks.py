@@ -18,12 +18,13 @@ from agentrl_core.options import bind
 from agentrl_core.plugins import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
-from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
+from agentrl_core.run.scorers import build_scorer
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
     from agentrl_core.config.schema import Component, RunConfig
     from agentrl_core.registry import Registry
+    from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.types import Task
 
 
@@ -219,9 +220,9 @@ class Checks:
         for name, its_tasks in by_scorer.items():
             try:
                 scorer = self._scorer(name or self._run.data.default_scorer)
-            except PluginError as error:
+            except UsageError as error:
                 if name is None:
-                    self._note_default(source, len(its_tasks))
+                    self._note_default(source, len(its_tasks), error)
                 else:
                     package = SCORER_PACKAGES.get(name)
                     yield f"{source}: task '{its_tasks[0].id}': {error}" + (
@@ -236,18 +237,18 @@ class Checks:
                 else:
                     yield f"{text}; their scorer '{name}' needs one"
 
-    def _note_default(self, source: str, count: int) -> None:
+    def _note_default(self, source: str, count: int, error: UsageError) -> None:
         name = self._run.data.default_scorer
         online = self._run.rollout.agent.mode == "online"
+        state = "is not installed" if isinstance(error, PluginError) else f"cannot be used ({error})"
         self.notes.append(
-            f"{source}: {count} tasks name no scorer, and data.default_scorer '{name}' is not installed: "
+            f"{source}: {count} tasks name no scorer, and data.default_scorer '{name}' {state}: "
             + ("their agents must send rewards" if online else "the workflow must return their rewards")
         )
 
     def _scorer(self, name: str) -> NormalizedScorer:
         if name not in self.scorers:
-            loaded = self._registry.load("scorers", name, base_dir=self._given.base_dir)
-            self.scorers[name] = normalize_scorer(loaded, name)
+            self.scorers[name] = build_scorer(self._registry, name, base_dir=self._given.base_dir)
         return self.scorers[name]
 
     def _build_loss(self) -> None:

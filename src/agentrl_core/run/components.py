@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.errors import ConfigError, DataError, PluginError, RunError
+from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.plugins import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, Given, resolve_agent
-from agentrl_core.scorers.call import normalize_scorer
+from agentrl_core.run.scorers import build_scorer, check_scorers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from agentrl_core.rollout.workflows import ResolvedWorkflow
     from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.types import Task
+
+logger = logging.getLogger(__name__)
 
 
 @attrs.define(kw_only=True)
@@ -67,8 +70,8 @@ class Components:
         name = task.scorer or self.config.data.default_scorer
         if name not in self.scorers:
             try:
-                scorer = normalize_scorer(self.registry.load("scorers", name, base_dir=self.base_dir), name)
-            except PluginError as error:
+                scorer = build_scorer(self.registry, name, base_dir=self.base_dir)
+            except UsageError as error:
                 package = SCORER_PACKAGES.get(name)
                 advice = f"pip install {package}, or " if package else ""
                 raise RunError(
@@ -91,6 +94,8 @@ def resolve(given: Given, *, workflow: object | None = None) -> Components:
     checks = Checks(given, registry, load_datasets=True)
     if problems := list(dict.fromkeys(checks.all())):
         raise ConfigError("\n".join(problems))
+    for note in check_scorers(checks.scorers.values(), config.gateway):
+        logger.warning("%s", note)
     eval_sets = {
         key.removeprefix("data.").removeprefix("eval."): tasks
         for key, tasks in checks.task_sets.items()

@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -54,6 +54,11 @@ class NormalizedScorer:
         if inspect.isawaitable(result):
             result = await result
         return self._checked(result)
+
+    async def check(self, *, gateway_url: str | None = None) -> Sequence[str]:
+        """Let the scorer look whether it can score; returns its notes, raises what it raises."""
+        check = getattr(_innermost(self.function), "check", None)
+        return await check(gateway_url=gateway_url) if inspect.iscoroutinefunction(check) else ()
 
     def _checked(self, result: Any) -> Score | dict[str, float] | None:
         if result is None:

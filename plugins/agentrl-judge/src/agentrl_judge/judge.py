@@ -55,9 +55,9 @@ class Judge:
         breaker_failures: int = 5,
         breaker_reset_s: float = 30.0,
         max_chars: int = 20_000,
-        base_dir: Path | None = None,
+        config_dir: Path | None = None,
     ) -> None:
-        given = _given(models, config, base_dir or Path())
+        given = _given(models, config, config_dir or Path())
         self._template = _template(template or given.template, scale)
         self._scale: Scale = scale
         self._max_chars = _at_least(max_chars, 200, "max_chars")
@@ -176,7 +176,7 @@ def _said(message: Mapping[str, Any]) -> str:
     return "\n".join(str(part.get("text") or f"[{part.get('type', 'part')}]") for part in parts)
 
 
-def _given(models: Sequence[Mapping[str, Any]] | None, config: str | None, base_dir: Path) -> AgentConfig:
+def _given(models: Sequence[Mapping[str, Any]] | None, config: str | None, folder: Path) -> AgentConfig:
     if models is not None and config is not None:
         raise ValueError("'config': give models or config, not both")
     if models is not None:
@@ -189,12 +189,12 @@ def _given(models: Sequence[Mapping[str, Any]] | None, config: str | None, base_
             raise ValueError("'models': " + "; ".join(map(str, problems)))
         return AgentConfig(models=found)
     if config is not None:
-        return read_agent_config(base_dir / Path(config).expanduser())
-    for path in (base_dir / name for name in DEFAULT_PATHS):
+        return read_agent_config(folder / Path(config).expanduser())
+    for path in (folder / name for name in DEFAULT_PATHS):
         if path.is_file():
             return read_agent_config(path)
     raise ValueError(
-        f"'models': no judge is named, and {base_dir} has no {' or '.join(DEFAULT_PATHS)}; write "
+        f"'models': no judge is named, and {folder} has no {' or '.join(DEFAULT_PATHS)}; write "
         "`scorers: {judge: {use: judge, models: [{base_url: …, model: …, api_key_env: …}]}}`"
     )
 

@@ -15,11 +15,12 @@ from weakref import WeakKeyDictionary
 
 import attrs
 
-from agentrl_core.gateway.serving.transport import ssl_context
 from agentrl_core.server_client import ExchangeError, ServerClient
 from agentrl_judge.verdict import GarbageError, read_verdict, response_format
 
 if TYPE_CHECKING:
+    import ssl
+
     from agentrl_judge.breaker import Breaker
     from agentrl_judge.settings import ModelSettings
     from agentrl_judge.verdict import Opinion, Scale
@@ -99,7 +100,7 @@ class JudgeModel:
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._client = ServerClient(
             settings.base_url,
-            ssl_context=ssl_context,
+            ssl_context=_ssl_context,
             headers=self._authorization,
             max_connections=max_concurrency,
             silence_s=timeout_s,
@@ -266,6 +267,13 @@ class JudgeModel:
     def _without_key(self, said: str) -> str:
         key = os.environ.get(self.settings.api_key_env or "", "").strip() or self.settings.api_key
         return said.replace(key, "…") if key else said
+
+
+def _ssl_context() -> ssl.SSLContext:
+    """Return the process's one, which only those need that call by https."""
+    from agentrl_core.gateway.serving.transport import ssl_context
+
+    return ssl_context()
 
 
 def _tokens(whole: Any, name: str) -> int:
