@@ -8,22 +8,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentrl_core import errors
     from agentrl_core.config.schema import RunConfig
+    from agentrl_core.generation import GenerationHyperparameters, ModelRequest, ModelResponse
     from agentrl_core.hookspecs import hookimpl, hookspec
     from agentrl_core.losses.base import LossBatch, LossOutput
+    from agentrl_core.reward_wrapper import AsyncRewardWrapper
     from agentrl_core.rollout import context as workflow_context
+    from agentrl_core.rollout.samplers import AsyncSampler
     from agentrl_core.run import Trainer
     from agentrl_core.scoring import Answer, Score, ScoreRequest
     from agentrl_core.types import Interaction, Record, Task
-    from agentrl_core.workflow import Workflow
+    from agentrl_core.workflow import AgentWorkflow, RolloutWorkflow, Workflow
 
     __version__: str
 
 __all__ = [
+    "AgentWorkflow",
     "Answer",
+    "AsyncRewardWrapper",
+    "AsyncSampler",
+    "GenerationHyperparameters",
     "Interaction",
     "LossBatch",
     "LossOutput",
+    "ModelRequest",
+    "ModelResponse",
     "Record",
+    "RolloutWorkflow",
     "RunConfig",
     "Score",
     "ScoreRequest",
@@ -39,11 +49,18 @@ __all__ = [
 
 # Imported on first use (PEP 562): `import agentrl_core` costs nothing, so that the command line starts at once.
 _HOMES = {
+    "AgentWorkflow": "agentrl_core.workflow:AgentWorkflow",
     "Answer": "agentrl_core.scoring:Answer",
+    "AsyncRewardWrapper": "agentrl_core.reward_wrapper:AsyncRewardWrapper",
+    "AsyncSampler": "agentrl_core.rollout.samplers:AsyncSampler",
+    "GenerationHyperparameters": "agentrl_core.generation:GenerationHyperparameters",
     "Interaction": "agentrl_core.types:Interaction",
     "LossBatch": "agentrl_core.losses.base:LossBatch",
     "LossOutput": "agentrl_core.losses.base:LossOutput",
+    "ModelRequest": "agentrl_core.generation:ModelRequest",
+    "ModelResponse": "agentrl_core.generation:ModelResponse",
     "Record": "agentrl_core.types:Record",
+    "RolloutWorkflow": "agentrl_core.workflow:RolloutWorkflow",
     "RunConfig": "agentrl_core.config.schema:RunConfig",
     "Score": "agentrl_core.scoring:Score",
     "ScoreRequest": "agentrl_core.scoring:ScoreRequest",

@@ -75,9 +75,9 @@ class EpisodeError(AgentRLError):
         self.reason = reason
         self.details: Mapping[str, Any] = details or {}
 
-    def __reduce__(self) -> tuple[type[EpisodeError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[EpisodeError], tuple[str, str], dict[str, Any]]:
         """Let it come back from another process as it was."""
-        return type(self), (self.reason, str(self))
+        return type(self), (self.reason, str(self)), {"details": self.details}
 
 
 class RequestError(AgentRLError):

@@ -1,17 +1,20 @@
-"""What a user implements to bring an agent: the workflow protocols. No torch, no SDK."""
+"""What a user implements to bring an agent: the workflow protocols and base classes. No torch, no SDK."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agentrl_core.generation import TokenEngine
     from agentrl_core.scoring import Answer
 
 Reward: TypeAlias = "float | int | bool | Mapping[str | int, float] | Answer | None"
 """What `run` may return: a number for the whole episode, `{interaction id or turn index: number}`, or
-None (the task's scorer decides). numpy scalars count as numbers. An `Answer` is None with the answer to judge."""
+None (the task's scorer decides) or an `Answer` (it decides on that, not on the last reply). numpy scalars count as
+numbers."""
 
 
 class Workflow(Protocol):
@@ -29,3 +32,33 @@ class Workflow(Protocol):
     def run(self, data: dict[str, Any], **extra_kwargs: Any) -> Any:
         """Run one episode and return its `Reward` (or an awaitable of it)."""
         ...
+
+
+class AgentWorkflow(ABC):
+    """A base class for who wants one; any object with `run` does as well."""
+
+    @abstractmethod
+    async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> Reward:
+        """Run one episode and return its reward."""
+
+
+class RolloutWorkflow(ABC):
+    """A workflow that works on token ids: it makes its prompts, and calls the engine itself.
+
+        class OneTurn(RolloutWorkflow):
+            async def arun_episode(self, engine, data):
+                ids = engine.tokenizer.apply_chat_template(data["messages"], add_generation_prompt=True)
+                response = await engine.agenerate(ModelRequest(input_ids=ids))
+                return float(engine.tokenizer.decode(response.output_tokens).startswith(data["answer"]))
+
+    Its calls are recorded like those of any agent. It runs in the process of the run only: the engine is there.
+    """
+
+    @abstractmethod
+    async def arun_episode(self, engine: TokenEngine, data: dict[str, Any]) -> Any:
+        """Run one episode.
+
+        Return a number, `{interaction id or turn index: number}` or an `Answer`; or AReaL's dict of tensors
+        `input_ids, loss_mask, rewards, …`, whose `rewards` count where the rest is what the engine has sampled. None
+        rejects the episode: here it does not mean that a scorer decides.
+        """

@@ -14,6 +14,7 @@ PAIRS = [
     ("scheduler.type=local", "launcher.use=local"),
     ("scheduler.type=lab/own", "launcher.use=lab/own"),
     ("gconfig.n_samples=4", "rollout.group_size=4"),
+    ("workflow_kwargs.bonus=2", "workflow.bonus=2"),
     ("num_generations=4", "rollout.group_size=4"),
     ("model_name_or_path=/models/qwen", "model.path=/models/qwen"),
     ("learning_rate=2e-6", "trainer.lr=2e-6"),

@@ -49,8 +49,7 @@ def call_text():
     return lambda name, arguments: f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory):
+def make_model_dir(directory):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -59,11 +58,15 @@ def model_dir(tmp_path_factory):
     tokenizer.train_from_iterator([TEMPLATE] * 2, trainer)
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
     tokenizer.add_tokens([AddedToken(text, special=False) for text in TAGS])
-    directory = tmp_path_factory.mktemp("model")
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     return directory
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory):
+    return make_model_dir(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

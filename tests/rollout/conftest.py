@@ -5,11 +5,17 @@ from types import SimpleNamespace
 
 import attrs
 import pytest
+from tests.gateway import conftest as parts
 
+from agentrl_core.chat import Chat
 from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.registry import Registry
+from agentrl_core.rollout.borrowed import close_borrowed
 from agentrl_core.rollout.calling import WorkflowCall
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
+from agentrl_core.rollout.workflows import resolve_workflow
+from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.types import Interaction, Task
 
 
@@ -172,3 +178,69 @@ def make_scheduler(make_runner, make_task, store):
         )
 
     return make
+
+
+class RecordingStore(MemoryStore):
+    """Keeps what is stored of a real gateway's calls, too."""
+
+    async def add_interaction(self, run_id, interaction):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory):
+    return parts.make_model_dir(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def chat(model_dir):
+    return Chat.from_directory(model_dir)
+
+
+@pytest.fixture(scope="session")
+def served(chat, model_dir):
+    """One gateway for all tests that need a real one: it takes a while to start."""
+    engine = parts.TalkingEngine(chat, model_dir)
+    with parts.running_gateway(chat, engine, RecordingStore()) as gateway:
+        yield SimpleNamespace(engine=engine, gateway=gateway)
+
+
+@pytest.fixture
+def engine(served):
+    """Says `engine.replies`, one after the other, in ids of single characters; its log is the witness."""
+    served.engine.replies.clear()
+    served.engine.log.clear()
+    return served.engine
+
+
+@pytest.fixture
+def play(served, engine, tmp_path):
+    """Run one episode of anything that a config may name as a workflow, by a real gateway over `engine`."""
+    registry = Registry((), SimpleNamespace(adapt_agent=lambda **_: None))
+
+    def run(workflow, data=None, *, scorer=None, answer=None, options=None, is_eval=False, sampling=None, **config):
+        resolved = resolve_workflow(workflow, registry=registry, base_dir=tmp_path, options=options)
+        data = {"id": "t", "messages": [{"role": "user", "content": "2+2?"}]} | (data or {})
+        task = Task(id=data["id"], data=data, answer=answer, scorer=None if scorer is None else "scorer")
+        runner = Runner(
+            run=resolved,
+            gateway=served.gateway,
+            store=RecordingStore(),
+            scorer_for=lambda _: normalize_scorer(scorer, "scorer"),
+            config=RolloutConfig(**config),
+            run_id="run",
+            grace_s=0.1,
+        )
+        episode = runner.run_episode(
+            task, group_id="g", sample_index=0, seed_key=(1,), is_eval=is_eval, sampling=sampling
+        )
+        return asyncio.run(_with_clients_closed(episode))
+
+    return run
+
+
+async def _with_clients_closed(episode):
+    try:
+        return await episode
+    finally:
+        await close_borrowed()

@@ -134,6 +134,10 @@ class Chat:
         """Return the text of `ids`, special tokens included."""
         return self._tokenizer.decode(ids)
 
+    def decode_plain(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` without special tokens."""
+        return self._tokenizer.decode_plain(ids)
+
     def decoder(self) -> StreamDecoder:
         """Return a decoder for ids that arrive one by one."""
         return self._tokenizer.decoder()

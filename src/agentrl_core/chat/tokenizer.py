@@ -46,6 +46,10 @@ class TextTokenizer:
             return b"".join(map(self._bytes.__getitem__, ids)).decode(errors="replace")
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
+    def decode_plain(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
     def id_of(self, token: str) -> int | None:
         """Return the id of a whole token; None where the vocabulary lacks it."""
         return self._tokenizer.token_to_id(token)

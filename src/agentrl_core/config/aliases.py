@@ -16,6 +16,7 @@ RENAMED: Mapping[Path, Path] = {
     ("rollout", "openai"): ("rollout", "agent"),
     ("scheduler", "type"): ("launcher", "use"),
     ("gconfig", "n_samples"): ("rollout", "group_size"),
+    ("workflow_kwargs",): ("workflow",),
     # AgentRL
     ("num_generations",): ("rollout", "group_size"),
     ("model_name_or_path",): ("model", "path"),
@@ -30,7 +31,7 @@ RENAMED: Mapping[Path, Path] = {
 }
 """Options (or whole sections) that only have another name."""
 
-FOREIGN_SECTIONS = frozenset({"gconfig", "scheduler"})
+FOREIGN_SECTIONS = frozenset({"gconfig", "scheduler", "workflow_kwargs"})
 """Sections that hold nothing but aliases."""
 
 AGGREGATION_FLAGS = ("token_level_loss", "skip_length_normalization")
@@ -61,7 +62,7 @@ class NativeSpelling:
             yield assignment
 
     def _native(self, source: Iterable[Assignment]) -> Iterator[Assignment]:
-        flags = []
+        flags, options = [], []
         for assignment in source:
             match assignment.path:
                 case ("loss_calculater",):
@@ -72,10 +73,13 @@ class NativeSpelling:
                     flags.append(assignment)
                 case (name,) if name in FOREIGN_SECTIONS and assignment.node.value == {}:
                     continue
+                case ("workflow_kwargs", *_):
+                    options.append(_rename(assignment, _renamed(assignment.path)))
                 case path:
                     yield _expand(_rename(assignment, _renamed(path)))
         if flags:
             yield from self._aggregation(flags)
+        yield from options  # after `workflow`, wherever that stands: another `use` begins with no options
 
     def _store(self, assignment: Assignment) -> Iterator[Assignment]:
         address = assignment.node.value

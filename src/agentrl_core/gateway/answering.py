@@ -56,6 +56,13 @@ class Answerer:
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             return refused(dialect, self.refusal(error, session))
 
+    async def ask(self, session: Session, request: ChatRequest, id_prefix: str) -> Reply:
+        """Ask the policy without HTTP; `RequestError` where a call over HTTP would be refused or fail."""
+        try:
+            return await self._service.complete(self._service.begin(session, request, id_prefix))
+        except Exception as error:
+            raise self.refusal(error, session) from error
+
     async def _generate(
         self, dialect: Dialect, session: Session, request: ChatRequest, attempt: Attempt | None
     ) -> HttpResponse:

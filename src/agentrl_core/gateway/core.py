@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentrl_core.chat.facade import Chat
     from agentrl_core.config.schema import GatewayConfig, SamplingConfig
     from agentrl_core.engines.base import Engine
+    from agentrl_core.gateway.exchange import ChatRequest, Reply
     from agentrl_core.gateway.online.leases import Claim
     from agentrl_core.gateway.serving.server import GatewayServer
     from agentrl_core.gateway.serving.transport import SharedClient
@@ -109,6 +110,11 @@ class Gateway:
         if self._server is None:
             raise RunError("gateway: not started; call start() first")
         return self._server.url
+
+    @property
+    def chat(self) -> Chat:
+        """Everything between messages and the policy's token ids."""
+        return self._chat
 
     @property
     def cpu_seconds(self) -> float:
@@ -257,6 +263,10 @@ class Gateway:
         if isinstance(response.body, bytes):
             return response
         return attrs.evolve(response, body=metered_stream(response.body, self._add_cpu))
+
+    async def ask(self, session: Session, request: ChatRequest, id_prefix: str) -> Reply:
+        """Do a session's call without HTTP; `RequestError` where it is refused or fails."""
+        return await metered(self._api.ask(session, request, id_prefix), self._add_cpu)
 
     def _add_cpu(self, seconds: float) -> None:
         with self._cpu_lock:

@@ -57,6 +57,8 @@ class ChatRequest:
     top_k: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end a reply beside the model's own."""
     n: int = 1
     """Replies wanted to each prompt."""
     stream: bool = False

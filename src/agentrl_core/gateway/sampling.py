@@ -62,7 +62,7 @@ class SamplingPolicy:
             top_k=0 if training or request.top_k is None else max(request.top_k, 0),
             max_tokens=room if wanted is None else min(wanted, room),
             stop=request.stop,
-            stop_token_ids=self.stop_token_ids,
+            stop_token_ids=tuple(dict.fromkeys([*self.stop_token_ids, *request.stop_token_ids])),
         )
         asked = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         changed = {

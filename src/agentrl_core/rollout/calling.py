@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl_core.daemons import call_on_thread
-from agentrl_core.errors import ConfigError
+from agentrl_core.errors import ConfigError, EpisodeError
 
 INJECTED = ("base_url", "api_key", "http_client", "record_id", "is_eval")
 """Keyword arguments that an episode offers; a workflow gets those that its signature accepts."""
@@ -26,7 +26,7 @@ class WorkflowCall:
     def __init__(self, function: Callable[..., Any], name: str, *, where: str = "workflow") -> None:
         self.function = function
         """As it was given, its options bound."""
-        self._is_async = inspect.iscoroutinefunction(function)
+        self._is_async = _is_async(function)
         signature = _signature(function, name, where)
         if not takes_data(signature):
             raise ConfigError(
@@ -57,6 +57,36 @@ class WorkflowCall:
         return await returned if inspect.isawaitable(returned) else returned
 
 
+class EngineCall:
+    """The `arun_episode` of a workflow that calls the engine itself.
+
+    Raises `ConfigError` where it cannot be called with the engine and one task's data.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, *, where: str = "workflow") -> None:
+        self._function, self._name = function, name
+        signature = _signature(function, name, where)
+        try:
+            signature.bind(None, {})
+        except TypeError as error:
+            problem = f"cannot be called with (engine, data): {error}"
+        else:
+            problem = "" if _is_async(function) else "is not async; expected async def arun_episode(self, engine, data)"
+        if problem:
+            raise ConfigError(f"{where}: {name}{signature} {problem}")
+
+    async def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Any:
+        """Return what the workflow returns; `EpisodeError` where that rejects the episode."""
+        returned = await self._function(injected["engine"], data)
+        if returned is None:
+            raise EpisodeError(
+                "by_workflow",
+                f"{self._name} returned None, which rejects the episode; return a reward, or "
+                "agentrl_core.Answer(text) to leave it to the task's scorer",
+            )
+        return returned
+
+
 def takes_data(signature: inspect.Signature) -> bool:
     """Whether the first parameter must be given by position, as a task's data is."""
     first = next(iter(signature.parameters.values()), None)
@@ -65,6 +95,11 @@ def takes_data(signature: inspect.Signature) -> bool:
     if first.kind is inspect.Parameter.VAR_POSITIONAL:
         return True
     return first.kind in _BY_POSITION and first.default is inspect.Parameter.empty
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Whether a function, or the call of an object, is a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 (its call is looked at, not whether it has one)
 
 
 def _signature(function: Callable[..., Any], name: str, where: str) -> inspect.Signature:

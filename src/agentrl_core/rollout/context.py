@@ -14,12 +14,20 @@ Follows the episode through tasks and threads that copy their context (`asyncio.
 from __future__ import annotations
 
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 import attrs
 
+from agentrl_core.rollout import borrowed
+
 if TYPE_CHECKING:
-    import httpx2
+    from collections.abc import Awaitable, Callable, Sequence
+
+    import aiohttp
+    import httpx
+
+    from agentrl_core.gateway.serving.transport import SharedClient
+    from agentrl_core.types import Message
 
 
 @attrs.frozen(kw_only=True)
@@ -35,8 +43,15 @@ class WorkflowContext:
     base_url: str = attrs.field(repr=False)
     """Where this episode's LLM calls go; ends without /v1, and leads to no other episode."""
     api_key: str = attrs.field(repr=False)
-    http_client: httpx2.AsyncClient = attrs.field(repr=False)
+    http_client: SharedClient = attrs.field(repr=False)
     """Shared by all episodes; closing it closes nothing."""
+    judge: Callable[[str, Sequence[Message]], Awaitable[float]] | None = attrs.field(default=None, repr=False)
+    """Asks the task's scorer, see `score`."""
+
+    @property
+    def sample_idx(self) -> int:
+        """AReaL's name of `sample_index`."""
+        return self.sample_index
 
 
 _current: ContextVar[WorkflowContext] = ContextVar("agentrl_workflow_context")
@@ -54,9 +69,48 @@ def get() -> WorkflowContext:
         ) from None
 
 
-def get_httpx_client() -> httpx2.AsyncClient:
-    """Return the HTTP client that all episodes share; `LookupError` outside an episode."""
-    return get().http_client
+@overload
+def get_httpx_client(*, legacy: Literal[False] = False) -> SharedClient: ...
+
+
+@overload
+def get_httpx_client(*, legacy: Literal[True]) -> httpx.AsyncClient: ...
+
+
+def get_httpx_client(*, legacy: bool = False) -> SharedClient | httpx.AsyncClient:
+    """Return the HTTP client that all episodes share, an `httpx2.AsyncClient`; `await` before it changes nothing.
+
+    `legacy`: one of the old httpx, for SDKs that know no other; `ImportError` where that is not installed. Closing
+    either closes nothing. `LookupError` outside an episode.
+    """
+    here = get()
+    return borrowed.legacy_httpx_client() if legacy else here.http_client
+
+
+async def get_aiohttp_session() -> aiohttp.ClientSession:
+    """Return the session of aiohttp that all episodes share; closing it closes nothing.
+
+    `LookupError` outside an episode, `ImportError` where aiohttp is not installed.
+    """
+    get()
+    return borrowed.aiohttp_session()
+
+
+def stat_scope() -> str:
+    """Return what numbers of this episode belong to: `eval-rollout`, or `rollout` while training."""
+    return "eval-rollout" if get().is_eval else "rollout"
+
+
+async def score(answer: str, messages: Sequence[Message] = ()) -> float:
+    """Ask the task's scorer about an answer while the episode goes on, to give feedback for one.
+
+    Nothing of it is stored: the record's reward is what the workflow returns. `EpisodeError` (`no_score`) where the
+    scorer has none to give, `LookupError` outside an episode or in another process than the run's.
+    """
+    judge = get().judge
+    if judge is None:
+        raise LookupError("the task's scorer is in the process of the run: use rollout.agent.mode inline")
+    return await judge(answer, messages)
 
 
 def enter(context: WorkflowContext) -> Token[WorkflowContext]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,7 +18,7 @@ from agentrl_core.scoring import Answer, Score, ScoreRequest
 
 if TYPE_CHECKING:
     from agentrl_core.scorers.call import NormalizedScorer
-    from agentrl_core.types import Episode, Interaction, Message, Task
+    from agentrl_core.types import Episode, Interaction, Message, Record, Task
 
 
 @attrs.frozen(kw_only=True)
@@ -36,8 +36,15 @@ async def judge(
     scorer: NormalizedScorer, task: Task, episode: Episode, *, timeout_s: float, answer: Answer | None = None
 ) -> Verdict:
     """Ask a scorer about `answer`, or the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
-    name = f"scorer '{scorer.name}'"
     request = score_request(task, episode, answer)
+    return await ask_scorer(scorer, request, episode.interactions, timeout_s=timeout_s)
+
+
+async def ask_scorer(
+    scorer: NormalizedScorer, request: ScoreRequest, interactions: Sequence[Interaction] = (), *, timeout_s: float
+) -> Verdict:
+    """Ask a scorer; `interactions` are those that it may reward by their ids."""
+    name = f"scorer '{scorer.name}'"
     context = contextvars.copy_context()
     judged = await run_agent(lambda: scorer(request), context, timeout_s=timeout_s, who=name)
     if judged.timed_out:
@@ -49,7 +56,7 @@ async def judge(
     given = judged.value
     score = given if isinstance(given, Score) else None
     try:
-        reward = read_reward(score.value if score else given, episode.interactions, giver=name)
+        reward = read_reward(score.value if score else given, interactions, giver=name)
     except EpisodeError as error:
         raise EpisodeError("no_score", str(error)) from error
     if reward is None:
@@ -70,6 +77,17 @@ def score_request(task: Task, episode: Episode, answer: Answer | None = None) ->
         task=task,
         messages=conversation(episode, last),
         record=episode.record,
+    )
+
+
+def early_request(task: Task, record: Record, answer: str, messages: Sequence[Message]) -> ScoreRequest:
+    """Return what a scorer sees of an answer while its episode goes on."""
+    return ScoreRequest(
+        answer=extract_answer(answer, task.answer_schema) or answer,
+        reference=task.answer,
+        task=task,
+        messages=tuple(messages),
+        record=record,
     )
 
 

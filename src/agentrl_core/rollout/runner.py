@@ -19,13 +19,15 @@ from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.attempts import GRACE_S, Attempt, run_agent, unbroken
 from agentrl_core.rollout.details import storable
+from agentrl_core.rollout.engine import RecordEngine
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of, tell
-from agentrl_core.rollout.judging import judge
+from agentrl_core.rollout.judging import ask_scorer, early_request, judge
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.rewards import read_reward
+from agentrl_core.rollout.tensor_rows import is_tensor_rows, reward_of_rows
 from agentrl_core.rollout.workflows import ResolvedWorkflow
 from agentrl_core.scoring import Answer
-from agentrl_core.types import Episode, Interaction, Outcome, Record, Task
+from agentrl_core.types import Episode, Interaction, Message, Outcome, Record, Task
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
@@ -161,13 +163,25 @@ class Runner:
             "record_id": record.id,
             "is_eval": record.is_eval,
         }
-        here = workflow_context.WorkflowContext(task_id=task.id, sample_index=record.sample_index, **injected)
+        here = workflow_context.WorkflowContext(
+            task_id=task.id,
+            sample_index=record.sample_index,
+            judge=lambda answer, messages: self._early_score(task, record, answer, messages),
+            **injected,
+        )
         context = contextvars.copy_context()
         context.run(workflow_context.enter, here)
         data = copy.deepcopy(dict(task.data))  # an agent may change its input: other records must not see that
+        injected["engine"] = RecordEngine(self._gateway, session)
         return await run_agent(
             lambda: run(data, injected), context, timeout_s=self._config.timeout_s, grace_s=self._grace_s
         )
+
+    async def _early_score(self, task: Task, record: Record, answer: str, messages: Sequence[Message]) -> float:
+        """What the task's scorer says of an answer in the middle of an episode."""
+        request = early_request(task, record, answer, messages)
+        verdict = await ask_scorer(self._scorer_for(task), request, timeout_s=self._config.timeout_s)
+        return verdict.reward.value
 
     async def _judged(self, task: Task, episode: Episode, done: Attempt) -> Record:
         """The record with its outcome and rewards."""
@@ -192,6 +206,8 @@ class Runner:
         """The workflow's reward; without one the scorer's. Raises `EpisodeError` if there is none to use."""
         record = attrs.evolve(episode.record, outcome=Outcome.SCORED)
         _check_called(episode.interactions)
+        if is_tensor_rows(value):
+            value = reward_of_rows(value, episode)
         answer = value if isinstance(value, Answer) else None
         given = None if answer else read_reward(value, episode.interactions)
         if given is None:

@@ -1,8 +1,8 @@
 """From what a user named or passed as `workflow` to something that runs one episode.
 
-What has `run(data, …)`, or is a function of a task's data, runs as it is. A class is built once with its
-options. A function without a parameter, and a class without `run`, make an agent; that, and any other object,
-goes to the `adapt_agent` hook of the packages that know agent frameworks.
+What has `run(data, …)` or `arun_episode(engine, data)`, or is a function of a task's data, runs as it is. A class is
+built once with its options. A function without a parameter, and a class without `run`, make an agent; that, and any
+other object, goes to the `adapt_agent` hook of the packages that know agent frameworks.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.options import construct, place
-from agentrl_core.rollout.calling import INJECTED, WorkflowCall, takes_data
+from agentrl_core.options import bind, construct, place
+from agentrl_core.rollout.calling import INJECTED, EngineCall, WorkflowCall, takes_data
+from agentrl_core.rollout.samplers import AsyncSampler, SamplerWorkflow
+from agentrl_core.workflow import RolloutWorkflow
 
 if TYPE_CHECKING:
     from agentrl_core.options import Where
@@ -53,18 +55,29 @@ class ResolvedWorkflow:
     workers: Workers | None = None
     """The processes that it runs in, if not in this one."""
 
+    @property
+    def needs_engine(self) -> bool:
+        """Whether it calls the engine itself, which is in the process of the run."""
+        return isinstance(self.call, EngineCall)
+
     def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Awaitable[Any]:
         """Run one episode on `data`; of `injected`, the workflow gets what its signature accepts."""
         return self.call(data, injected)
 
 
 def resolve_workflow(
-    workflow: object, *, registry: Registry, base_dir: Path, where: Where = "workflow"
+    workflow: object,
+    *,
+    registry: Registry,
+    base_dir: Path,
+    where: Where = "workflow",
+    options: Mapping[str, Any] | None = None,
 ) -> ResolvedWorkflow:
     """Find, build and check a workflow; nothing of it runs yet but its constructor or factory.
 
     `workflow` is a component or its name (`pkg.mod.Agent`, `file.py:Agent`, a registered name), a class, an
-    instance, whose state is kept, a function, or an agent of a framework. Raises `PluginError` for what cannot
+    instance, whose state is kept, a function, or an agent of a framework; `options` go beside those of the
+    component. Raises `PluginError` for what cannot
     be found or is nothing that runs, `ConfigError` for wrong options or a wrong signature.
     """
     if isinstance(workflow, str):
@@ -72,16 +85,33 @@ def resolve_workflow(
     if isinstance(workflow, Component):
         found: Any = registry.load("workflows", workflow.use, base_dir=base_dir, where=where)
         name = registry.describe("workflows", workflow.use, base_dir=base_dir)
-        use, options = workflow.use, workflow.options
+        use, options = workflow.use, {**workflow.options, **(options or {})}
     else:
-        found, name, options = workflow, _qualified_name(workflow), {}
+        found, name, options = workflow, _qualified_name(workflow), options or {}
         use = name
     if _is_workflow_function(found):
-        call = WorkflowCall(_with_options(found, options, use, where), use, where=place(where))
+        call: WorkflowCall | EngineCall = WorkflowCall(
+            _with_options(found, options, use, where), use, where=place(where)
+        )
     else:
         agent, options, factory = _built(found, options, use, where)
         call = _call_of(agent, options, use, registry, where, factory)
     return ResolvedWorkflow(name, call)
+
+
+def with_options(workflow: object, options: Mapping[str, Any], *, where: Where = "workflow") -> object:
+    """Return what a workflow is with further options, as one object that another process can be given."""
+    if not options:
+        return workflow
+    if isinstance(workflow, str):
+        return Component(workflow, options)
+    if isinstance(workflow, Component):
+        return attrs.evolve(workflow, options={**workflow.options, **options})
+    name = _qualified_name(workflow)
+    if not (inspect.isclass(workflow) or _is_function(workflow)):
+        _refuse_options(options, name, where)
+    bind(workflow, options, name=name, where=where, injected=dict.fromkeys(INJECTED))
+    return functools.partial(cast("Callable[..., object]", workflow), **options)
 
 
 def _is_workflow_function(found: Any) -> bool:
@@ -112,7 +142,7 @@ def _built(
     if not (inspect.isclass(found) or _is_function(found)):
         return found, options, None
     parameters = inspect.signature(found).parameters
-    takes_all = callable(getattr(found, "run", None)) or any(
+    takes_all = any(callable(getattr(found, name, None)) for name in ("run", "arun_episode")) or any(
         item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()
     )
     own = {key: value for key, value in options.items() if takes_all or key in parameters}
@@ -128,27 +158,42 @@ def _call_of(
     registry: Registry,
     where: Where,
     factory: Callable[[], object] | None,
-) -> WorkflowCall:
-    """The `run` of a workflow object, or of what an adapter makes of a framework's agent."""
+) -> WorkflowCall | EngineCall:
+    """What a workflow object does with a task, or what an adapter makes of a framework's agent."""
+    if isinstance(agent, AsyncSampler):
+        agent = SamplerWorkflow(agent, factory)
+    arun_episode = getattr(agent, "arun_episode", None)
+    if callable(arun_episode) and (isinstance(agent, RolloutWorkflow) or not callable(getattr(agent, "run", None))):
+        _refuse_options(options, use, where)
+        return EngineCall(arun_episode, f"{use}.arun_episode", where=place(where))
     if not _runs_on_data(agent):
         adapted = registry.hooks.adapt_agent(agent=agent, options=options, factory=factory)
         if adapted is not None:
             return WorkflowCall(adapted.run, f"{_qualified_name(type(adapted))}.run", where=place(where))
     run = getattr(agent, "run", None)
-    if not callable(run):
+    if callable(run):
+        run_name = f"{use}.run"
+    elif callable(agent) and not inspect.isclass(agent):
+        run, run_name = agent, use
+    else:
         raise PluginError(f"{place(where)}: {_not_a_workflow(agent, use)}")
+    _refuse_options(options, use, where)
+    return WorkflowCall(run, run_name, where=place(where))
+
+
+def _refuse_options(options: Mapping[str, Any], use: str, where: Where) -> None:
+    """Refuse what nobody takes."""
     if options:
         raise ConfigError(
             f"{place(where, next(iter(options)))}: {use} is an object that exists already and takes no options; "
             "name its class"
         )
-    return WorkflowCall(run, f"{use}.run", where=place(where))
 
 
 def _runs_on_data(agent: object) -> bool:
     """Whether `agent.run` takes `data`: frameworks have a `run` too, with a prompt or a query in its place."""
-    run = getattr(agent, "run", None)
-    if not callable(run):
+    run = getattr(agent, "run", agent)
+    if not callable(run) or inspect.isclass(run):
         return False
     try:
         parameters = inspect.signature(run).parameters

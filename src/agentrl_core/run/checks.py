@@ -17,7 +17,7 @@ from agentrl_core.losses import split_options
 from agentrl_core.options import bind
 from agentrl_core.plugins import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
-from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
+from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, with_options
 from agentrl_core.run.scorers import build_scorer
 
 if TYPE_CHECKING:
@@ -285,13 +285,17 @@ class Checks:
         yield from _problems(look)
 
 
-def resolve_agent(given: Given, registry: Registry, chosen: object) -> ResolvedWorkflow:
+def resolve_agent(
+    given: Given, registry: Registry, chosen: object, workflow_options: Mapping[str, Any] | None = None
+) -> ResolvedWorkflow:
     """Find and build the agent, where it is to run; its `workers`, if any, have then begun."""
     where, config = given.places("workflow"), given.run
     if config.rollout.agent.mode != "subproc":
-        return resolve_workflow(chosen, registry=registry, base_dir=given.base_dir, where=where)
+        return resolve_workflow(
+            chosen, registry=registry, base_dir=given.base_dir, where=where, options=workflow_options
+        )
     return resolve_in_workers(
-        chosen,
+        with_options(chosen, workflow_options or {}, where=where),
         registry=registry,
         base_dir=given.base_dir,
         where=where,

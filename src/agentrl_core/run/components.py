@@ -83,10 +83,12 @@ class Components:
         return self.scorers[name]
 
 
-def resolve(given: Given, *, workflow: object | None = None) -> Components:
+def resolve(
+    given: Given, *, workflow: object | None = None, workflow_kwargs: Mapping[str, Any] | None = None
+) -> Components:
     """Load the registry, the tasks and the workflow; raise `UsageError` for all that would stop the run later.
 
-    `workflow` takes the place of the config's.
+    `workflow` takes the place of the config's; `workflow_kwargs` are its options, beside those of the config.
     """
     config = given.run
     registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
@@ -104,7 +106,7 @@ def resolve(given: Given, *, workflow: object | None = None) -> Components:
     for name, tasks in eval_sets.items():
         if not tasks:
             raise DataError(f"{given.where('data.eval')}: the task set '{name}' is empty")
-    resolved = _workflow(given, registry, config.workflow if workflow is None else workflow)
+    resolved = _workflow(given, registry, config.workflow if workflow is None else workflow, workflow_kwargs)
     used = {} if resolved is None else {"workflow": resolved.name}
     used |= {f"scorers:{name}": registry.describe("scorers", name, base_dir=given.base_dir) for name in checks.scorers}
     return Components(
@@ -118,10 +120,12 @@ def resolve(given: Given, *, workflow: object | None = None) -> Components:
     )
 
 
-def _workflow(given: Given, registry: Registry, chosen: object | None) -> ResolvedWorkflow | None:
+def _workflow(
+    given: Given, registry: Registry, chosen: object | None, options: Mapping[str, Any] | None
+) -> ResolvedWorkflow | None:
     online = given.run.rollout.agent.mode == "online"
     if online != (chosen is None):
         raise ConfigError(f"{given.where('workflow')}: {ONLINE_WORKFLOW if online else NO_WORKFLOW}")
     if chosen is None:
         return None
-    return resolve_agent(given, registry, chosen)
+    return resolve_agent(given, registry, chosen, options)

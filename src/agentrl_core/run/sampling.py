@@ -18,6 +18,7 @@ from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.online.admin import key_from_environment, make_key
 from agentrl_core.processes import close_workers
+from agentrl_core.rollout.borrowed import close_borrowed
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
@@ -181,8 +182,8 @@ class SamplingSide:
         self._agents.try_run(workers.close(), "ending the agents' processes", limit_s=_END_S)
 
     def _close_client(self) -> None:
-        closing = self.gateway.http_client.close_for_good()
-        self._agents.try_run(closing, "closing the agents' HTTP client", limit_s=_END_S)
+        for closing in (self.gateway.http_client.close_for_good(), close_borrowed()):
+            self._agents.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

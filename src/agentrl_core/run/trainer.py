@@ -61,30 +61,40 @@ class Trainer:
         """What will run."""
         return self._given.run
 
-    def train(self, workflow: object | None = None) -> RunSummary:
+    def train(self, workflow: object | None = None, *, workflow_kwargs: Mapping[str, Any] | None = None) -> RunSummary:
         """Run from the start to the end; `workflow` takes the place of the config's.
+
+        `workflow_kwargs` are what its class is constructed with, or a function's own keyword arguments.
 
         Raises `UsageError` for what cannot work, before anything starts, and `RunError` where a started run
         cannot go on; what was stored stays.
         """
-        return _outside_event_loops(lambda: self._train(workflow))
+        return _outside_event_loops(lambda: self._train(workflow, workflow_kwargs))
 
-    def _train(self, workflow: object | None) -> RunSummary:
-        components = resolve(self._given, workflow=workflow)
+    def _train(self, workflow: object | None, workflow_kwargs: Mapping[str, Any] | None) -> RunSummary:
+        components = resolve(self._given, workflow=workflow, workflow_kwargs=workflow_kwargs)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         directory.write_snapshot(configs.dump(attrs.evolve(self.config, name=directory.name)), self._given.base_dir)
         return _run(components, directory, fresh_start)
 
 
-def resume(run_dir: Path, overrides: Sequence[str] = (), *, workflow: object | None = None) -> RunSummary:
+def resume(
+    run_dir: Path,
+    overrides: Sequence[str] = (),
+    *,
+    workflow: object | None = None,
+    workflow_kwargs: Mapping[str, Any] | None = None,
+) -> RunSummary:
     """Go on with a killed or interrupted run from its newest checkpoint.
 
     The config is the run's own; `overrides` change it from here on (`trainer.steps=200`), for later resumes too.
     """
-    return _outside_event_loops(lambda: _resume(run_dir, overrides, workflow))
+    return _outside_event_loops(lambda: _resume(run_dir, overrides, workflow, workflow_kwargs))
 
 
-def _resume(run_dir: Path, overrides: Sequence[str], workflow: object | None) -> RunSummary:
+def _resume(
+    run_dir: Path, overrides: Sequence[str], workflow: object | None, workflow_kwargs: Mapping[str, Any] | None
+) -> RunSummary:
     directory = RunDirectory.open(run_dir)
     kept, base_dir = directory.read_snapshot()
     config = configs.parse(kept, overrides)
@@ -93,7 +103,7 @@ def _resume(run_dir: Path, overrides: Sequence[str], workflow: object | None) ->
             f"the folder {directory.path} is that of run '{config.name}': a run keeps its name; "
             "rename the folder back, or leave `name` out"
         )
-    components = resolve(Given.from_python(config, base_dir), workflow=workflow)
+    components = resolve(Given.from_python(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
     with directory.locked():  # before the first change
         directory.write_snapshot(configs.dump(config), base_dir)
     return _run(components, directory, resumed_start)

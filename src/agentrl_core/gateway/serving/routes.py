@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import RequestError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from agentrl_core.errors import RunError
-    from agentrl_core.gateway.exchange import Dialect
+    from agentrl_core.gateway.exchange import ChatRequest, Dialect, Reply
     from agentrl_core.gateway.forwarding import Forwarder
     from agentrl_core.gateway.online.admin import Admin
     from agentrl_core.gateway.service import PolicyService
@@ -113,6 +114,13 @@ class Api:
             return await self._page(request, route).answer(request)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             return _error_response(route, as_refusal(error))
+
+    async def ask(self, session: Session, request: ChatRequest, id_prefix: str) -> Reply:
+        """Do a call of a session that comes as values: by the same gate, rules and records as one over HTTP."""
+        session.check_open()
+        session.used_at = time.monotonic()
+        await self._before(session)
+        return await self._answerer.ask(session, request, id_prefix)
 
     def _session(self, request: HttpRequest) -> Session:
         return self._sessions.authorize(_split(request.path)[0], request.headers, local=request.local)

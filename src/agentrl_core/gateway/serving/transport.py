@@ -9,7 +9,7 @@ import asyncio
 import functools
 import http.cookiejar
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Self
 
 import httpx2
@@ -117,6 +117,11 @@ class SharedClient(httpx2.AsyncClient):
     async def close_for_good(self) -> None:
         """Close the connections to other hosts; for the owner, on the event loop that used them."""
         await super().aclose()
+
+    def __await__(self) -> Generator[None, None, Self]:
+        """Return the client itself: AReaL's `get_httpx_client` is awaited."""
+        return self
+        yield
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx2
 
+from agentrl_core.errors import ConfigError
 from agentrl_core.plugins import load_registry
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.calling import WorkflowCall
@@ -64,6 +65,11 @@ class Own:
             base_dir=Path(start["base_dir"]),
             where=lambda option: places.get(option) or f"{places['']}.{option}",
         )
+        if resolved.needs_engine:
+            raise ConfigError(
+                f"{places['']}: {resolved.name} calls the engine itself (arun_episode), and that is in the process of "
+                "the run; use rollout.agent.mode inline"
+            )
         if not isinstance(resolved.call, WorkflowCall):
             raise TypeError(f"{resolved.name} is no function of a task's data")
         self.name = resolved.name

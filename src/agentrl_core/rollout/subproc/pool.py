@@ -198,7 +198,7 @@ _taken: ContextVar[_Seat] = ContextVar("agentrl_seat")
 
 
 def _episode(injected: Mapping[str, Any]) -> dict[str, Any]:
-    episode = {name: value for name, value in injected.items() if name != "http_client"}
+    episode = {name: value for name, value in injected.items() if name not in ("http_client", "engine")}
     here = workflow_context.get()
     return episode | {"task_id": here.task_id, "sample_index": here.sample_index}
 

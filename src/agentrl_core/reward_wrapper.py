@@ -1,0 +1,89 @@
+"""Await a reward function under a time limit, however it computes: in a process that can be killed, or on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+from agentrl_core.errors import EpisodeError
+from agentrl_core.processes import CallTimeoutError, pack, run_in_process
+from agentrl_core.scorers.call import finite_number
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncRewardWrapper:
+    """A reward function to be awaited, built once or in each episode: all share their worker processes.
+
+        class MathWorkflow(RolloutWorkflow):
+            def __init__(self, reward_fn):
+                self.reward = AsyncRewardWrapper(reward_fn, timeout_seconds=15)
+
+            async def arun_episode(self, engine, data):
+                ...
+                return await self.reward(prompt, completion, **data)
+
+    A sync function runs in a process of its own (see `agentrl_core.processes`) that is killed at the limit, an async
+    one on the event loop. What it raises is tried again up to `max_retries` times, and raised after that. A timeout is
+    not tried again: the episode is rejected (`reward_timeout`), or with `on_timeout="zero"` gets 0.0, as in AReaL.
+    """
+
+    def __init__(
+        self,
+        reward_fn: Callable[..., Any],
+        timeout_seconds: float = 15,
+        max_workers: int | None = None,
+        max_retries: int = 3,
+        *,
+        on_timeout: Literal["reject", "zero"] = "reject",
+    ) -> None:
+        """Check the function: `TypeError` where it is sync and no other process could call it."""
+        if timeout_seconds <= 0 or max_retries < 0 or on_timeout not in ("reject", "zero"):
+            raise ValueError(
+                "expected timeout_seconds above 0, max_retries of at least 0 and on_timeout 'reject' or 'zero', found "
+                f"{timeout_seconds}, {max_retries} and {on_timeout!r}"
+            )
+        self._function = reward_fn
+        self._is_async = inspect.iscoroutinefunction(reward_fn) or inspect.iscoroutinefunction(
+            getattr(reward_fn, "__call__", None)  # noqa: B004 (its call is looked at, not whether it has one)
+        )
+        if not self._is_async:
+            pack(reward_fn)
+        self._name = getattr(reward_fn, "__qualname__", type(reward_fn).__qualname__)
+        self._timeout_s, self._max_workers = timeout_seconds, max_workers
+        self._max_retries, self._on_timeout = max_retries, on_timeout
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> float:
+        """Return the reward of these arguments; `EpisodeError` where it takes too long or is no finite number."""
+        call = functools.partial(self._function, *args, **kwargs)
+        for attempt in range(self._max_retries + 1):
+            try:
+                return finite_number(await self._called(call))
+            except (CallTimeoutError, TimeoutError) as error:
+                return self._timed_out(error)
+            except EpisodeError:
+                raise
+            except Exception as error:
+                if attempt == self._max_retries:
+                    raise
+                logger.info("reward function %s is called again: %s: %s", self._name, type(error).__name__, error)
+        raise AssertionError("the last attempt returned or raised")
+
+    async def _called(self, call: Callable[[], Any]) -> Any:
+        if not self._is_async:
+            return await run_in_process(call, timeout_s=self._timeout_s, max_workers=self._max_workers)
+        async with asyncio.timeout(self._timeout_s):
+            return await call()
+
+    def _timed_out(self, error: Exception) -> float:
+        if self._on_timeout == "zero":
+            return 0.0
+        raise EpisodeError(
+            "reward_timeout",
+            f"reward function {self._name} gave no reward within timeout_seconds = {self._timeout_s:g}: bound its "
+            'work, raise the limit, or choose on_timeout="zero"',
+        ) from error

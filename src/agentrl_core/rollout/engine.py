@@ -1,0 +1,120 @@
+"""The policy as a token-level workflow sees it: bound to one record, whose interactions its calls become."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.errors import EpisodeError
+from agentrl_core.gateway.exchange import ChatRequest
+from agentrl_core.generation import ModelRequest, ModelResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.chat.facade import Chat
+    from agentrl_core.gateway import Gateway, Session
+    from agentrl_core.generation import GenerationHyperparameters
+    from agentrl_core.types import Message
+
+_ID_PREFIX = "gen-"
+
+
+class RecordEngine:
+    """Samples on behalf of one record, under the rules that hold for calls over HTTP."""
+
+    def __init__(self, gateway: Gateway, session: Session) -> None:
+        self._gateway, self._session = gateway, session
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The policy's tokenizer and chat template."""
+        return ChatTokenizer(self._gateway.chat)
+
+    async def agenerate(self, request: ModelRequest) -> ModelResponse:
+        """Sample one reply to `request.input_ids`; cancelling this aborts the generation.
+
+        `RequestError` where the gateway refuses the call, with the status that it would have over HTTP.
+        """
+        ids = tuple(int(token) for token in request.input_ids)
+        reply = await self._gateway.ask(self._session, _chat_request(request, ids), _ID_PREFIX)
+        interaction = reply.first.interaction
+        return ModelResponse(
+            id=interaction.id,
+            input_tokens=list(ids),
+            output_tokens=list(interaction.output_ids),
+            output_logprobs=list(interaction.logprobs),
+            output_versions=list(interaction.output_versions),
+            stop_reason="length" if reply.first.finish_reason == "length" else "stop",
+            latency=interaction.finished_at - interaction.started_at,
+        )
+
+
+class ChatTokenizer:
+    """The tokenizer of a policy under the names that Hugging Face's have."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self.eos_token_id = self.pad_token_id = chat.stop_token_ids[0]
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        **options: Any,
+    ) -> Any:
+        """Return a conversation as a list of ids, or as text; `options` are further variables of the template."""
+        options.pop("return_dict", None)  # ids are a list here, whatever transformers' default is
+        text = self._chat.render(messages, tools, add_generation_prompt=add_generation_prompt, options=options)
+        return self._chat.encode(text) if tokenize else text
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of exactly this text: special tokens in it are recognised, none is added."""
+        if add_special_tokens:
+            raise ValueError("encode adds no special tokens; write those that belong there into the text")
+        return self._chat.encode(text)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids."""
+        ids = list(token_ids)
+        return self._chat.decode_plain(ids) if skip_special_tokens else self._chat.decode(ids)
+
+
+def _chat_request(request: ModelRequest, ids: tuple[int, ...]) -> ChatRequest:
+    wanted = request.gconfig
+    if wanted.n_samples != 1:
+        raise ValueError(f"gconfig.n_samples is {wanted.n_samples}: agenerate samples one reply, call it for each")
+    if not ids:
+        raise ValueError("input_ids is empty: there is nothing to continue")
+    if min(ids) < 0:
+        raise ValueError(f"input_ids has the token id {min(ids)}")
+    ignored = {"frequency_penalty": wanted.frequency_penalty} if wanted.frequency_penalty else {}
+    return ChatRequest(
+        api="completions",
+        prompts=(ids,),
+        temperature=0.0 if wanted.greedy else wanted.temperature,
+        top_p=None if wanted.top_p == 1 else wanted.top_p,
+        top_k=wanted.top_k if 0 < wanted.top_k < _ALL_TOKENS else None,
+        max_tokens=_limit(wanted, len(ids)),
+        stop=tuple(wanted.stop or ()),
+        stop_token_ids=tuple(wanted.stop_token_ids),
+        trainable=bool(request.metadata.get("trainable", True)),
+        ignored=ignored,
+    )
+
+
+_ALL_TOKENS = 10**7
+"""More than any vocabulary has; AReaL's default of top_k is 10**8."""
+
+
+def _limit(wanted: GenerationHyperparameters, prompt_tokens: int) -> int | None:
+    if wanted.max_tokens is None:
+        return wanted.max_new_tokens
+    left = wanted.max_tokens - prompt_tokens
+    if left < 1:
+        raise EpisodeError(
+            "too_long", f"the prompt has {prompt_tokens} tokens, and gconfig.max_tokens is {wanted.max_tokens}"
+        )
+    return left if wanted.max_new_tokens is None else min(left, wanted.max_new_tokens)
