@@ -61,6 +61,11 @@ def register_credits(register: Register[Any]) -> None:
 def register_filters(register: Register[Any]) -> None:
     """Register the choices of groups to train on."""
     register("zero_variance", "agentrl_core.batching.filters:ZeroVariance", summary="drops groups with one reward")
+    register(
+        "balance_sample",
+        "agentrl_core.batching.filters:BalanceSample",
+        summary="trains about as many wrong records as right ones",
+    )
 
 
 @hookimpl

@@ -173,7 +173,8 @@ class Outcome(enum.StrEnum):
     """The agent raised."""
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
-    """The run stopped first; the slot is sampled anew on resume."""
+    """The run stopped first, and the slot is sampled anew on resume; or another episode of the group failed (reason
+    `sibling_failed`, with `rollout.siblings: cancel`)."""
 
 
 @attrs.frozen(kw_only=True)

@@ -18,6 +18,7 @@ def sample(length, *, record=0, group=0, positions=None, interactions=None):
         advantages=[float(record)] * len(positions),
         versions=[7] * len(positions),
         interactions=interactions or [record] * len(positions),
+        sequences=interactions or [record] * len(positions),
         record=record,
         group=group,
     )

@@ -87,7 +87,8 @@ def test_discarded_groups_are_sampled_again(make_scheduler, answers, store):
         scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=2)
         running = asyncio.create_task(scheduler.run())
         await settled(scheduler)
-        scheduler.publish(1, 1, discarded=1)
+        scheduler.replace(1)
+        scheduler.publish(1, 1)
         await settled(scheduler)
         await stopped(scheduler, running)
 

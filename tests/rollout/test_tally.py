@@ -26,12 +26,29 @@ def test_draining_gives_what_is_new_and_totals_stay():
     tally = Tally(RolloutConfig())
     for item in (SCORED, SCORED, FAILED):
         tally.add(item)
-    assert tally.drain() == {"scored": 2, "failed(ValueError)": 1}
-    assert tally.drain() == {}
+    assert tally.records.drain() == {"scored": 2, "failed(ValueError)": 1}
+    assert tally.records.drain() == {}
     tally.add(SCORED)
     tally.add_cancelled()
-    assert tally.drain() == {"scored": 1, "cancelled": 1}
-    assert tally.totals == {"scored": 3, "failed(ValueError)": 1, "cancelled": 1}
+    assert tally.records.drain() == {"scored": 1, "cancelled": 1}
+    assert tally.records.totals == {"scored": 3, "failed(ValueError)": 1, "cancelled": 1}
+
+
+def test_groups_are_counted_by_how_they_ended():
+    tally = Tally(RolloutConfig())
+    tally.add_group(usable=True)
+    tally.add_group(usable=False)
+    tally.add_group(usable=False, requeued=True)
+    assert tally.groups.drain() == {"sampled": 3, "unusable": 2, "requeued": 1}
+    tally.add_group(usable=True)
+    assert tally.groups.drain() == {"sampled": 1}
+
+
+def test_an_episode_that_was_cancelled_for_a_sibling_is_counted_as_such():
+    tally = Tally(RolloutConfig())
+    tally.add_cancelled()
+    tally.add_cancelled("sibling_failed")
+    assert tally.records.totals == {"cancelled": 1, "cancelled(sibling_failed)": 1}
 
 
 def test_more_failures_than_allowed_in_a_full_window_stop_the_run():
@@ -59,4 +76,4 @@ def test_a_limit_of_one_never_stops():
     tally = Tally(RolloutConfig(max_failure_rate=1.0, failure_window=2))
     for _ in range(5):
         tally.add(FAILED)
-    assert tally.totals == {"failed(ValueError)": 5}
+    assert tally.records.totals == {"failed(ValueError)": 5}

@@ -31,7 +31,7 @@ def test_groups_come_out_in_order_with_their_scored_records(database, gateway, m
             raise ValueError("first try, or always")
         return float(here.sample_index)
 
-    config = RolloutConfig(group_size=2, tasks_per_step=2, max_concurrent_rollouts=3)
+    config = RolloutConfig(group_size=2, tasks_per_step=2, max_concurrent_rollouts=3, requeue=0)
     runner = Runner(
         run=WorkflowCall(run, "run"),
         gateway=gateway,

@@ -166,7 +166,7 @@ def test_a_hanging_agent_is_timed_out_and_its_siblings_go_on(project):
         ({"engine": {"use": "embeded"}}, "did you mean embedded"),
         ({"loss": {"use": "grpo", "clipp": 0.1}}, "did you mean clip"),
         ({"rollout": {"agent": {"mode": "subproc"}}}, "rollout.agent.mode"),
-        ({"rollout": {"agent": {"export_style": "concat"}}}, "rollout.agent.export_style"),
+        ({"rollout": {"dynamic_sampling": True}, "filters": []}, "rollout.dynamic_sampling: .*`filters` drop"),
         ({"sampling": {"temperature": 0}}, "sampling.temperature"),
         ({"data": {"train": "missing.jsonl"}}, "missing.jsonl"),
         ({"workflow": "letters.py:Agnt"}, "did you mean Agent"),

@@ -102,7 +102,7 @@ def test_an_interaction_costs_its_own_bytes_only(path, store):
 
 def test_hot_queries_are_read_from_their_indexes(path, store):
     queries = {
-        "groups_queue": (sqlite.QUEUE, ("run", 0, 1)),
+        "groups_queue": (sqlite.QUEUE, ("run",)),
         "interactions_by_record": ("SELECT id FROM interactions WHERE record_id = ? ORDER BY seq", ("record",)),
         "records_by_start": ("SELECT id FROM records WHERE run_id = ? ORDER BY started_at, rowid", ("run",)),
     }

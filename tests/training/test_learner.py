@@ -31,6 +31,7 @@ METRICS = {
     "loss/lr",
     "time/train_s",
     "batch/rows",
+    "batch/sequences",
     "batch/padding_fraction",
     "fidelity/exact_share",
 }
@@ -67,6 +68,7 @@ def test_every_number_of_a_step_is_reported(learner, sampler):
     tokens = sum(len(item.output_ids) for episode in episodes for item in episode.interactions)
     assert metrics["rollout/tokens"] == metrics["loss/tokens"] == tokens
     assert metrics["batch/rows"] == len(episodes)
+    assert metrics["batch/sequences"] == 2 * len(episodes)  # of two calls each
     assert metrics["rollout/tool_calls_per_episode"] == 1.0
     assert metrics["rollout/llm_calls_per_episode"] == 2.0
     assert metrics["reward/mean"] == pytest.approx(sum(e.record.reward for e in episodes) / len(episodes))

@@ -35,6 +35,7 @@ def batch():
             advantages=[1.0, 1.0],
             versions=[0, 0],
             interactions=[row, row],
+            sequences=[row, row],
             record=row,
             group=0,
         )

@@ -124,6 +124,8 @@ def _number_sequences(samples: Sequence[Sample], unit: Unit) -> list[list[int]]:
     for row, sample in enumerate(samples):
         if unit == "interaction":
             owners = list(sample.interactions)
+        elif unit == "sequence":
+            owners = list(sample.sequences)
         else:
             owners = [row if unit == "row" else sample.record] * len(sample.positions)
         result.append([numbers.setdefault(owner, len(numbers)) for owner in owners])

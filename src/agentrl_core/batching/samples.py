@@ -1,12 +1,14 @@
 """Training samples: each branch of an episode as the token sequence that the engine saw, with its loss spans.
 
 A linear dialogue is one sample with several spans. Where an episode forks, each leaf has one, and a sampled
-token is in the loss of the first sample that holds it, so every trained token counts exactly once.
+token is in the loss of the first sample that holds it, so every trained token counts exactly once. That is how the
+tokens are laid out; what counts as one training sequence is told apart from it, by `rollout.agent.export_style`: an
+LLM call, or a whole sample. Attention being causal, a token has the same logprob in both.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.types import Episode, Group, Interaction
+
+
+ExportStyle: TypeAlias = Literal["individual", "concat"]
+"""`individual`: a training sequence is an LLM call. `concat`: the calls that first appear on the way to a leaf."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +42,8 @@ class Sample:
     """Policy version that sampled each. [L]"""
     interactions: Sequence[int]
     """Index into `Samples.interactions`. [L]"""
+    sequences: Sequence[int]
+    """Number of the training sequence that each belongs to, in the whole step. [L]"""
     record: int
     """Index into `Samples.records`."""
     group: int
@@ -50,11 +58,15 @@ class Samples:
     interactions: tuple[str, ...]
     records: tuple[str, ...]
     groups: tuple[str, ...]
+    num_sequences: int
+    """Training sequences, as `rollout.agent.export_style` makes them."""
     fidelity: Fidelity
     """How many of the loss tokens are what the sampler produced."""
 
 
-def training_samples(groups: Sequence[Group], advantages: Mapping[str, float]) -> Samples:
+def training_samples(
+    groups: Sequence[Group], advantages: Mapping[str, float], *, style: ExportStyle = "individual"
+) -> Samples:
     """Lay out every interaction that has an advantage.
 
     Raises `TrainingError` where ids, logprobs and versions of an interaction do not match in number, and where it
@@ -73,13 +85,17 @@ def training_samples(groups: Sequence[Group], advantages: Mapping[str, float]) -
                     _check_trainable(item)
                     numbers[item.id] = len(interactions)
                     interactions.append(item.id)
-            samples.extend(_episode_samples(episode, numbers, advantages, record=len(records), group=group_index))
+            laid_out = _episode_samples(episode, numbers, advantages, record=len(records), group=group_index)
+            if style == "concat":
+                laid_out = [_as_one(sample, len(samples) + place) for place, sample in enumerate(laid_out)]
+            samples.extend(laid_out)
             records.append(episode.record.id)
     return Samples(
         samples=tuple(samples),
         interactions=tuple(interactions),
         records=tuple(records),
         groups=tuple(group.id for group in groups),
+        num_sequences=len(samples) if style == "concat" else len(interactions),
         fidelity=fidelity,
     )
 
@@ -87,7 +103,10 @@ def training_samples(groups: Sequence[Group], advantages: Mapping[str, float]) -
 def _episode_samples(
     episode: Episode, numbers: Mapping[str, int], advantages: Mapping[str, float], *, record: int, group: int
 ) -> list[Sample]:
-    """One sample per leaf that adds loss tokens; `numbers`: interaction id -> its index, of those to train."""
+    """One sample per leaf that adds loss tokens, each call a training sequence of its own.
+
+    `numbers`: interaction id -> its index, of those to train.
+    """
     children = children_of(episode)
     by_id = {item.id: item for item in episode.interactions}
     samples = []
@@ -140,9 +159,15 @@ def _sample(
         advantages=values,
         versions=versions,
         interactions=owners,
+        sequences=owners,
         record=record,
         group=group,
     )
+
+
+def _as_one(sample: Sample, sequence: int) -> Sample:
+    """Return the sample as a single training sequence."""
+    return attrs.evolve(sample, sequences=[sequence] * len(sample.positions))
 
 
 def _checked_fidelity(episode: Episode) -> Fidelity:

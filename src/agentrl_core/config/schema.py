@@ -28,6 +28,7 @@ class Must:
 
 positive = Must("a number above 0", lambda value: value > 0)
 not_negative = Must("a number of at least 0", lambda value: value >= 0)
+at_least_one = Must("a number of at least 1", lambda value: value >= 1)
 fraction = Must("a number from 0 to 1", lambda value: 0 <= value <= 1)
 filled = Must("a text that is not empty", bool)
 port_number = Must("a port from 0 to 65535", lambda value: 0 <= value <= 65535)  # noqa: PLR2004  (16 bits)
@@ -170,7 +171,9 @@ class AgentConfig:
     turn_discount: float = field(default=1.0, validator=fraction)
     """An earlier turn gets the reward times this, once per later turn."""
     export_style: Literal["individual", "concat"] = "individual"
-    """AReaL's name of what becomes a training sample; `concat` is not available in this version."""
+    """What is one training sequence: `individual`, an LLM call with the dialogue before it; `concat`, the dialogue up
+    to a leaf with every call on the way. Both train each sampled token once, with the advantage of its own call, and
+    compute what calls share once; they differ where `loss.unit: sequence` averages over sequences."""
     subproc_max_workers: int = field(default=4, validator=positive)
     """Processes of the mode `subproc`; each runs one episode at a time."""
     python: str | None = field(default=None, validator=validators.optional(filled))
@@ -202,9 +205,19 @@ class RolloutConfig:
     timeout_s: float = field(default=300.0, validator=positive)
     """Wall-clock limit of one episode."""
     retries: int = field(default=1, validator=not_negative)
-    """Times that a slot which did not end scored is sampled anew."""
+    """Times that a slot which did not end scored is sampled anew, alone."""
     min_group_size: int = field(default=2, validator=positive)
     """Scored records that make a group usable."""
+    siblings: Literal["keep", "cancel"] = "keep"
+    """What becomes of a group when one of its episodes does not end scored: `keep` goes on with the others; `cancel`
+    ends them and their generations at once (AReaL's fail-fast), without retries, and the group is not usable."""
+    requeue: int = field(default=1, validator=not_negative)
+    """Times that a task whose group ended unusable is put back, to come again with the next policy version."""
+    dynamic_sampling: bool = False
+    """Groups that `filters` drop do not count for a step: others are sampled in their place (DAPO)."""
+    max_oversampling: float = field(default=3.0, validator=at_least_one)
+    """With dynamic_sampling: groups sampled for one step, at most, as a multiple of tasks_per_step. The step then goes
+    on with those that have a signal."""
     max_failure_rate: float = field(default=0.5, validator=fraction)
     """The run stops when more than this share of the last `failure_window` records did not end scored."""
     failure_window: int = field(default=64, validator=positive)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from agentrl_core.losses.base import LossBatch, LossOutput
 
 Aggregation: TypeAlias = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant", "agentcpm_rows"]
-Unit: TypeAlias = Literal["record", "interaction", "row"]
+Unit: TypeAlias = Literal["record", "interaction", "sequence", "row"]
 
 _AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant", "agentcpm_rows")
-_UNITS = ("record", "interaction")
+_UNITS = ("record", "interaction", "sequence")
 
 
 @attrs.frozen(kw_only=True)
@@ -37,10 +37,9 @@ class AggregationConfig:
     `constant`: sum over loss tokens / (sequences x `horizon`) (Dr. GRPO, arXiv 2503.20783).
     `agentcpm_rows`: mean over training rows of the mean over the tokens that the loss *kept*; AgentCPM's, which
     reweights what is left when tokens are dropped. The others count every loss token, kept or not."""
-    unit: Literal["record", "interaction"] = field(
-        default="record", validator=validators.in_(("record", "interaction"))
-    )
-    """What a sequence is."""
+    unit: Literal["record", "interaction", "sequence"] = field(default="record", validator=validators.in_(_UNITS))
+    """What a sequence is: all calls of a record, so that one of many turns counts for no more than another; a single
+    call; or what `rollout.agent.export_style` makes a training sequence of, as AReaL does. `token_mean` has none."""
     horizon: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
     """Tokens that `constant` divides a sequence's sum by."""
 

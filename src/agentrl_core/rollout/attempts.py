@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 GRACE_S = 5.0
 """Time that a cancelled agent has to clean up."""
 
+SIBLING_FAILED = "sibling_failed"
+"""What an episode is cancelled with because another one of its group failed; any other was ended with the run."""
+
 _abandoned: set[asyncio.Task[Any]] = set()
 """Agents that ignored their cancellation; kept so that the loop does not lose them."""
 
@@ -74,6 +77,11 @@ async def unbroken(work: Coroutine[Any, Any, T]) -> T:
     if cancellation is not None:
         raise cancellation
     return result
+
+
+def cancelled_for(cancellation: asyncio.CancelledError) -> str:
+    """Return the reason that a cancelled record has."""
+    return SIBLING_FAILED if cancellation.args == (SIBLING_FAILED,) else ""
 
 
 async def _caught(run: Callable[[], Awaitable[Any]]) -> Attempt:

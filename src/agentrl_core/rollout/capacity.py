@@ -38,6 +38,10 @@ class Capacity:
         self.steps_done = steps_done
         self.accepted = steps_done * self.tasks_per_step
 
+    def replaced(self, groups: int) -> None:
+        """Make room for as many groups as those that were taken and that no step will consume."""
+        self.accepted -= groups
+
     def started(self) -> None:
         """Count a group in."""
         self.running += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import copy
@@ -17,7 +18,7 @@ import attrs
 
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout import context as workflow_context
-from agentrl_core.rollout.attempts import GRACE_S, Attempt, run_agent, unbroken
+from agentrl_core.rollout.attempts import GRACE_S, Attempt, cancelled_for, run_agent, unbroken
 from agentrl_core.rollout.details import storable
 from agentrl_core.rollout.engine import RecordEngine
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of, tell
@@ -133,6 +134,9 @@ class Runner:
                 ended = attrs.evolve(ended, detail=f"{ended.detail}; the gateway's last refusal: {session.refusal}")
             details = storable(ended.score_details, lambda text: _without_secrets(text, session))
             ended = attrs.evolve(ended, detail=_without_secrets(ended.detail, session), score_details=details)
+        except asyncio.CancelledError as cancellation:
+            ended = attrs.evolve(ended, reason=cancelled_for(cancellation))
+            raise
         except EpisodeError as error:  # there was no session
             ended = _rejected(record, error)
             return Episode(record=ended, interactions=())

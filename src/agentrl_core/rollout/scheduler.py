@@ -11,14 +11,16 @@ import contextlib
 import logging
 import math
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_core.errors import ConfigError, RunError
+from agentrl_core.rollout.attempts import cancelled_for
 from agentrl_core.rollout.capacity import Capacity
 from agentrl_core.rollout.failures import root_cause
+from agentrl_core.rollout.groups import run_group
 from agentrl_core.rollout.online import NobodyCame
-from agentrl_core.rollout.order import TaskOrder, stable_hash
+from agentrl_core.rollout.order import TaskOrder, TaskQueue, Turn, stable_hash
 from agentrl_core.rollout.tally import Tally
 from agentrl_core.types import Outcome, Record, Task
 
@@ -38,10 +40,12 @@ _TASKS_AT_ONCE = 500
 class Scheduler:
     """Runs the groups of a training run, and evaluations, within one limit of concurrent episodes.
 
-    `run` and `evaluate` belong to the agents' event loop; `publish`, `stop`, `drain_outcomes` and `totals` may be
-    called from any thread. The same seed submits the same tasks in the same order with the same random keys;
-    `start_index` goes on with exactly that. `total_steps` keeps groups from being sampled that no step would
-    consume. `on_scored(record)` is called on the agents' loop. Without tasks, `visitors` say what they work on.
+    `run` and `evaluate` belong to the agents' event loop; everything else may be called from any thread. The same
+    seed submits the same tasks in the same order with the same random keys; `start_index`, with the earlier positions
+    that are `left` and their tries, goes on with exactly that. A task whose group ended unusable is put back
+    `rollout.requeue` times; it comes again with the next policy version. `total_steps` keeps groups from being
+    sampled that no step would consume. `on_scored(record)` is called on the agents' loop. Without tasks, `visitors`
+    say what they work on.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Scheduler:
         run_id: str,
         seed: int,
         start_index: int = 0,
+        left: Mapping[int, int] | None = None,
         shuffle: bool = True,
         total_steps: int | None = None,
         on_scored: Callable[[Record], None] | None = None,
@@ -66,9 +71,10 @@ class Scheduler:
             )
         self._tasks = tasks
         self._visitors = visitors
-        self._order = None if visitors and not tasks else TaskOrder(tasks, seed=seed, shuffle=shuffle)
+        order = None if visitors and not tasks else TaskOrder(tasks, seed=seed, shuffle=shuffle)
+        self._planned = order is not None
+        self._queue = TaskQueue(order, start_index=start_index, left=left, requeue=config.requeue)
         self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
-        self._next_index = start_index
         self._on_scored = on_scored
         self._tally = Tally(config)
         self._capacity = Capacity(
@@ -104,17 +110,20 @@ class Scheduler:
         if self._error is not None:
             raise self._error
 
-    def publish(self, version: int, steps_done: int, *, discarded: int = 0) -> None:
+    def publish(self, version: int, steps_done: int) -> None:
         """Tell that the engine samples from `version` after `steps_done` optimizer steps.
 
-        Before `run`, this says where a resumed run stands. `discarded` groups were taken since the last call but
-        not consumed, being too old, and are sampled again from later tasks.
+        Before `run`, this says where a resumed run stands.
         """
         if not self._begun:
             self._version = version
             self._capacity.go_on_after(steps_done)
         else:
-            self._on_loop(self._published, version, steps_done, discarded)
+            self._on_loop(self._published, version, steps_done)
+
+    def replace(self, groups: int) -> None:
+        """Sample so many groups more for this step: as many that were taken are not worth it."""
+        self._on_loop(self._replaced, groups)
 
     def stop(self) -> None:
         """Start no more episodes and cancel those that run; `run` returns once their records are stored."""
@@ -123,12 +132,21 @@ class Scheduler:
 
     def drain_outcomes(self) -> dict[str, int]:
         """Outcome (with reason) -> records since the last call, evaluation and retries included."""
-        return self._tally.drain()
+        return self._tally.records.drain()
 
     @property
     def totals(self) -> dict[str, int]:
         """Outcome (with reason) -> records since the start of this process."""
-        return self._tally.totals
+        return self._tally.records.totals
+
+    def drain_groups(self) -> dict[str, int]:
+        """`sampled`, `unusable`, `requeued` -> training groups that ended so since the last call."""
+        return self._tally.groups.drain()
+
+    @property
+    def group_totals(self) -> dict[str, int]:
+        """`sampled`, `unusable`, `requeued` -> training groups since the start of this process."""
+        return self._tally.groups.totals
 
     async def evaluate(
         self, tasks: Sequence[Task], *, name: str, seed: int, sampling: SamplingConfig | None = None
@@ -181,20 +199,18 @@ class Scheduler:
             group_id = uuid.uuid4().hex[:16]
             self._capacity.started()
             self._pending += self._config.group_size
-            if self._order is None:
-                running = asyncio.create_task(self._run_unplanned_group(group_id))
+            if self._planned:
+                turn = self._queue.next()
+                await self._add_group(turn, group_id)
+                running = asyncio.create_task(self._run_group(turn, group_id))
             else:
-                task = self._order[self._next_index]
-                index = await self._add_group(task, group_id)
-                running = asyncio.create_task(self._run_group(task, group_id, index))
+                running = asyncio.create_task(self._run_unplanned_group(group_id))
             self._groups.add(running)
             running.add_done_callback(self._group_ended)
 
-    async def _add_group(self, task: Task, group_id: str) -> int:
-        index, size = self._next_index, self._config.group_size
-        self._next_index += 1
-        await self._store.add_group(self._run_id, group_id, task.id, index=index, size=size, version=self._version)
-        return index
+    async def _add_group(self, turn: Turn, group_id: str) -> None:
+        size, version = self._config.group_size, self._version
+        await self._store.add_group(self._run_id, group_id, turn.task.id, index=turn.index, size=size, version=version)
 
     async def _run_unplanned_group(self, group_id: str) -> None:
         """Run a group on what the agent works on that comes next."""
@@ -203,32 +219,28 @@ class Scheduler:
             raise TypeError("there are neither tasks nor visitors")
         async with visitors.group(group_id) as task:
             await self._add_tasks([task])
-            await self._run_group(task, group_id, await self._add_group(task, group_id))
+            turn = self._queue.turn_for(task)
+            await self._add_group(turn, group_id)
+            await self._run_group(turn, group_id)
 
-    async def _run_group(self, task: Task, group_id: str, index: int) -> None:
-        """Run a group's slots, then those again that were not scored."""
+    async def _run_group(self, turn: Turn, group_id: str) -> None:
+        """Run a group to its end; the task of one that is not usable may come again."""
         self._pending -= self._config.group_size
-        slots = list(range(self._config.group_size))
-        for attempt in range(self._config.retries + 1):
-            async with asyncio.TaskGroup() as group:
-                running = [self._spawn(group, self._run_slot(task, group_id, index, slot, attempt)) for slot in slots]
-            records = [item.result() for item in running]
-            slots = [
-                slot
-                for slot, record in zip(slots, records, strict=True)
-                if record is None or record.outcome is not Outcome.SCORED
-            ]
-            if not slots or None in records:
-                break
-        usable = self._config.group_size - len(slots) >= self._config.min_group_size
+
+        def start(group: asyncio.TaskGroup, slot: int, attempt: int) -> asyncio.Task[Record | None]:
+            return self._spawn(group, self._run_slot(turn, group_id, slot, attempt))
+
+        usable = await run_group(start, self._config, tries=turn.tries)
         await self._store.finish_group(self._run_id, group_id, usable=usable)
+        requeued = not usable and self._queue.put_back(turn)
+        self._tally.add_group(usable=usable, requeued=requeued)
         self._capacity.finished(usable=usable)
 
-    async def _run_slot(self, task: Task, group_id: str, index: int, slot: int, attempt: int) -> Record | None:
+    async def _run_slot(self, turn: Turn, group_id: str, slot: int, attempt: int) -> Record | None:
         """Run one slot; None where no agent came to do it."""
-        key = (0, stable_hash(task.id), index, slot, attempt)
+        key = (0, stable_hash(turn.task.id), turn.index, slot, attempt)
         try:
-            return await self._episode(task, group_id, key, sample_index=slot, attempt=attempt)
+            return await self._episode(turn.task, group_id, key, sample_index=slot, attempt=attempt)
         except NobodyCame:
             return None
 
@@ -265,8 +277,8 @@ class Scheduler:
                     seed_key=seed_key,
                     sampling=sampling,
                 )
-            except asyncio.CancelledError:
-                self._tally.add_cancelled()
+            except asyncio.CancelledError as cancellation:
+                self._tally.add_cancelled(cancelled_for(cancellation))
                 raise
         self._tally.add(episode.record)
         if self._on_scored is not None and episode.record.outcome is Outcome.SCORED:
@@ -301,10 +313,14 @@ class Scheduler:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(call, *arguments)
 
-    def _published(self, version: int, steps_done: int, discarded: int) -> None:
+    def _published(self, version: int, steps_done: int) -> None:
         self._version = version
         self._capacity.steps_done = steps_done
-        self._capacity.accepted -= discarded
+        self._queue.release()
+        self._wake.set()
+
+    def _replaced(self, groups: int) -> None:
+        self._capacity.replaced(groups)
         self._wake.set()
 
     def _stopped(self) -> None:

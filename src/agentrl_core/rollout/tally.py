@@ -1,4 +1,4 @@
-"""Counting how records end, and telling when too many end badly."""
+"""Counting how records and groups end, and telling when too many records end badly."""
 
 from __future__ import annotations
 
@@ -19,42 +19,64 @@ def label(record: Record) -> str:
     return f"{record.outcome.value}({record.reason})" if record.reason else record.outcome.value
 
 
-class Tally:
-    """Outcomes of a run's records; filled on the agents' loop, read from any thread."""
+class Counts:
+    """Counts by name; filled on one thread, read from any."""
 
-    def __init__(self, config: RolloutConfig) -> None:
-        self._limit = config.max_failure_rate
-        self._recent: deque[Record] = deque(maxlen=config.failure_window)
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._totals: Counter[str] = Counter()
         self._drained: Counter[str] = Counter()
 
+    def add(self, name: str, count: int = 1) -> None:
+        """Count under `name`."""
+        with self._lock:
+            self._totals[name] += count
+
     @property
     def totals(self) -> dict[str, int]:
-        """Outcome -> records so far."""
+        """Name -> count so far."""
         with self._lock:
             return dict(self._totals)
 
     def drain(self) -> dict[str, int]:
-        """Outcome -> records since the last call."""
+        """Name -> count since the last call."""
         with self._lock:
             news = self._totals - self._drained
             self._drained = self._totals.copy()
         return dict(news)
 
+
+class Tally:
+    """Outcomes of a run's records and groups; filled on the agents' loop, read from any thread."""
+
+    def __init__(self, config: RolloutConfig) -> None:
+        self._limit = config.max_failure_rate
+        self._recent: deque[Record] = deque(maxlen=config.failure_window)
+        self.records = Counts()
+        """By outcome."""
+        self.groups = Counts()
+        """`sampled`, `unusable` ones among them, and `requeued` ones among those."""
+
     def add(self, record: Record) -> None:
         """Count a finished record. Raises `RunError` once too many of the last ones did not end scored."""
-        with self._lock:
-            self._totals[label(record)] += 1
+        self.records.add(label(record))
         self._recent.append(record)
         failures = [item for item in self._recent if item.outcome is not Outcome.SCORED]
         if len(self._recent) == self._recent.maxlen and len(failures) > self._limit * len(self._recent):
             raise RunError(self._reasons(failures))
 
-    def add_cancelled(self) -> None:
-        """Count a record that was cut off because the run stopped: no failure."""
-        with self._lock:
-            self._totals[Outcome.CANCELLED.value] += 1
+    def add_cancelled(self, reason: str = "") -> None:
+        """Count a record that was cut off because the run stopped or a sibling failed: no failure of its own."""
+        name = Outcome.CANCELLED.value
+        self.records.add(f"{name}({reason})" if reason else name)
+
+    def add_group(self, *, usable: bool, requeued: bool = False) -> None:
+        """Count a group that ended."""
+        self.groups.add("sampled")
+        if not usable:
+            self.groups.add("unusable")
+        if requeued:
+            self.groups.add("requeued")
 
     def _reasons(self, failures: list[Record]) -> str:
         counts = Counter(label(record) for record in failures).most_common()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.batching.filters import as_filter
 from agentrl_core.chat import Chat
 from agentrl_core.data.jsonl import load_tasks
 from agentrl_core.errors import DataError, PluginError, UsageError
@@ -111,10 +112,20 @@ class Checks:
                 if getattr(agent, name):
                     yield f"{where(f'rollout.agent.{name}')}: it is for rollout.agent.mode subproc, found {agent.mode}"
         yield from self._admission()
-        if run.rollout.agent.export_style != "individual":
+        yield from self._groups()
+
+    def _groups(self) -> Iterator[str]:
+        """What becomes of groups, and of the records in them."""
+        where, rollout = self._given.where, self._run.rollout
+        if rollout.dynamic_sampling and not self._run.filters:
             yield (
-                f"{where('rollout.agent.export_style')}: 'concat' is not available in this version; use 'individual': "
-                "each LLM call keeps its own loss term, and calls that share a prefix still share one sequence"
+                f"{where('rollout.dynamic_sampling')}: samples others in place of the groups that `filters` drop, and "
+                "there are none; expected filters: [zero_variance], for one"
+            )
+        if rollout.agent.export_style != "individual" and self._run.loss.options.get("unit") != "sequence":
+            self.notes.append(
+                f"{where('rollout.agent.export_style')}: changes nothing without loss.unit: sequence; every sampled "
+                "token is trained once, with the advantage of its own call, in both styles"
             )
 
     def _admission(self) -> Iterator[str]:
@@ -263,6 +274,8 @@ class Checks:
         places, base_dir = self._given.places(key), self._given.base_dir
         built = self._registry.build(kind, component, where=places, base_dir=base_dir, **injected)
         method = _METHODS[kind]
+        if kind == "filters":
+            built = as_filter(built, component.use, where=places(""))
         if not callable(getattr(built, method, None)):
             found = getattr(built, "__qualname__", type(built).__qualname__)
             raise PluginError(

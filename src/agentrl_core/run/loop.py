@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_core import config as configs
 from agentrl_core.errors import RunError
+from agentrl_core.run.batch import BatchCollector
 from agentrl_core.run.sampling import SamplingSide
 from agentrl_core.stores.base import StepRow
 from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
@@ -53,6 +54,7 @@ class TrainingLoop:
             on_scored=audience.record_scored,
             notice=audience.notice,
         )
+        self._batches = BatchCollector(self._sampling, self._learner, self._config.rollout, notice=audience.notice)
         self._saved_step = start.step or None
 
     def run(self) -> RunSummary:
@@ -109,16 +111,19 @@ class TrainingLoop:
     def _take_step(self) -> StepReport:
         """One optimizer step, from waiting for its groups to the record of what it did."""
         begin = time.perf_counter()
-        groups = self._sampling.take_groups(self._config.rollout.tasks_per_step)
+        signal, collected = self._batches.collect(self._version)
         sampled = time.perf_counter()
         sampling_s = sampled - self._sampling_since(begin)
         self._sampled_at = sampled
-        metrics = self._learner.step(groups, step=self._step + 1, version=self._version)
+        metrics = self._learner.step(signal, step=self._step + 1, version=self._version)
         trained = time.perf_counter()
         self._step += 1
         self._publish()
         outcomes = self._sampling.scheduler.drain_outcomes()
-        metrics |= {
+        ended = self._sampling.scheduler.drain_groups()
+        metrics |= collected | {
+            "rollout/groups_unusable": float(ended.get("unusable", 0)),
+            "rollout/groups_requeued": float(ended.get("requeued", 0)),
             "time/rollout_s": sampled - begin,
             "time/train_s": trained - sampled,
             "time/step_s": time.perf_counter() - begin,
@@ -128,8 +133,8 @@ class TrainingLoop:
             run_id=self._directory.name,
             step=self._step,
             version=self._version,
-            groups=[group.id for group in groups],
-            records=[episode.record.id for group in groups for episode in group.episodes],
+            groups=[group.id for group in signal.sampled],
+            records=[episode.record.id for group in signal.sampled for episode in group.episodes],
             metrics=metrics,
         )
         asyncio.run(self._store.add_step(row))
@@ -230,6 +235,7 @@ class TrainingLoop:
             version=self._version,
             evals=tuple(self._evals),
             outcomes=self._sampling.scheduler.totals,
+            groups={**self._sampling.scheduler.group_totals, **self._batches.totals},
             llm_calls=self._sampling.gateway.calls,
             cpu_seconds=cpu,
             wall_s=time.time() - self._started_at,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agentrl_core.rollout.subproc.pool import Workers
     from agentrl_core.run.components import Components
     from agentrl_core.run.start import Start
+    from agentrl_core.stores.queue import Ahead
     from agentrl_core.types import Group, Record, Task
     from agentrl_core.weights.base import WeightSource
 
@@ -109,6 +110,7 @@ class SamplingSide:
                 run_id=run_id,
                 seed=config.seed,
                 start_index=start.next_index,
+                left=start.left,
                 shuffle=config.data.shuffle,
                 total_steps=config.trainer.steps,
                 on_scored=on_scored,
@@ -120,15 +122,15 @@ class SamplingSide:
         """Let training episodes start."""
         self._scheduling = self._agents.start(self.scheduler.run())
 
-    def take_groups(self, count: int) -> Sequence[Group]:
+    def take_groups(self, count: int, ahead: Ahead) -> Sequence[Group]:
         """Wait for the next `count` groups; what stopped the scheduler is raised here."""
-        return self._agents.run(self._take_groups(count))
+        return self._agents.run(self._take_groups(count, ahead))
 
-    async def _take_groups(self, count: int) -> Sequence[Group]:
+    async def _take_groups(self, count: int, ahead: Ahead) -> Sequence[Group]:
         scheduling = self._scheduling
         if scheduling is None:
             raise RunError("sampling has not begun")
-        taking = asyncio.ensure_future(self._store.take_groups(self._run_id, count))
+        taking = asyncio.ensure_future(self._store.take_groups(self._run_id, count, ahead=ahead))
         try:
             await asyncio.wait({taking, scheduling}, return_when=asyncio.FIRST_COMPLETED)
             if taking.done() and len(groups := taking.result()) == count:

@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrl_core import config as configs
+from agentrl_core.batching.filters import as_filter
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.stores.base import RunRow
@@ -40,6 +41,8 @@ class Start:
     """Policy version of the weights in `model_dir`."""
     next_index: int = 0
     """Submission index of the next group."""
+    left: Mapping[int, int] = attrs.field(factory=dict)
+    """Earlier submission indices that no step consumed -> groups of them that had ended unusable."""
 
 
 def fresh_start(components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]) -> Start:
@@ -82,7 +85,13 @@ def resumed_start(
     notice(f"resumed after step {step}, at group {point.next_index}{lost}")
     version = point.last_version + 1
     return Start(
-        model_dir=model_dir, learner=learner, store=store, step=step, version=version, next_index=point.next_index
+        model_dir=model_dir,
+        learner=learner,
+        store=store,
+        step=step,
+        version=version,
+        next_index=point.next_index,
+        left=point.left,
     )
 
 
@@ -149,7 +158,8 @@ def _learner(components: Components, model_dir: Path) -> Learner:
         aggregation=aggregation,
         advantage=components.build("advantages", "advantage", config.advantage),
         credit=components.build("credits", "credit", config.credit, turn_discount=config.rollout.agent.turn_discount),
-        filters=[components.build("filters", "filters", item) for item in config.filters],
+        filters=[as_filter(components.build("filters", "filters", item), item.use) for item in config.filters],
+        export_style=config.rollout.agent.export_style,
         config=config.trainer,
         seed=config.seed,
         dtype=config.model.dtype,

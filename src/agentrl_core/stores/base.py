@@ -13,6 +13,7 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agentrl_core.stores.queue import Ahead
     from agentrl_core.types import Episode, Group, Interaction, Record, Task
 
 
@@ -57,6 +58,8 @@ class ResumePoint:
     """Submission index of the next group: one more than the highest that a live step consumed."""
     last_version: int
     """Return the highest version ever published, by voided steps too; the next one must exceed it. -1 if none."""
+    left: Mapping[int, int] = attrs.field(factory=dict)
+    """Submission index below `next_index` that no live step consumed -> how many groups of it had ended unusable."""
 
 
 @attrs.frozen(kw_only=True)
@@ -161,11 +164,12 @@ class Store(Protocol):
         """All slots are terminal: the group is ready to be taken, or dropped; one that is not open stays as it is."""
         ...
 
-    async def take_groups(self, run_id: str, count: int) -> list[Group]:
-        """Wait until the `count` lowest training groups are ready; mark them taken and return them, by index.
+    async def take_groups(self, run_id: str, count: int, *, ahead: Ahead | None = None) -> list[Group]:
+        """Wait until the next `count` training groups are ready; mark them taken and return them.
 
-        Taken in order of submission: an open group holds back those after it, a dropped one does not. Each
-        group is returned once, whoever asks. Returns fewer only after `close_sampling`.
+        In order of submission, by version and index: an open group holds back those after it, a dropped one does
+        not. With `ahead` those that are ready overtake open ones, as `stores.queue.next_groups` says. Each group is
+        returned once, whoever asks. Returns fewer only after `close_sampling`.
         """
         ...
 

@@ -18,22 +18,19 @@ import attrs
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.base import ResumePoint, RunRow, SessionRow, StepRow, Usage
+from agentrl_core.stores.queue import next_groups
 from agentrl_core.stores.sqlite_file import open_for_reading, open_for_writing, store_error
+from agentrl_core.stores.sqlite_queue import LEFT, QUEUE, WaitingGroup
 from agentrl_core.stores.wakeups import Wakeups
 from agentrl_core.types import Episode, Group, Interaction, Outcome, Record, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from agentrl_core.stores.queue import Ahead
+
 RECHECK_S = 0.5
 """How often `take_groups` looks for groups that another process added; this process's own wake it at once."""
-
-QUEUE = """
-    SELECT id, state, task_id, idx, version FROM groups
-    WHERE run_id = ? AND state IN ('open', 'ready') AND is_eval = 0 AND (state = 'ready' OR NOT ?)
-    ORDER BY idx LIMIT ?
-"""
-"""Training groups that wait to be taken, by submission: of a run, without open ones or not, at most so many."""
 
 
 class SQLiteStore:
@@ -173,37 +170,40 @@ class SQLiteStore:
                 )
         self._changed.wake()
 
-    async def take_groups(self, run_id: str, count: int) -> list[Group]:
-        """Wait until the `count` lowest training groups are ready; mark them taken and return them, by index."""
+    async def take_groups(self, run_id: str, count: int, *, ahead: Ahead | None = None) -> list[Group]:
+        """Wait until the next `count` training groups are ready; mark them taken and return them."""
         with self._changed.listen() as changed:
-            while (taken := self._take(run_id, count)) is None:
+            while (taken := self._take(run_id, count, ahead)) is None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), RECHECK_S)
                 changed.clear()
         return [
             Group(
-                id=group_id,
+                id=group.id,
                 run_id=run_id,
-                task_id=task_id,
-                index=index,
-                version=version,
-                episodes=self._scored_episodes(run_id, group_id),
+                task_id=group.task_id,
+                index=group.index,
+                version=group.version,
+                episodes=self._scored_episodes(run_id, group.id),
             )
-            for group_id, _, task_id, index, version in taken
+            for group in taken
         ]
 
-    def _take(self, run_id: str, count: int) -> list[tuple[str, str, str, int, int]] | None:
+    def _take(self, run_id: str, count: int, ahead: Ahead | None) -> list[WaitingGroup] | None:
         """Return the next groups of the queue, now taken; None while they are not all ready."""
         with self._transaction(f"take groups of run '{run_id}'") as db:
             closed = self._check_run(db, run_id)
-            queue = db.execute(QUEUE, (run_id, closed, count)).fetchall()
-            if not closed and (len(queue) < count or any(state == "open" for _, state, *_ in queue)):
-                return None
-            db.executemany(
-                "UPDATE groups SET state = 'taken' WHERE run_id = ? AND id = ?",
-                [(run_id, group_id) for group_id, *_ in queue],
-            )
-        return queue
+            waiting = [WaitingGroup(*row) for row in db.execute(QUEUE, (run_id,))]
+            queue = sorted(waiting, key=lambda group: group.version)
+            taken = next_groups(queue, count, ahead)
+            if closed and taken is None:
+                taken = [group for group in queue if group.ready][:count]
+            if taken is not None:
+                db.executemany(
+                    "UPDATE groups SET state = 'taken' WHERE run_id = ? AND id = ?",
+                    [(run_id, group.id) for group in taken],
+                )
+        return taken
 
     async def close_sampling(self, run_id: str) -> None:
         """No more groups will come: wakes `take_groups`, which waits for open ones no longer."""
@@ -253,11 +253,14 @@ class SQLiteStore:
             WHERE steps.run_id = ? AND steps.voided = 0 AND steps.step <= ?
             AND groups.run_id = steps.run_id AND groups.id = consumed.value
         """
-        ((highest,),) = self._select(f"find where run '{run_id}' goes on", query, run_id, step)
+        what = f"find where run '{run_id}' goes on"
+        ((highest,),) = self._select(what, query, run_id, step)
+        next_index = 0 if highest is None else highest + 1
         return ResumePoint(
             step=step,
-            next_index=0 if highest is None else highest + 1,
+            next_index=next_index,
             last_version=await self.last_version(run_id),
+            left=dict(self._select(what, LEFT, run_id, step, next_index)),
         )
 
     async def steps(self, run_id: str) -> list[StepRow]:

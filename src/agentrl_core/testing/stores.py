@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from agentrl_core.errors import StoreError
 from agentrl_core.stores.base import ResumePoint, RunRow, SessionRow, StepRow, Store, Usage
+from agentrl_core.stores.queue import Ahead
 from agentrl_core.testing.base import ConformanceSuite
 from agentrl_core.types import FinishReason, Grammar, Group, Interaction, Outcome, Record, Sampling, Task, run_lengths
 
@@ -453,6 +454,24 @@ class StoreSuite(ConformanceSuite):
 
         asyncio.run(scenario())
 
+    def test_ready_groups_overtake_open_ones_until_those_would_get_too_old(self, store: Store) -> None:
+        async def scenario() -> None:
+            run = await _create_run(store)
+            names = [await _add_group(store, run, index=index) for index in range(3)]
+            fresh = await _add_group(store, run, index=3, version=1)
+            for name in (names[1], fresh):
+                await store.finish_group(run, name, usable=True)
+            (first,) = await store.take_groups(run, 1, ahead=Ahead(version=0, max_lag=2, per_step=1))
+            assert first.id == names[1]
+            # Two of version 0 are left: one for this version, and one for the next, which is the last that may.
+            taking = asyncio.create_task(store.take_groups(run, 1, ahead=Ahead(version=1, max_lag=2, per_step=1)))
+            await asyncio.sleep(0)
+            assert not taking.done()
+            await store.finish_group(run, names[2], usable=True)
+            assert [group.id for group in await taking] == [names[2]]
+
+        asyncio.run(scenario())
+
     def test_taking_waits_for_a_finish_on_another_thread(self, store: Store) -> None:
         run = asyncio.run(_create_run(store))
         name = asyncio.run(_add_group(store, run))
@@ -581,6 +600,21 @@ class StoreSuite(ConformanceSuite):
             assert [row.version for row in await store.steps(run) if not row.voided] == [1, 4]
             assert await store.void_after(run, 2) == 0
             assert (await store.resume_point(run, 2)).next_index == 2
+
+        asyncio.run(scenario())
+
+    def test_resuming_tells_which_earlier_groups_no_step_consumed(self, store: Store) -> None:
+        async def scenario() -> None:
+            run = await _create_run(store)
+            names = [await _add_group(store, run, index=index) for index in (0, 1, 2, 3, 1)]
+            names.append(await _add_group(store, run, index=2, version=1))  # sampled by the weights of step 1
+            for name in (names[1], names[2], names[4], names[5]):
+                await store.finish_group(run, name, usable=False)
+            await store.add_step(_step(run, 1, groups=(names[3],)))
+            await store.add_step(_step(run, 2, groups=(names[0],)))
+            await store.void_after(run, 1)
+            point = await store.resume_point(run, 1)
+            assert (point.next_index, dict(point.left)) == (4, {0: 0, 1: 2, 2: 1})
 
         asyncio.run(scenario())
 

@@ -70,6 +70,9 @@ class RunSummary:
     exact_tokens: int = 0
     """Those of them that are known to be what the engine sampled, behind what it was given."""
     error: str = ""
+    groups: Mapping[str, int] = attrs.field(factory=dict)
+    """`sampled` -> training groups that ended; of those `unusable`, of those `requeued`; `dropped(REASON)` by a filter;
+    `topped_up` in place of dropped ones."""
 
 
 class Tracker(Protocol):

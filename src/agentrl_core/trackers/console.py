@@ -134,6 +134,8 @@ class ConsoleTracker:
         rows += [(f"reward on {name}", text) for name, text in _before_and_after(summary.evals).items()]
         outcomes = sorted(summary.outcomes.items(), key=lambda item: -item[1])
         rows.append(("records", ", ".join(f"{name} {count:,}" for name, count in outcomes) or "none"))
+        if len(summary.groups) > 1:  # more to tell than how many were sampled
+            rows.append(("groups", ", ".join(f"{name} {count:,}" for name, count in summary.groups.items() if count)))
         rows.append(("LLM calls", f"{summary.llm_calls:,}"))
         if summary.trained_tokens:
             share = f"{summary.exact_tokens:,} of {summary.trained_tokens:,} trained tokens exactly as sampled"

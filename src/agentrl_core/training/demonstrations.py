@@ -118,6 +118,7 @@ class Demonstrations:
             advantages=[1.0] * count,
             versions=[0] * count,
             interactions=[index] * count,
+            sequences=[index] * count,
             record=index,
             group=index,
         )

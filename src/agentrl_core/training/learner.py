@@ -12,7 +12,7 @@ import torch
 
 from agentrl_core.batching.packing import pack, split_updates
 from agentrl_core.batching.samples import training_samples
-from agentrl_core.batching.signal import training_signal
+from agentrl_core.batching.signal import Signal, training_signal
 from agentrl_core.errors import ConfigError, TrainingError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.metrics import Means, rollout_metrics
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agentrl_core.batching.credit import Credit
     from agentrl_core.batching.filters import Filter
     from agentrl_core.batching.packing import MicroBatch, Update
-    from agentrl_core.batching.samples import Samples
+    from agentrl_core.batching.samples import ExportStyle, Samples
     from agentrl_core.config.schema import TrainerConfig, WarmStartConfig
     from agentrl_core.losses.aggregate import AggregationConfig
     from agentrl_core.losses.base import LossCalculator
@@ -58,6 +58,7 @@ class Learner:
         credit: Credit,
         filters: Sequence[Filter],
         config: TrainerConfig,
+        export_style: ExportStyle = "individual",
         seed: int = 0,
         dtype: str = "float32",
     ) -> None:
@@ -72,7 +73,7 @@ class Learner:
         self._model_dir, self._companions = model_dir, Companions.read(model_dir)
         self._loss, self._aggregation = loss, aggregation
         self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)
-        self._config, self._seed = config, seed
+        self._export_style, self._config, self._seed = export_style, config, seed
         self._updater = Updater(self._policy, loss, aggregation, max_grad_norm=config.max_grad_norm)
         self._optimizer = self._new_optimizer()
         self._cpu_seconds = 0.0
@@ -84,18 +85,26 @@ class Learner:
         """CPU seconds of the calling thread in steps and warm start so far."""
         return self._cpu_seconds
 
-    def step(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
-        """Train on `groups`; returns the step's metrics.
+    def judge(self, groups: Sequence[Group]) -> Signal:
+        """Give the trained interactions of `groups` their advantages, and filter; each group is judged once."""
+        cpu = time.thread_time()
+        signal = training_signal(groups, credit=self._credit, advantage=self._advantage, filters=self._filters)
+        self._cpu_seconds += time.thread_time() - cpu
+        return signal
+
+    def step(self, groups: Sequence[Group] | Signal, *, step: int, version: int) -> dict[str, float]:
+        """Train on groups, or on what they were judged to teach; returns the step's metrics.
 
         `step` is 1-based and sets the learning rate, `version` is the policy version of the present weights.
         Without a group with signal nothing is updated and the metrics say so. Raises `TrainingError`, before
         the weights change, where engine and learner disagree about a lag-0 token or the update is not finite.
         """
-        wall, cpu = time.perf_counter(), time.thread_time()
-        signal = training_signal(groups, credit=self._credit, advantage=self._advantage, filters=self._filters)
-        samples = training_samples(signal.groups, signal.advantages)
+        wall = time.perf_counter()
+        signal = groups if isinstance(groups, Signal) else self.judge(groups)
+        cpu = time.thread_time()
+        samples = training_samples(signal.groups, signal.advantages, style=self._export_style)
         lr = self._config.lr * min(1.0, step / max(self._config.warmup_steps, 1))
-        metrics = dict(rollout_metrics(groups, signal, version=version)) | {"loss/lr": lr}
+        metrics = dict(rollout_metrics(signal.sampled, signal, version=version)) | {"loss/lr": lr}
         if samples.samples:
             self.fidelity += samples.fidelity
             set_lr(self._optimizer, lr)
@@ -135,6 +144,7 @@ class Learner:
             **measured,
             "loss/tokens": float(sum(len(batch.record) for batch in batches)),
             "batch/rows": float(len(samples.samples)),
+            "batch/sequences": float(samples.num_sequences),
             "fidelity/exact_share": samples.fidelity.share,
             "batch/padding_fraction": 1.0 - used / padded,
         }

@@ -48,6 +48,7 @@ def rollout_metrics(groups: Sequence[Group], signal: Signal, *, version: int) ->
         "rollout/groups": float(len(groups)),
         "rollout/groups_with_signal": float(signal.with_signal),
         **{f"rollout/groups_dropped/{reason}": float(count) for reason, count in signal.dropped.items()},
+        **{f"rollout/records_left_out/{reason}": float(count) for reason, count in signal.left_out.items()},
         "rollout/tool_calls_per_episode": tool_calls / max(len(episodes), 1),
         "rollout/llm_calls_per_episode": len(interactions) / max(len(episodes), 1),
         "rollout/tokens": float(tokens),

@@ -1,0 +1,79 @@
+"""The groups of one step: taken as they become ready, judged once, and replaced where they teach nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from agentrl_core.batching.signal import Signal
+from agentrl_core.stores.queue import Ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agentrl_core.config.schema import RolloutConfig
+    from agentrl_core.run.sampling import SamplingSide
+    from agentrl_core.training.learner import Learner
+
+
+class BatchCollector:
+    """Collects what each step trains, with `rollout.dynamic_sampling` topped up to a whole batch.
+
+    Which groups those are does not depend on which of them ends first: each one that is dropped admits one more, by
+    the order of tasks, and a step goes through all that were admitted for it.
+    """
+
+    def __init__(
+        self, sampling: SamplingSide, learner: Learner, config: RolloutConfig, *, notice: Callable[[str], None]
+    ) -> None:
+        self._sampling, self._learner, self._config, self._notice = sampling, learner, config, notice
+        self._totals: Counter[str] = Counter()
+
+    @property
+    def totals(self) -> Mapping[str, int]:
+        """`dropped(REASON)` and `topped_up` -> groups of all steps so far."""
+        return dict(self._totals)
+
+    def collect(self, version: int) -> tuple[Signal, dict[str, float]]:
+        """Wait for the groups of the step that trains `version`: what they teach, and metrics of how they came."""
+        wanted = self._config.tasks_per_step
+        if not self._config.dynamic_sampling:
+            signal, metrics = self._take(wanted, version), {}
+        else:
+            signal = self._topped_up(wanted, version)
+            topped_up = len(signal.sampled) - wanted
+            metrics = {"rollout/groups_topped_up": float(topped_up)}
+            self._totals["topped_up"] += topped_up
+        self._totals.update({f"dropped({reason})": count for reason, count in signal.dropped.items()})
+        return signal, metrics
+
+    def _topped_up(self, wanted: int, version: int) -> Signal:
+        """Judge each group as it comes, and ask for another in place of one that is dropped, up to the limit."""
+        limit = math.floor(wanted * self._config.max_oversampling)
+        parts: list[Signal] = []
+        admitted = wanted
+        while len(parts) < admitted:
+            part = self._take(1, version, more=admitted - len(parts) - 1)
+            parts.append(part)
+            if not part.groups and admitted < limit:
+                admitted += 1
+                self._sampling.scheduler.replace(1)
+        signal = Signal.joined(parts)
+        if len(signal.groups) < wanted:
+            reasons = ", ".join(f"{name} {count}" for name, count in sorted(signal.dropped.items()))
+            self._notice(
+                f"only {len(signal.groups)} of the {wanted} groups that a step takes had a signal, after {admitted} "
+                f"were sampled (dropped: {reasons}); the step goes on with those. Raise rollout.max_oversampling or "
+                "rollout.group_size, or mix task difficulties"
+            )
+        return signal
+
+    def _take(self, count: int, version: int, *, more: int = 0) -> Signal:
+        ahead = Ahead(
+            version=version,
+            max_lag=self._config.max_head_offpolicyness,
+            per_step=self._config.tasks_per_step,
+            more=more,
+        )
+        return self._learner.judge(self._sampling.take_groups(count, ahead))
