@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from agentrl_core.scoring import ScoreRequest
+    from agentrl_core.scoring import ScoreRequest, Verdict
     from agentrl_core.types import GenerateRequest
 
 _RUN = "rehearsal"
@@ -73,12 +73,23 @@ class Rehearsal:
         run = RunRow(id=_RUN, created_at=0.0, status="running", config={}, components={})
         asyncio.run(self._store.create_run(run))
 
-    def play(self, workflow: ResolvedWorkflow, tasks: Sequence[Task], *, timeout_s: float = 60.0) -> list[Episode]:
-        """Run one episode per task, all at once; they share one event loop, as the agents of a run do."""
+    @property
+    def prompts(self) -> list[str]:
+        """What the policy was asked, as the chat template renders it, in the order of its replies' ends."""
+        return [self._chat.decode(list(entry.request.prompt_ids)) for entry in self.engine.log]
 
-        def scorer(request: ScoreRequest) -> float:  # noqa: ARG001 - a verdict, whatever the answer
-            return _REWARD
+    def play(
+        self,
+        workflow: ResolvedWorkflow,
+        tasks: Sequence[Task],
+        *,
+        timeout_s: float = 60.0,
+        scorer: Callable[[ScoreRequest], Verdict] = lambda request: _REWARD,  # noqa: ARG005 - whatever the answer
+    ) -> list[Episode]:
+        """Run one episode per task, all at once; they share one event loop, as the agents of a run do.
 
+        `scorer` judges the episodes for which the workflow returns no reward.
+        """
         runner = Runner(
             run=workflow,
             gateway=self._gateway,

@@ -1,0 +1,1 @@
+"""Train Pydantic AI agents with agentrl, unmodified."""

@@ -1,0 +1,34 @@
+"""What this package plugs into agentrl; imports no Pydantic AI until an agent of it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from agentrl_core import hookimpl
+
+if TYPE_CHECKING:
+    from agentrl_core.hookspecs import Register
+    from agentrl_core.workflow import Workflow
+
+
+@hookimpl
+def register_adapters(register: Register[Any]) -> None:
+    """Name the adapter, for `agentrl plugins list`."""
+    register("pydantic-ai", "agentrl_pydantic_ai.workflow:PydanticAIWorkflow", summary="Pydantic AI agents")
+
+
+@hookimpl
+def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
+    """Wrap any Pydantic AI agent, one that wraps another among them."""
+    if "pydantic_ai" not in {base.__module__.partition(".")[0] for base in type(agent).__mro__}:
+        return None
+    from pydantic_ai.agent import AbstractAgent
+
+    if not isinstance(agent, AbstractAgent):
+        return None
+    from agentrl_core.options import construct
+    from agentrl_pydantic_ai.workflow import PydanticAIWorkflow
+
+    made = construct(PydanticAIWorkflow, options, name="pydantic-ai", where="workflow", injected={"agent": agent})
+    return cast("Workflow", made)

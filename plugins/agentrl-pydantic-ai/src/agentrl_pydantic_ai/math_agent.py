@@ -1,0 +1,61 @@
+"""Agents that solve word problems, written as Pydantic AI's users write them: a start for one of your own.
+
+Run them as they are: `workflow: agentrl_pydantic_ai.math_agent.MathAgent`, with `messages` and `answer` in each row.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from openai import AsyncOpenAI
+from pydantic_ai import Agent, ModelRetry
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from agentrl_core.data.arithmetic import evaluate
+from agentrl_core.data.inputs import agent_input, as_text
+from agentrl_core.scorers.text import same_number
+
+INSTRUCTIONS = "Solve the problem. End with the number that answers it."
+
+
+def calculator(expression: str) -> float:
+    """Evaluate an arithmetic expression of numbers, + - * / ** and brackets."""
+    try:
+        return evaluate(expression)
+    except ValueError as error:
+        raise ModelRetry(str(error)) from error
+
+
+class MathAgent:
+    """One question, one answer; the reward is 1 where its last number is the task's, else 0."""
+
+    def __init__(self, *, instructions: str = INSTRUCTIONS, temperature: float = 1.0) -> None:
+        self.agent: Agent[None, str] = Agent(
+            instructions=instructions, model_settings={"temperature": temperature}, tools=self.tools()
+        )
+
+    def tools(self) -> list[Any]:
+        """The tools that the agent has."""
+        return []
+
+    async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
+        """Solve one problem."""
+        client = AsyncOpenAI(
+            base_url=extra_kwargs.get("base_url") or os.environ["OPENAI_BASE_URL"],
+            api_key=extra_kwargs.get("api_key") or os.environ["OPENAI_API_KEY"],
+            http_client=extra_kwargs.get("http_client"),
+            max_retries=0,
+        )
+        model = OpenAIChatModel("default", provider=OpenAIProvider(openai_client=client))
+        result = await self.agent.run(as_text(agent_input(data), task_id=data.get("id")), model=model)
+        return float(same_number(result.output, str(data["answer"])))
+
+
+class MathToolAgent(MathAgent):
+    """The same with a calculator, which it may use as often as it likes."""
+
+    def tools(self) -> list[Any]:
+        """The calculator."""
+        return [calculator]

@@ -1,0 +1,90 @@
+"""Episodes of Pydantic AI agents on the real gateway, with a policy that says what a test tells it."""
+
+import itertools
+import json
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from agentrl_core.config.schema import Component
+from agentrl_core.plugins import load_registry
+from agentrl_core.rollout.workflows import resolve_workflow
+from agentrl_core.testing.workflows import Rehearsal
+from agentrl_core.types import Task
+
+TURN = "<|im_start|>assistant\n"
+
+
+class World:
+    """Plays an agent, named or given, on rows; `says` sets what the policy says, turn by turn."""
+
+    def __init__(self, directory):
+        self.mind = None
+        self.directory = directory
+        self.rehearsal = Rehearsal(directory / "rehearsal", self._reply)
+        self.engine = self.rehearsal.engine
+        self.numbers = itertools.count()
+        self.requests = []
+
+    def says(self, *replies):
+        self.mind = lambda prompt: replies[prompt.count(TURN) - 1]
+
+    def resolve(self, agent, **options):
+        workflow = Component(agent, options) if isinstance(agent, str) else agent
+        return resolve_workflow(workflow, registry=load_registry(), base_dir=self.directory)
+
+    def play(self, agent, *rows, timeout_s=30.0, score=1.0, **options):
+        tasks = []
+        for row in rows:
+            number = next(self.numbers)
+            tasks.append(Task(id=f"t{number}", data={"id": f"t{number}", **row}, answer=row.get("answer")))
+        workflow = self.resolve(agent, **options)
+        return self.rehearsal.play(workflow, tasks, timeout_s=timeout_s, scorer=self._scorer(score))
+
+    def _reply(self, prompt):
+        return self.mind(prompt)
+
+    def _scorer(self, score):
+        def scorer(request):
+            self.requests.append(request)
+            return score
+
+        return scorer
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.rehearsal.close()
+
+
+@pytest.fixture
+def model():
+    """A model as users build it; nothing listens where it would call."""
+    return OpenAIChatModel("gpt-5-mini", provider=OpenAIProvider(base_url="http://127.0.0.1:9/v1", api_key="sk-own"))
+
+
+@pytest.fixture
+def agent(model):
+    """An agent with a tool, as users build it."""
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    return Agent(model, instructions="You add.", tools=[add])
+
+
+@pytest.fixture
+def ask():
+    """A task's row that asks one thing."""
+    return lambda text: {"messages": [{"role": "user", "content": text}]}
+
+
+@pytest.fixture
+def call():
+    """A tool call as the policy writes it."""
+    return lambda name, **arguments: f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"

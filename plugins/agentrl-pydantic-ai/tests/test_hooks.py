@@ -1,0 +1,35 @@
+import json
+import subprocess
+import sys
+
+from agentrl_core.plugins import load_registry
+from agentrl_core.testing.plugins import check_plugin
+from agentrl_pydantic_ai.hooks import adapt_agent
+
+
+def test_the_package_is_a_sound_plugin():
+    check_plugin("agentrl-pydantic-ai")
+
+
+def test_its_hooks_import_no_pydantic_ai():
+    code = (
+        "import sys, agentrl_pydantic_ai.hooks as h; h.adapt_agent(object(), {}); print('pydantic_ai' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_adapter_is_registered_by_name():
+    entry = load_registry().find("adapters", "pydantic-ai")
+    assert (entry.distribution, entry.value) == (
+        "agentrl-pydantic-ai",
+        "agentrl_pydantic_ai.workflow:PydanticAIWorkflow",
+    )
+
+
+def test_what_is_not_an_agent_is_left_to_others():
+    from pydantic_ai.messages import TextPart
+
+    assert [adapt_agent(other, {}) for other in (object(), json, TextPart("of Pydantic AI, but no agent"))] == [
+        None
+    ] * 3
