@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import attrs
-
-from agentrl_core.config.nodes import Place, Problem, from_python
+from agentrl_core.config.nodes import Node, Place, Problem, from_python
 from agentrl_core.errors import ConfigError, EpisodeError
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.scoring import Score
@@ -181,10 +179,8 @@ def _given(models: Sequence[Mapping[str, Any]] | None, config: str | None, folde
         raise ValueError("'config': give models or config, not both")
     if models is not None:
         problems: list[Problem] = []
-        nodes = from_python(list(models), Place("models"))
-        for number, node in enumerate(nodes.value, start=1):
-            nodes.value[number - 1] = attrs.evolve(node, place=Place(f"model {number}", number))
-        found = read_models(nodes, problems, keys_in_file=False)
+        nodes = [from_python(item, Place(f"model {number}", number)) for number, item in enumerate(models, start=1)]
+        found = read_models(Node(nodes, Place("models")), problems, keys_in_file=False)
         if problems:
             raise ValueError("'models': " + "; ".join(map(str, problems)))
         return AgentConfig(models=found)
