@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 
 import pytest
 
@@ -18,9 +19,8 @@ def judged():
             async with contextlib.AsyncExitStack() as stack:
                 for server in servers:
                     await stack.enter_async_context(server.up())
-                judge = Judge(
-                    models=[*before, *(server.model for server in servers)], **{"retry_delay_s": 0.0, **options}
-                )
+                models = [*before, *(server.model for server in servers)]
+                judge = Judge(models=models, **{"retry_delay_s": 0.0, **options})
                 given = requests or [score_request(answer, reference)]
                 results = await asyncio.gather(*(judge(one) for one in given), return_exceptions=True)
                 return results if requests else results[0]
@@ -28,3 +28,27 @@ def judged():
         return asyncio.run(scenario())
 
     return run
+
+
+@pytest.fixture
+def standing():
+    """Let a server stay up, on a thread of its own, until the test ends."""
+    done, threads = threading.Event(), []
+
+    def start(server):
+        up = threading.Event()
+
+        async def serve():
+            async with server.up():
+                up.set()
+                await asyncio.to_thread(done.wait)
+
+        threads.append(threading.Thread(target=asyncio.run, args=(serve(),)))
+        threads[-1].start()
+        assert up.wait(10)
+        return server
+
+    yield start
+    done.set()
+    for thread in threads:
+        thread.join()

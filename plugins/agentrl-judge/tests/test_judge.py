@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 import time
 
 import attrs
@@ -354,20 +353,8 @@ def test_one_judge_serves_one_event_loop_after_the_other():
 
 class TestJudge(ScorerSuite):
     @pytest.fixture
-    def scorer(self):
-        server, up, done = JudgeServer(), threading.Event(), threading.Event()
-
-        async def serve():
-            async with server.up():
-                up.set()
-                await asyncio.to_thread(done.wait)
-
-        thread = threading.Thread(target=asyncio.run, args=(serve(),))
-        thread.start()
-        up.wait()
-        yield Judge(models=[server.model], retry_delay_s=0.0)
-        done.set()
-        thread.join()
+    def scorer(self, standing):
+        return Judge(models=[standing(JudgeServer()).model], retry_delay_s=0.0)
 
     @pytest.fixture
     def examples(self):
