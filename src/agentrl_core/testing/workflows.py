@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentrl_core.scoring import ScoreRequest, Verdict
+    from agentrl_core.rollout.subproc.pool import Workers
     from agentrl_core.types import GenerateRequest
 
 _RUN = "rehearsal"
@@ -68,6 +69,8 @@ class Rehearsal:
             seed=0,
         )
         self._numbers = itertools.count()
+        self._loop: asyncio.Runner | None = None
+        self._workers: list[Workers] = []
         self.engine.start()
         self._gateway.start()
         run = RunRow(id=_RUN, created_at=0.0, status="running", config={}, components={})
@@ -88,7 +91,8 @@ class Rehearsal:
     ) -> list[Episode]:
         """Run one episode per task, all at once; they share one event loop, as the agents of a run do.
 
-        `scorer` judges the episodes for which the workflow returns no reward.
+        `scorer` judges the episodes for which the workflow returns no reward. The workers of a workflow go on until
+        `close`.
         """
         runner = Runner(
             run=workflow,
@@ -109,10 +113,19 @@ class Rehearsal:
         async def all_at_once() -> list[Episode]:
             return list(await asyncio.gather(*(episode(task) for task in tasks)))
 
-        return asyncio.run(all_at_once())
+        if workflow.workers is None:
+            return asyncio.run(all_at_once())
+        if self._loop is None:  # workers belong to one event loop
+            self._loop = asyncio.Runner()
+        self._workers.append(workflow.workers)
+        return self._loop.run(all_at_once())
 
     def close(self) -> None:
         """Stop the gateway and close the store."""
+        if self._loop is not None:
+            for workers in self._workers:
+                self._loop.run(workers.close())
+            self._loop.close()
         self._gateway.close()
         self.engine.close()
         asyncio.run(self._store.close())

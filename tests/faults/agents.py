@@ -1,0 +1,127 @@
+"""Agents that do what they must not, each in one way."""
+
+import asyncio
+import json
+import math
+import os
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+
+class Sound:
+    """Asks once and says how it went; what the others begin with."""
+
+    def ask(self, base_url, api_key, content="2 + 2?"):
+        body = json.dumps({"model": "default", "messages": [{"role": "user", "content": content}]}).encode()
+        request = urllib.request.Request(
+            f"{base_url}/v1/chat/completions", body, {"authorization": f"Bearer {api_key}", "content-type": "text/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return json.load(reply)
+
+    async def run(self, data, *, base_url, api_key):
+        if data.get("is_sound"):
+            await asyncio.to_thread(self.ask, base_url, api_key)
+            return 1.0
+        return await self.misbehave(data, base_url, api_key)
+
+    async def misbehave(self, data, base_url, api_key):
+        await asyncio.to_thread(self.ask, base_url, api_key)
+        return await self.spoil(data, base_url, api_key)
+
+    async def spoil(self, data, base_url, api_key):
+        return 1.0
+
+
+class Raises(Sound):
+    async def spoil(self, data, base_url, api_key):
+        raise ValueError("no such tool: 'seach'")
+
+
+class Hangs(Sound):
+    async def spoil(self, data, base_url, api_key):
+        await asyncio.Event().wait()
+
+
+class Blocks(Sound):
+    async def spoil(self, data, base_url, api_key):
+        time.sleep(3600)
+
+
+class SysExits(Sound):
+    async def spoil(self, data, base_url, api_key):
+        sys.exit("the agent gave up")
+
+
+class Dies(Sound):
+    async def spoil(self, data, base_url, api_key):
+        print("about to die", file=sys.stderr)
+        os._exit(3)
+
+
+class Forks(Sound):
+    """Leaves a child behind that would go on for an hour, and tells its number."""
+
+    async def spoil(self, data, base_url, api_key):
+        child = os.fork()
+        if child == 0:
+            time.sleep(3600)
+            os._exit(0)
+        with open(data["pid_file"], "w") as file:
+            file.write(str(child))
+        return 1.0
+
+
+class Leaks(Sound):
+    async def spoil(self, data, base_url, api_key):
+        kept = []
+        while True:
+            kept.append(bytearray(16 * 2**20))
+
+
+class NotANumber(Sound):
+    async def spoil(self, data, base_url, api_key):
+        return math.nan
+
+
+class UnknownId(Sound):
+    async def spoil(self, data, base_url, api_key):
+        return {"chatcmpl-of-another-episode": 1.0}
+
+
+class HugeDict(Sound):
+    async def spoil(self, data, base_url, api_key):
+        return {f"chatcmpl-{number}": 1.0 for number in range(200_000)}
+
+
+class NoCall(Sound):
+    async def misbehave(self, data, base_url, api_key):
+        return 1.0
+
+
+class CallsAfterTheEnd(Sound):
+    """Goes on calling when its episode is over, and writes down what it is told."""
+
+    async def spoil(self, data, base_url, api_key):
+        def later():
+            while not os.path.exists(data["gate"]):
+                time.sleep(0.01)
+            try:
+                self.ask(base_url, api_key, "still there?")
+                told = "answered"
+            except urllib.error.HTTPError as error:
+                told = f"{error.code} {json.load(error)['error']['message']}"
+            with open(data["told"] + ".part", "w") as file:
+                file.write(told)
+            os.rename(data["told"] + ".part", data["told"])
+
+        threading.Thread(target=later, daemon=True).start()
+        return 1.0
+
+
+class Unscored(Sound):
+    async def spoil(self, data, base_url, api_key):
+        return None
