@@ -1,0 +1,55 @@
+"""An object that holds a client of the OpenAI SDK as an agentrl workflow."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl_core.daemons import call_on_thread
+from agentrl_core.data.inputs import agent_input
+from agentrl_core.errors import ConfigError
+from agentrl_openai.routing import clients, route_to_policy
+
+
+class ClientWorkflow:
+    """Calls one built object for every record; its clients answer with the record's own policy session.
+
+    The object is called with the row's `messages`, else its `query`. A plain function runs on a thread of its own.
+    The reward comes from the task's scorer.
+
+    `method`: the name of the method to call, where the object itself is not what is called.
+    `input_key`: the key of the row that is its input.
+    `base_urls`: the addresses of clients that are the policy's; None means OpenAI's own.
+    """
+
+    def __init__(
+        self,
+        agent: object,
+        *,
+        method: str | None = None,
+        input_key: str | None = None,
+        base_urls: Sequence[str] | None = None,
+    ) -> None:
+        called: Any = agent if method is None else getattr(agent, method, None)
+        if not callable(called):
+            raise ConfigError(
+                f"workflow.method: {type(agent).__name__} has nothing to call"
+                + (": name the method that answers a task" if method is None else f" that is named '{method}'")
+            )
+        self._call = called
+        self._is_async = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__)
+        self._input_key = input_key
+        self._base_urls = base_urls
+        clients()
+
+    async def run(self, data: dict[str, Any]) -> None:
+        """Let the object answer one task."""
+        given = agent_input(data, input_key=self._input_key)
+        with route_to_policy(self._base_urls):
+            if self._is_async:
+                await self._call(given)
+            else:
+                returned = await call_on_thread(lambda: self._call(given), name="agentrl-openai")
+                if inspect.isawaitable(returned):
+                    await returned

@@ -1,0 +1,44 @@
+"""What this package plugs into agentrl; imports no SDK until an agent of it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from agentrl_core import hookimpl
+
+if TYPE_CHECKING:
+    from agentrl_core.hookspecs import Register
+    from agentrl_core.workflow import Workflow
+
+
+@hookimpl
+def register_adapters(register: Register[Any]) -> None:
+    """Name the adapters, for `agentrl plugins list`."""
+    register("openai-agents", "agentrl_openai.agents_workflow:AgentsWorkflow", summary="the OpenAI Agents SDK's agents")
+    register("openai", "agentrl_openai.client_workflow:ClientWorkflow", summary="objects that hold an OpenAI client")
+
+
+@hookimpl(trylast=True)  # models of other frameworks hold clients too, and are those frameworks' to adapt
+def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
+    """Wrap an `agents.Agent`, or an object to call that holds an `OpenAI` or `AsyncOpenAI` client."""
+    from agentrl_core.options import construct
+
+    if any((base.__module__, base.__name__) == ("agents.agent", "Agent") for base in type(agent).__mro__):
+        from agentrl_openai.agents_workflow import AgentsWorkflow
+
+        made = construct(AgentsWorkflow, options, name="openai-agents", where="workflow", injected={"agent": agent})
+        return cast("Workflow", made)
+    to_call = "method" in options or callable(agent)
+    if to_call and any(map(_is_client, getattr(agent, "__dict__", {}).values())):
+        from agentrl_openai.client_workflow import ClientWorkflow
+
+        made = construct(ClientWorkflow, options, name="openai", where="workflow", injected={"agent": agent})
+        return cast("Workflow", made)
+    return None
+
+
+def _is_client(value: object) -> bool:
+    """Whether a value is a client of the SDK, or of a subclass, told without importing it."""
+    classes = {(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__}
+    return not classes.isdisjoint({("openai", "OpenAI"), ("openai", "AsyncOpenAI")})

@@ -1,0 +1,155 @@
+"""Sends the requests of an SDK's client objects to the episode in whose context they are made.
+
+A client that lives in a module was bound to its provider long before any episode, and many records share it. So
+the redirection sits in the classes' `request`, where every call passes, and acts only inside `routed()`: outside
+of it every client behaves as ever. It knows no SDK; OpenAI's and Anthropic's clients have the same shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import attrs
+import httpx2
+
+from agentrl_core.errors import PluginError
+from agentrl_core.gateway.serving.transport import ssl_context
+from agentrl_core.rollout.context import WorkflowContext
+from agentrl_core.rollout.context import get as current_episode
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Route:
+    """One episode's way from an SDK's clients to the policy."""
+
+    episode: WorkflowContext
+    addresses: frozenset[str]
+    """Where a client must lead to be redirected, see `_plain`."""
+    client: Any
+    """An async client of the SDK that is bound to the episode."""
+    blocking: list[Any] = attrs.field(factory=list)
+    """The sync one, once it is needed."""
+
+
+class ClientRouting:
+    """Redirects the clients of one SDK.
+
+    `async_class`, `sync_class`: the SDK's clients, whose `request(cast_to, options, …)` takes every call.
+    `suffix`: what the SDK expects at the end of a base URL. `paths`: the beginnings of the paths that a policy
+    answers; calls of others, as for embeddings, stay as they are. `addresses()`: the base URLs of clients that
+    were given none. `PluginError` for classes of another shape.
+    """
+
+    def __init__(
+        self,
+        *,
+        async_class: type[Any],
+        sync_class: type[Any],
+        suffix: str,
+        paths: tuple[str, ...],
+        addresses: Callable[[], Iterable[str]],
+    ) -> None:
+        self._async_class = async_class
+        self._sync_class = sync_class
+        self._suffix = suffix
+        self._paths = paths
+        self._addresses = addresses
+        self._route: ContextVar[_Route | None] = ContextVar(f"agentrl_{async_class.__name__}_route", default=None)
+        self._making = threading.Lock()
+        for client_class in (async_class, sync_class):
+            self._redirect(client_class)
+
+    @contextmanager
+    def routed(self, base_urls: Iterable[str] | None = None) -> Iterator[None]:
+        """Let clients that are called in this context reach the current episode's policy.
+
+        Those are redirected that lead to one of `base_urls`, or, where that is None, to the provider's own
+        address. Raises `LookupError` outside an episode.
+        """
+        episode = current_episode()
+        wanted = self._addresses() if base_urls is None else base_urls
+        route = _Route(episode=episode, addresses=frozenset(map(_plain, wanted)), client=self.client(episode))
+        token = self._route.set(route)
+        try:
+            yield
+        finally:
+            self._route.reset(token)
+            for client in route.blocking:
+                client.close()
+
+    def current(self) -> Any | None:
+        """Return the async client of the episode in whose `routed()` the caller is; None outside."""
+        route = self._route.get()
+        return None if route is None else route.client
+
+    def client(self, episode: WorkflowContext) -> Any:
+        """Return an async client of the SDK that is bound to an episode and tries nothing twice."""
+        return self._async_class(
+            base_url=f"{episode.base_url}{self._suffix}",
+            api_key=episode.api_key,
+            http_client=episode.http_client,
+            timeout=episode.http_client.timeout,
+            max_retries=0,
+        )
+
+    def _blocking_client(self, route: _Route) -> Any:
+        """Return the sync client of an episode; `RuntimeError` on a thread that runs an event loop.
+
+        It goes by a socket: a thread that waited for the episodes' event loop could wait for ever, as that loop
+        may be waiting for the thread.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RuntimeError(
+                f"a call of a synchronous {self._sync_class.__name__} client on the thread of an event loop would "
+                f"stop all episodes: use {self._async_class.__name__} there, or make the function a plain one"
+            )
+        with self._making:
+            if not route.blocking:
+                http_client = httpx2.Client(verify=ssl_context(), trust_env=False)  # no proxy leads to this machine
+                made = self._sync_class(
+                    base_url=f"{route.episode.base_url}{self._suffix}",
+                    api_key=route.episode.api_key,
+                    http_client=http_client,
+                    timeout=route.episode.http_client.timeout,
+                    max_retries=0,
+                )
+                route.blocking.append(made)
+        return route.blocking[0]
+
+    def _redirect(self, client_class: type[Any]) -> None:
+        """Put the redirection before a class's `request`."""
+        original = getattr(client_class, "request", None)
+        if original is None:
+            raise PluginError(
+                f"calls of {client_class.__module__}.{client_class.__name__} cannot be redirected: this version has "
+                "no method `request`; install a version that the adapter's package asks for"
+            )
+        blocking = client_class is self._sync_class
+
+        @functools.wraps(original)
+        def request(client: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+            # whatever comes back (a result, a coroutine, a stream) is handed on as it is
+            route = self._route.get()
+            if route is not None and self._is_policys(route, client, options):
+                client = self._blocking_client(route) if blocking else route.client
+            return original(client, cast_to, options, **kwargs)
+
+        client_class.request = request
+
+    def _is_policys(self, route: _Route, client: Any, options: Any) -> bool:
+        return options.url.startswith(self._paths) and _plain(client.base_url) in route.addresses
+
+
+def _plain(base_url: object) -> str:
+    """Return an address as it is compared: clients write a slash behind it."""
+    return str(base_url).rstrip("/").lower()
