@@ -29,6 +29,9 @@ class World(Rehearsal):
     def run(self, agent, *rows, options=None, **settings):
         workflow = Component(agent, options or {}) if isinstance(agent, str) else agent
         resolved = resolve_workflow(workflow, registry=self.registry, base_dir=None)
+        return self.play_rows(resolved, *rows, **settings)
+
+    def play_rows(self, resolved, *rows, **settings):
         tasks = [Task(id=f"t{self.rows + n}", data={"id": f"t{self.rows + n}", **row}) for n, row in enumerate(rows)]
         self.rows += len(rows)
         return self.play(resolved, tasks, **settings)

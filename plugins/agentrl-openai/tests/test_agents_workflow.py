@@ -11,7 +11,6 @@ from agents import (
     OpenAIResponsesModel,
     RunConfig,
     RunContextWrapper,
-    RunHooks,
     Runner,
     function_tool,
     input_guardrail,
@@ -24,7 +23,9 @@ from agents.retry import retry_policies
 from agents.tracing import get_current_trace, set_trace_processors
 from agents.tracing.processor_interface import TracingProcessor
 
+from agentrl_core.config.schema import AgentConfig, Component, RolloutConfig
 from agentrl_core.errors import ConfigError
+from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.testing.adapters import AdapterSuite
 from agentrl_core.types import Outcome
 from agentrl_openai.agents_workflow import AgentsWorkflow, interaction_ids
@@ -159,11 +160,18 @@ def test_retries_that_an_agent_asks_for_are_off(world, ask, model):
 def test_an_agent_without_turns_left_is_scored_as_it_stands(world, ask, call, stream):
     world.says(*[call("add", a=1, b=2)] * 9)
     agent = Agent(name="a", model="gpt-5", tools=[add])
-    scored = []
     workflow = AgentsWorkflow(agent, max_turns=2, stream=stream)
-    [episode] = world.run(workflow, ask("1 + 2?"), scorer=lambda request: scored.append(request) or 0.25)
+    [episode] = world.run(workflow, ask("1 + 2?"), scorer=lambda request: 0.25)
     assert (episode.record.outcome, episode.record.reward) == (Outcome.SCORED, 0.25), episode.record.detail
     assert len(episode.interactions) == 2
+
+
+def test_a_tool_may_give_the_answer_to_judge(world, ask, call):
+    world.says(call("add", a=1, b=2))
+    agent = Agent(name="a", model="gpt-5", tools=[add], tool_use_behavior="stop_on_first_tool")
+    judged = []
+    [episode] = world.run(agent, ask("1 + 2?"), scorer=lambda request: judged.append(request.answer) or 1.0)
+    assert (episode.record.outcome, len(episode.interactions), judged) == (Outcome.SCORED, 1, ["3"])
 
 
 def test_a_tool_that_does_not_exist_ends_the_episode_unless_the_run_is_told_otherwise(world, ask, call):
@@ -203,9 +211,6 @@ def test_guardrails_call_the_policy_and_may_end_the_episode(world, ask):
 
 
 def test_an_agent_that_raises_fails_with_its_own_error(world, ask):
-    class Hooks(RunHooks):
-        pass
-
     async def instructions(context, agent):
         raise OSError("no prompt today")
 
@@ -335,3 +340,22 @@ def test_outside_an_episode_agents_keep_their_models(world):
     AgentsWorkflow(agent)
     with pytest.raises(AssertionError, match="the provider was called"):
         asyncio.run(Runner.run(agent, "hi", run_config=RunConfig(tracing_disabled=True)))
+
+
+@pytest.mark.slow
+def test_an_agent_is_trained_in_worker_processes(world, tmp_path, call):
+    (tmp_path / "worker_agent.py").write_text(AGENT_FILE)
+    workflow = resolve_in_workers(
+        Component("worker_agent.py:build_agent", {"context": "worker_agent.py:City", "input_key": "question"}),
+        registry=world.registry,
+        base_dir=tmp_path,
+        rollout=RolloutConfig(agent=AgentConfig(mode="subproc", subproc_max_workers=1)),
+    )
+    world.says("hi")
+    try:
+        episodes = world.play_rows(workflow, *[{"city": city, "question": "Where?"} for city in ("Oslo", "Bergen")])
+    finally:
+        workflow.workers.close_now()
+    for city, episode in zip(("Oslo", "Bergen"), episodes, strict=True):
+        assert episode.record.outcome is Outcome.SCORED, episode.record.detail
+        assert episode.interactions[0].messages[0]["content"] == f"You live in {city}."

@@ -79,6 +79,19 @@ def test_a_client_with_another_address_is_the_policys_where_the_config_says_so(w
     assert here.record.outcome is Outcome.SCORED, here.record.detail
 
 
+@pytest.mark.parametrize(("returned", "judged"), [("four", "four"), (4, "")])
+def test_a_text_that_is_returned_is_the_answer_to_judge(world, ask, returned, judged):
+    class Counts(Assistant):
+        async def __call__(self, messages):
+            await super().__call__(messages)
+            return returned
+
+    world.says("hi")
+    answers = []
+    [episode] = world.run(Counts(), ask("hello"), scorer=lambda request: answers.append(request.answer) or 1.0)
+    assert (episode.record.outcome, answers) == (Outcome.SCORED, [judged]), episode.record.detail
+
+
 def test_blocking_objects_run_side_by_side(world, ask):
     world.says("hi")
     together = threading.Barrier(3, timeout=10)

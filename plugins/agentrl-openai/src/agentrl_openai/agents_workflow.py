@@ -17,7 +17,9 @@ from agents.exceptions import (
     ToolInputGuardrailTripwireTriggered,
     ToolOutputGuardrailTripwireTriggered,
 )
+from agents.items import ToolCallOutputItem
 
+from agentrl_core import Answer
 from agentrl_core.data.inputs import agent_input
 from agentrl_core.errors import ConfigError
 from agentrl_core.references import resolve, user_folders
@@ -71,21 +73,24 @@ class AgentsWorkflow:
         self._run_config = _run_config(run_config or {})
         install()
 
-    async def run(self, data: dict[str, Any]) -> None:
-        """Run the agent on one task."""
+    async def run(self, data: dict[str, Any]) -> Answer | None:
+        """Run the agent on one task; where a tool's output ended the run, that is the answer to judge."""
         given: Any = agent_input(data, input_key=self._input_key)
         context = self._make_context(data)
         settings: dict[str, Any] = {"context": context, "run_config": self._run_config, **self._limits}
+        result: RunResultBase
         with route_to_policy():
             try:
                 if self._stream:
-                    streamed = Runner.run_streamed(self._agent, given, **settings)
+                    result = streamed = Runner.run_streamed(self._agent, given, **settings)
                     async for _ in streamed.stream_events():
                         pass
                 else:
-                    await Runner.run(self._agent, given, **settings)
+                    result = await Runner.run(self._agent, given, **settings)
             except ENDINGS:
-                return
+                return None
+        by_tool = result.new_items and isinstance(result.new_items[-1], ToolCallOutputItem)
+        return Answer(str(result.final_output)) if by_tool else None
 
 
 def interaction_ids(result: RunResultBase) -> list[str]:

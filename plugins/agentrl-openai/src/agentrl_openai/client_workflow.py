@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from agentrl_core import Answer
 from agentrl_core.daemons import call_on_thread
 from agentrl_core.data.inputs import agent_input
 from agentrl_core.errors import ConfigError
@@ -16,7 +17,7 @@ class ClientWorkflow:
     """Calls one built object for every record; its clients answer with the record's own policy session.
 
     The object is called with the row's `messages`, else its `query`. A plain function runs on a thread of its own.
-    The reward comes from the task's scorer.
+    The reward comes from the task's scorer, which judges the text that the object returns, else the last reply.
 
     `method`: the name of the method to call, where the object itself is not what is called.
     `input_key`: the key of the row that is its input.
@@ -43,13 +44,14 @@ class ClientWorkflow:
         self._base_urls = base_urls
         clients()
 
-    async def run(self, data: dict[str, Any]) -> None:
-        """Let the object answer one task."""
+    async def run(self, data: dict[str, Any]) -> Answer | None:
+        """Let the object answer one task; a text that it returns is the answer to judge."""
         given = agent_input(data, input_key=self._input_key)
         with route_to_policy(self._base_urls):
             if self._is_async:
-                await self._call(given)
+                returned = await self._call(given)
             else:
                 returned = await call_on_thread(lambda: self._call(given), name="agentrl-openai")
                 if inspect.isawaitable(returned):
-                    await returned
+                    returned = await returned
+        return Answer(returned) if isinstance(returned, str) else None
