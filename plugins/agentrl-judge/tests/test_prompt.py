@@ -25,7 +25,7 @@ def test_no_text_leaves_its_place(text):
     content = shown(text)[1]["content"]
     inner = content.partition(f"[BEGIN ANSWER {BOUNDARY}]\n")[2].partition(f"\n[END ANSWER {BOUNDARY}]")[0]
     assert BOUNDARY not in inner.lower()
-    assert content.lower().count(BOUNDARY) == 6  # before and after each of the three texts
+    assert content.lower().count(BOUNDARY) == 7  # around each of the three texts, and in the reminder
 
 
 @given(hostile, st.integers(200, 300))
