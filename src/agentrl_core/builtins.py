@@ -22,6 +22,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 @hookimpl
+def register_workflows(register: Register[Any]) -> None:
+    """Register the agents that need no Python of a user's."""
+    turns = "agentrl_core.rollout.turns"
+    register("single_turn", f"{turns}:SingleTurn", summary="one question, one answer, judged by the task's scorer")
+    register("multi_turn", f"{turns}:MultiTurn", summary="asks again, with feedback, until the answer is right")
+
+
+@hookimpl
 def register_scorers(register: Register[Any]) -> None:
     """Register the scorers that compare an answer with its reference."""
     register("exact_match", "agentrl_core.scorers.text:exact_match", summary="1 if the answer is the reference")

@@ -1,15 +1,17 @@
 import asyncio
 import functools
+import pickle
 import sys
 from types import SimpleNamespace
 
 import attrs
 import pytest
 
+from agentrl_core import AgentWorkflow, RunConfig
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.registry import Registry
-from agentrl_core.rollout.workflows import resolve_workflow
+from agentrl_core.rollout.workflows import resolve_workflow, with_options
 
 OFFERED = {"base_url": "http://gateway/s/1", "api_key": "k", "http_client": None, "record_id": "r", "is_eval": False}
 
@@ -209,6 +211,119 @@ def test_an_agent_of_a_known_framework_names_the_package_to_install(resolve):
     agent = type("CompiledGraph", (), {"__module__": "langgraph.graph.state"})()
     with pytest.raises(PluginError, match=r"langgraph.graph.state.CompiledGraph.*pip install agentrl-langchain to"):
         resolve(agent)
+
+
+class CallableAgent:
+    """A workflow without `run`."""
+
+    def __init__(self, *, bonus: float = 0.0):
+        self.bonus, self.episodes = bonus, 0
+
+    async def __call__(self, data, *, record_id):
+        self.episodes += 1
+        return self.bonus, self.episodes, record_id
+
+
+class Outer:
+    class Inner(Agent):
+        """Named by the path through its outer class."""
+
+
+async def demanding(data, *, base_url, rate: float, **_):
+    return rate
+
+
+class OnlyData:
+    async def run(self, data):
+        return data["id"]
+
+
+class SyncAgent:
+    def run(self, data, **extra_kwargs):
+        return sorted(extra_kwargs)
+
+
+def test_a_callable_object_is_a_workflow_built_once(resolve, asked):
+    workflow = resolve(CallableAgent, options={"bonus": 1})
+    assert [run(workflow), run(workflow)] == [(1.0, 1, "r"), (1.0, 2, "r")]
+    assert run(resolve(CallableAgent(bonus=2.0))) == (2.0, 1, "r")
+    assert asked == []
+
+
+def test_a_callable_object_of_a_framework_goes_to_the_adapter_first(resolve):
+    class Chain(FrameworkAgent):
+        def __call__(self, prompt):
+            return prompt
+
+    chain = Chain()
+    assert run(resolve(chain)) == (chain, {})
+
+
+def test_a_partial_is_a_workflow_or_a_factory(resolve):
+    assert run(resolve(functools.partial(demanding, rate=0.5))) == 0.5
+    assert run(resolve(functools.partial(sync_function))) == "t"
+    assert run(resolve(functools.partial(Agent, max_turns=7)))[0] == 7
+
+
+def test_a_bound_method_keeps_its_object(resolve):
+    agent = Agent()
+    workflow = resolve(agent.run)
+    assert [run(workflow)[1], run(workflow)[1]] == [1, 2]
+
+
+def test_a_nested_class_is_found_by_path(resolve, tmp_path):
+    (tmp_path / "nest.py").write_text(
+        "class Outer:\n    class Inner:\n        async def run(self, data): return data['id']\n"
+    )
+    for ref in ("nest:Outer.Inner", "nest.Outer.Inner", "nest.py:Outer.Inner"):
+        assert run(resolve(ref)) == "t"
+    assert run(resolve(Outer.Inner))[0] == 2
+    sys.modules.pop("nest")
+
+
+def test_run_without_keywords_and_sync_run_are_called_alike(resolve):
+    assert run(resolve(OnlyData)) == "t"
+    assert run(resolve(SyncAgent)) == sorted(OFFERED)
+
+
+def test_options_come_beside_the_workflow_as_workflow_kwargs(resolve, module):
+    assert run(resolve(Agent, options={"max_turns": 5}))[0] == 5
+    assert run(resolve("my_module.MyAgent", options={"bonus": 2.0})) == 7.0
+    assert run(resolve(Component("my_module.MyAgent", {"bonus": 1.0}), options={"bonus": 3.0})) == 8.0
+    assert run(resolve(demanding, options={"rate": 2})) == 2.0
+    with pytest.raises(ConfigError, match=r"workflow.max_turnss: unknown option .*max_turns"):
+        resolve(Agent, options={"max_turnss": 5})
+    with pytest.raises(ConfigError, match=r"workflow.max_turns: .* takes no options"):
+        resolve(Agent(), options={"max_turns": 5})
+
+
+def test_options_and_their_workflow_make_one_object_for_another_process(resolve):
+    for workflow, options, first in ((Agent, {"max_turns": 5}, 5), (CallableAgent, {"bonus": 1.0}, 1.0)):
+        sent = pickle.loads(pickle.dumps(with_options(workflow, options)))
+        assert run(resolve(sent))[0] == first
+    assert run(resolve(with_options(demanding, {"rate": 2.0}))) == 2.0
+    assert with_options("a.B", {"c": 1}) == with_options(Component("a.B", {"c": 0}), {"c": 1})
+    assert with_options(Agent, {}) is Agent
+    with pytest.raises(ConfigError, match="unknown option"):
+        with_options(Agent, {"max_turnss": 5})
+    with pytest.raises(ConfigError, match="takes no options"):
+        with_options(Agent(), {"max_turns": 5})
+
+
+def test_the_base_class_of_agents_only_types_them(resolve, recwarn):
+    class Typed(AgentWorkflow):
+        async def run(self, data, **extra_kwargs):
+            return extra_kwargs["record_id"]
+
+    assert run(resolve(Typed)) == "r"
+    assert not recwarn.list
+
+
+def test_the_defaults_of_the_contract():
+    agent = RunConfig().rollout.agent
+    assert (agent.mode, agent.turn_discount, agent.export_style, agent.subproc_max_workers) == (
+        "inline", 1.0, "individual", 4,
+    )  # fmt: skip
 
 
 def test_a_wrong_signature_is_refused_before_anything_starts(resolve):

@@ -101,8 +101,8 @@ def stat_scope() -> str:
     return "eval-rollout" if get().is_eval else "rollout"
 
 
-async def score(answer: str, messages: Sequence[Message] = ()) -> float:
-    """Ask the task's scorer about an answer while the episode goes on, to give feedback for one.
+async def score(reply: str, messages: Sequence[Message] = ()) -> float:
+    """Ask the task's scorer about a reply as if it were the last one, to give feedback while the episode goes on.
 
     Nothing of it is stored: the record's reward is what the workflow returns. `EpisodeError` (`no_score`) where the
     scorer has none to give, `LookupError` outside an episode or in another process than the run's.
@@ -110,7 +110,7 @@ async def score(answer: str, messages: Sequence[Message] = ()) -> float:
     judge = get().judge
     if judge is None:
         raise LookupError("the task's scorer is in the process of the run: use rollout.agent.mode inline")
-    return await judge(answer, messages)
+    return await judge(reply, messages)
 
 
 def enter(context: WorkflowContext) -> Token[WorkflowContext]:

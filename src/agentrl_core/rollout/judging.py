@@ -80,10 +80,10 @@ def score_request(task: Task, episode: Episode, answer: Answer | None = None) ->
     )
 
 
-def early_request(task: Task, record: Record, answer: str, messages: Sequence[Message]) -> ScoreRequest:
-    """Return what a scorer sees of an answer while its episode goes on."""
+def early_request(task: Task, record: Record, reply: str, messages: Sequence[Message]) -> ScoreRequest:
+    """Return what a scorer sees of a reply while its episode goes on: what it would see if that were the last."""
     return ScoreRequest(
-        answer=extract_answer(answer, task.answer_schema) or answer,
+        answer=extract_answer(reply, task.answer_schema),
         reference=task.answer,
         task=task,
         messages=tuple(messages),

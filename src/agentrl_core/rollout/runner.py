@@ -170,7 +170,7 @@ class Runner:
         here = workflow_context.WorkflowContext(
             task_id=task.id,
             sample_index=record.sample_index,
-            judge=lambda answer, messages: self._early_score(task, record, answer, messages),
+            judge=lambda reply, messages: self._early_score(task, record, reply, messages),
             **injected,
         )
         context = contextvars.copy_context()
@@ -181,9 +181,9 @@ class Runner:
             lambda: run(data, injected), context, timeout_s=self._config.timeout_s, grace_s=self._grace_s
         )
 
-    async def _early_score(self, task: Task, record: Record, answer: str, messages: Sequence[Message]) -> float:
-        """What the task's scorer says of an answer in the middle of an episode."""
-        request = early_request(task, record, answer, messages)
+    async def _early_score(self, task: Task, record: Record, reply: str, messages: Sequence[Message]) -> float:
+        """What the task's scorer says of a reply in the middle of an episode."""
+        request = early_request(task, record, reply, messages)
         verdict = await ask_scorer(self._scorer_for(task), request, timeout_s=self._config.timeout_s)
         return verdict.reward.value
 

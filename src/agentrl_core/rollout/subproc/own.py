@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.cookiejar
 import multiprocessing.spawn
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,6 +38,11 @@ class WorkerClient(httpx2.AsyncClient):
     async def close_for_good(self) -> None:
         """Close the connections."""
         await super().aclose()
+
+    def __await__(self) -> Generator[None, None, Self]:
+        """Return the client itself: AReaL's `get_httpx_client` is awaited."""
+        return self
+        yield
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,0 +1,96 @@
+"""Agents that are ready to train: they ask the policy for the task's messages, and leave the judging to its scorer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import field, validators
+
+from agentrl_core.daemons import call_on_thread
+from agentrl_core.data.extract import extract_answer
+from agentrl_core.data.inputs import agent_input, as_messages
+from agentrl_core.references import resolve, user_folders
+from agentrl_core.rollout import context as workflow_context
+from agentrl_core.rollout.asking import ask
+from agentrl_core.scorers.call import finite_number
+
+FEEDBACK = (
+    "This answer is wrong, or is not in the form that was asked for. Read the question again, look for the mistake, "
+    "and answer once more."
+)
+
+
+@attrs.frozen(kw_only=True)
+class SingleTurn:
+    """One question, one answer; the task's scorer gives the reward."""
+
+    system: str | None = None
+    """A system message before the task's messages."""
+
+    async def run(self, data: dict[str, Any], *, base_url: str, api_key: str, http_client: Any) -> None:
+        """Ask once."""
+        await ask(http_client, base_url, api_key, opening(data, self.system), {})
+
+
+@attrs.frozen(kw_only=True)
+class MultiTurn:
+    """Asks again until the answer is right; the reward is that of the last answer.
+
+    What an earlier, wrong turn gets of it is `rollout.agent.turn_discount`'s business.
+    """
+
+    system: str | None = None
+    """A system message before the task's messages."""
+    max_turns: int = field(default=3, validator=validators.ge(1))
+    feedback: str = FEEDBACK
+    """What the user says after a wrong answer."""
+    right_at: float = 1.0
+    """The score from which an answer is right."""
+    reward_fn: Any = None
+    """`(answer, reference) -> number`, sync or async, or its path (`module:attr`, `file.py:attr`). It takes the place
+    of the task's scorer, which is not at hand in the mode `subproc`."""
+    _judge: Callable[..., Any] | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        """Find the reward function."""
+        found = self.reward_fn
+        if isinstance(found, str):
+            found = resolve(found, user_folders(Path.cwd())).value
+        if found is not None and not callable(found):
+            raise TypeError(f"'reward_fn' must be a function of (answer, reference), found {type(found).__name__}")
+        object.__setattr__(self, "_judge", found)
+
+    async def run(self, data: dict[str, Any], *, base_url: str, api_key: str, http_client: Any) -> float | None:
+        """Ask up to `max_turns` times."""
+        messages = opening(data, self.system)
+        for left in reversed(range(self.max_turns)):
+            body = await ask(http_client, base_url, api_key, messages, {})
+            messages.append(body["choices"][0]["message"])
+            if not left and self._judge is None:
+                break
+            score = await self._score(data, messages)
+            if score >= self.right_at or not left:
+                return None if self._judge is None else score
+            messages.append({"role": "user", "content": self.feedback})
+        return None
+
+    async def _score(self, data: dict[str, Any], messages: list[dict[str, Any]]) -> float:
+        text = messages[-1].get("content") or ""
+        if self._judge is None:
+            return await workflow_context.score(text, messages)
+        answer = extract_answer(text, data.get("answer_schema", "answer")) or text
+        call = functools.partial(self._judge, answer, data.get("answer"))
+        is_async = inspect.iscoroutinefunction(self._judge)
+        given = await call() if is_async else await call_on_thread(call, name="agentrl-reward")
+        return finite_number(given)
+
+
+def opening(data: dict[str, Any], system: str | None) -> list[dict[str, Any]]:
+    """Return the messages with which an episode begins."""
+    messages = as_messages(agent_input(data))
+    return messages if system is None else [{"role": "system", "content": system}, *messages]
