@@ -61,7 +61,7 @@ def test_list_shows_every_package_with_its_status(cli):
     assert table["agentrl-broken"][:2] == ["0.2.0", "error"]
     assert table["agentrl-broken"][2] == "ModuleNotFoundError: No module named 'sglang_that_is_not_here'"
     assert table["agentrl-newer"] == ["0.4.0", "error", NEWER]
-    assert table["agentrl-core"][1:3] == ["ok", "scorers: exact_match numeric"]
+    assert table["agentrl-core"][1:3] == ["ok", "workflows: single_turn multi_turn"]
 
 
 def test_list_notes_clashes_and_near_misses(cli):
