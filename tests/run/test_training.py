@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -165,8 +166,13 @@ def test_a_hanging_agent_is_timed_out_and_its_siblings_go_on(project):
         ({"loss": {"use": "grop"}}, "did you mean grpo"),
         ({"engine": {"use": "embeded"}}, "did you mean embedded"),
         ({"loss": {"use": "grpo", "clipp": 0.1}}, "did you mean clip"),
-        ({"rollout": {"agent": {"mode": "subproc"}}}, "rollout.agent.mode"),
         ({"rollout": {"dynamic_sampling": True}, "filters": []}, "rollout.dynamic_sampling: .*`filters` drop"),
+        ({"rollout": {"agent": {"python": "elsewhere"}}}, "rollout.agent.python: it is for rollout.agent.mode subproc"),
+        (
+            {"rollout": {"agent": {"mode": "subproc", "python": "./elsewhere"}}},
+            "rollout.agent.python: there is no interpreter .*/elsewhere",
+        ),
+        ({"rollout": {"agent": {"mode": "subproc"}}, "workflow": "letters.py:Agnt"}, "did you mean Agent"),
         ({"sampling": {"temperature": 0}}, "sampling.temperature"),
         ({"data": {"train": "missing.jsonl"}}, "missing.jsonl"),
         ({"workflow": "letters.py:Agnt"}, "did you mean Agent"),
@@ -177,6 +183,12 @@ def test_what_cannot_work_is_refused_before_anything_starts(project, section, er
     with pytest.raises(UsageError, match=error):
         Trainer(project(name="refused", **section)).train()
     assert not (Path("runs/refused/agentrl.db")).exists()
+
+
+def test_a_run_with_agents_in_processes_trains_as_any_other(project):
+    summary = Trainer(project(name="apart", rollout={"agent": {"mode": "subproc", "subproc_max_workers": 2}})).train()
+    assert summary.outcomes == {"scored": 2 * 2 * 4}
+    assert psutil.Process().children(recursive=True) == []
 
 
 def test_a_task_without_an_answer_is_refused_when_its_scorer_needs_one(project):

@@ -16,7 +16,7 @@ import importlib.util
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple  # noqa: UP035  (Python 3.8)
+from typing import Any, Callable, Iterator
 
 _MODULES = ("httpx2._transports.default", "httpx._transports.default")
 """Where a client that was given no context has one made, by a function of this name."""
@@ -25,8 +25,8 @@ _VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 
 _lock = threading.Lock()
 _users = 0
-_originals: Dict[str, Callable[..., Any]] = {}  # noqa: UP006
-_contexts: Dict[Tuple[Any, ...], Any] = {}  # noqa: UP006
+_originals: dict[str, Callable[..., Any]] = {}
+_contexts: dict[tuple[Any, ...], Any] = {}
 
 
 @contextlib.contextmanager
@@ -56,7 +56,12 @@ def _share(module: Any) -> None:
         return
     _originals[module.__name__] = original
 
-    def create_ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True, **others: Any) -> Any:
+    def create_ssl_context(
+        verify: Any = True,  # noqa: FBT002  (as the original's)
+        cert: Any = None,
+        trust_env: Any = True,  # noqa: FBT002
+        **others: Any,
+    ) -> Any:
         if verify is not True or cert or others:
             return original(verify=verify, cert=cert, trust_env=trust_env, **others)
         # The protocols to negotiate are written into the context before each handshake.
@@ -83,12 +88,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self._inside = threading.local()
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Any,
-        target: Any = None,
-    ) -> Optional[importlib.machinery.ModuleSpec]:  # noqa: UP045  (Python 3.8)
+    def find_spec(self, fullname: str, _path: Any, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """Find one of the modules as the others would, and see to it once it has run."""
         if fullname not in _MODULES or getattr(self._inside, "busy", False):
             return None

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from agentrl_core.scoring import ScoreRequest, Verdict
     from agentrl_core.rollout.subproc.pool import Workers
+    from agentrl_core.scoring import ScoreRequest, Verdict
     from agentrl_core.types import GenerateRequest
 
 _RUN = "rehearsal"
@@ -69,12 +69,12 @@ class Rehearsal:
             seed=0,
         )
         self._numbers = itertools.count()
-        self._loop: asyncio.Runner | None = None
-        self._workers: list[Workers] = []
+        self._loop = asyncio.Runner()
+        self._workers: set[Workers] = set()
         self.engine.start()
         self._gateway.start()
         run = RunRow(id=_RUN, created_at=0.0, status="running", config={}, components={})
-        asyncio.run(self._store.create_run(run))
+        self._loop.run(self._store.create_run(run))
 
     @property
     def prompts(self) -> list[str]:
@@ -113,22 +113,18 @@ class Rehearsal:
         async def all_at_once() -> list[Episode]:
             return list(await asyncio.gather(*(episode(task) for task in tasks)))
 
-        if workflow.workers is None:
-            return asyncio.run(all_at_once())
-        if self._loop is None:  # workers belong to one event loop
-            self._loop = asyncio.Runner()
-        self._workers.append(workflow.workers)
+        if workflow.workers is not None:
+            self._workers.add(workflow.workers)
         return self._loop.run(all_at_once())
 
     def close(self) -> None:
-        """Stop the gateway and close the store."""
-        if self._loop is not None:
-            for workers in self._workers:
-                self._loop.run(workers.close())
-            self._loop.close()
+        """End the workflows' processes, stop the gateway and close the store."""
+        for workers in self._workers:
+            self._loop.run(workers.close())
         self._gateway.close()
         self.engine.close()
-        asyncio.run(self._store.close())
+        self._loop.run(self._store.close())
+        self._loop.close()
 
     def _reply(self, prompt_ids: tuple[int, ...], _call: int) -> list[int]:
         text = self._say(self._chat.decode(list(prompt_ids)))

@@ -26,9 +26,13 @@ class Output:
             self._dropped += excess
 
     def last_lines(self) -> str:
-        """Return the last lines in one."""
-        lines = [line for line in self._text().splitlines() if line.strip()]
-        return tell(" | ".join(line.strip() for line in lines[-_LAST_LINES:]))
+        """Return the last lines in one; of a crash of the interpreter, what it was and where."""
+        lines = [line.strip() for line in self._text().splitlines() if line.strip()]
+        crash = next((index for index, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+        if crash is not None:
+            places = [line for line in lines[crash:] if line.startswith("File")]
+            lines = [lines[crash], *places[: _LAST_LINES - 1]]
+        return tell(" | ".join(lines[-_LAST_LINES:]))
 
     def take(self) -> str:
         """Return what there is, and begin anew."""

@@ -31,6 +31,7 @@ CANCEL_GRACE_S = 3.0
 _STOP_S = 2.0
 _GUARD_S = 5.0
 """Longest that the guard of a worker may take to kill what is below it."""
+_REPORT_S = 2.0
 _LOOK_S = 0.2
 _HEADER_BYTES = 8
 _KINDS: Mapping[str, type[AgentRLError]] = {
@@ -58,7 +59,7 @@ class WorkerProcess:
         self._out = open(out, "rb", buffering=0)  # noqa: SIM115, PTH123 - closed by `close`
         os.set_blocking(out, False)
         try:
-            self._popen = subprocess.Popen(
+            self._popen = subprocess.Popen(  # noqa: S603 - what the config names as the interpreter
                 [launch.interpreter, WORKER, str(control.fileno()), str(lifeline.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=into,
@@ -98,9 +99,8 @@ class WorkerProcess:
         with contextlib.suppress(ConnectionError, TimeoutError):  # it has ended already; told below
             self._control.sendall(frame(launch.start, launch.payload))
         end = time.monotonic() + launch.limit_s
-        while not (ready := select.select([self._control, self._lifeline, self._out], [], [], _LOOK_S)[0]) or (
-            ready == [self._out]
-        ):
+        sources: list[Any] = [self._control, self._lifeline, self._out]
+        while select.select(sources, [], [], _LOOK_S)[0] in ([], [self._out]):
             self.drain()
             if abort.is_set():
                 raise RunError("the run has ended")
@@ -168,13 +168,18 @@ class WorkerProcess:
         finally:
             self.drain()
         if answer is None:
-            self.kill()
-            await self.ended()
-            self.drain()
+            await self._end()
             raise RemoteFailure(
                 "AgentProcessDied", f"AgentProcessDied: the agent's process {self._how()}{self._said()}"
             )
         return answer
+
+    async def _end(self) -> None:
+        """Wait for the end of a worker that has closed its side: how it was is known a moment later."""
+        if self._ended is not None:
+            await asyncio.wait({self._ended}, timeout=_REPORT_S)
+        self.kill()
+        await self.ended()
 
     async def _cancel(self) -> bool:
         """Cancel the episode; return whether the worker has ended it in time."""
@@ -267,11 +272,13 @@ class WorkerProcess:
         self._close_files()
 
     def _wait_now(self) -> None:
-        self.kill()
-        self._lifeline.settimeout(_GUARD_S)
-        with contextlib.suppress(OSError):
-            while piece := self._lifeline.recv(4096):
-                self._report += piece
+        """Do as `_end` does, without an event loop."""
+        self._lifeline.settimeout(_REPORT_S)
+        for _ in range(2):
+            with contextlib.suppress(OSError):
+                while piece := self._lifeline.recv(4096):
+                    self._report += piece
+            self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout=_GUARD_S)
         self.drain()

@@ -33,7 +33,8 @@ import sysconfig
 import threading
 import time
 import traceback
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 try:
     import ctypes
@@ -55,7 +56,7 @@ _TIDY_S = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818  (what happened, not a class of errors)
     """The workflow cannot be loaded; `kind` is the class of error that the run raises."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -302,7 +303,7 @@ class Foreign:
         """The `run` of a workflow, or of what an adapter makes of a framework's agent."""
         if not _runs_on_data(agent):
             for _, _, path in self._adapters:
-                adapted = self._do(lambda path=path: _adapt(path, agent, options, factory), f"{path}(agent)")
+                adapted = self._do(functools.partial(_adapt, path, agent, options, factory), f"{path}(agent)")
                 if adapted is not None:
                     run: Callable[..., Any] = adapted.run
                     return run
@@ -641,7 +642,7 @@ def main() -> None:
 
 
 def _work(control: socket.socket) -> None:
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     del sys.argv[1:]
