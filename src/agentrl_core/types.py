@@ -7,7 +7,8 @@ Shapes: T counts tokens. Token ids are tuples of int, logprobs natural logarithm
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -243,6 +244,29 @@ class Group:
     """Scored records only, by sample index."""
     version: int = 0
     """Policy version when the group was submitted."""
+
+
+@attrs.frozen(kw_only=True)
+class Evaluation:
+    """What the episodes of an evaluation gave."""
+
+    mean: float
+    """Of the rewards; NaN without any. A record without a reward is missing from it, it does not count as 0."""
+    error: float
+    """Standard error of the mean, by the sample's standard deviation; NaN with fewer than two rewards."""
+    scored: int
+    """Records with a reward."""
+    failed: int
+    """Records without."""
+
+    @classmethod
+    def of(cls, rewards: Sequence[float], *, failed: int) -> Evaluation:
+        """Summarise rewards."""
+        count = len(rewards)
+        mean = math.fsum(rewards) / count if rewards else math.nan
+        squares = math.fsum((reward - mean) ** 2 for reward in rewards)
+        error = math.sqrt(squares / (count - 1) / count) if count > 1 else math.nan
+        return cls(mean=mean, error=error, scored=count, failed=failed)
 
 
 def run_lengths(versions: tuple[int, ...] | list[int]) -> Versions:

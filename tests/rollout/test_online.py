@@ -304,9 +304,10 @@ def test_evaluations_are_done_by_outside_agents_too(rest, make_run):
             held_out = [Task(id="held-out", data={"id": "held-out", "messages": []})]
             evaluation = asyncio.create_task(scheduler.evaluate(held_out, name="eval", seed=1))
             opened = await work(rest, 0.75)
-            return opened["is_eval"], await evaluation
+            found = await evaluation
+            return opened["is_eval"], found.mean, found.scored, found.failed
 
-    assert asyncio.run(scenario()) == (True, (0.75, 1, 0))
+    assert asyncio.run(scenario()) == (True, 0.75, 1, 0)
 
 
 def test_without_tasks_sessions_of_one_task_make_a_group(rest, make_run, database):

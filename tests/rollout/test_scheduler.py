@@ -412,7 +412,8 @@ def test_an_evaluation_runs_each_task_once_and_reports_what_is_missing(
         return first, scheduler.drain_outcomes()
 
     result, outcomes = asyncio.run(scenario())
-    assert result == ((0 + 1 + 3 + 4) / 4, 4, 1)
+    assert (result.mean, result.scored, result.failed) == ((0 + 1 + 3 + 4) / 4, 4, 1)
+    assert result.error == pytest.approx(math.sqrt((4 + 1 + 1 + 4) / 3 / 4))
     assert outcomes == {"scored": 8, "failed(ValueError)": 2}
     assert all(record.is_eval for record in store.records.values())
     assert all(group.is_eval for group in store.groups)
@@ -463,7 +464,8 @@ def test_an_evaluation_without_any_reward_is_not_a_number(make_scheduler, answer
         scheduler = make_scheduler(answers(lambda here: math.nan))
         return await scheduler.evaluate([make_task("e0")], name="heldout", seed=0)
 
-    mean, scored, missing = asyncio.run(scenario())
+    found = asyncio.run(scenario())
+    mean, scored, missing = found.mean, found.scored, found.failed
     assert math.isnan(mean)
     assert (scored, missing) == (0, 1)
 

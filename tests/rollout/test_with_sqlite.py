@@ -68,7 +68,7 @@ def test_groups_come_out_in_order_with_their_scored_records(database, gateway, m
         for group in groups:
             assert [episode.record.reward for episode in group.episodes] == [0.0, 1.0]
             assert [len(episode.interactions) for episode in group.episodes] == [1, 1]
-    assert evaluated == (0.0, 1, 0)
+    assert (evaluated.mean, evaluated.scored, evaluated.failed) == (0.0, 1, 0)
     assert sorted((item.task_id, item.attempt) for item in records if item.outcome.value == "failed") == [
         ("t0", 0), ("t1", 0), ("t1", 1), ("t2", 0), ("t3", 0),
     ]  # fmt: skip

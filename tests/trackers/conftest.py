@@ -25,7 +25,8 @@ class Reports:
         )
 
     def evaluation(self, step, **rewards):
-        return EvalReport(step=step, rewards=rewards, records=dict.fromkeys(rewards, 256))
+        errors = dict.fromkeys(rewards, 0.01)
+        return EvalReport(step=step, rewards=rewards, records=dict.fromkeys(rewards, 256), errors=errors)
 
     def summary(self, **fields):
         default = {

@@ -80,8 +80,8 @@ def test_the_summary_tells_all_that_one_looks_for(tracker, output, reports, tmp_
     text = output.getvalue()
     for expected in (
         "run calm-otter finished: 40 steps, policy version 40, 4 min 12 s",
-        "reward on heldout    0.250 after step 0 (256 records) -> 0.938 after step 40 (256 records)",
-        "reward on seen       0.500 after step 0 (256 records) -> 1.000 after step 40 (256 records)",
+        "reward on heldout    0.250 ± 0.020 after step 0 (256 records) -> 0.938 ± 0.020 after step 40 (256 records)",
+        "reward on seen       0.500 ± 0.020 after step 0 (256 records) -> 1.000 ± 0.020 after step 40 (256 records)",
         "records              scored 12,500, failed(ValueError) 3",
         "LLM calls            24,310",
         "CPU seconds          agent 61.2 + gateway 24.0 + engine 80.5 + learner 70.2 = 236.0",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +21,7 @@ from agentrl_core.rollout.groups import run_group
 from agentrl_core.rollout.online import NobodyCame
 from agentrl_core.rollout.order import TaskOrder, TaskQueue, Turn, stable_hash
 from agentrl_core.rollout.tally import Tally
-from agentrl_core.types import Outcome, Record, Task
+from agentrl_core.types import Evaluation, Outcome, Record, Task
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
@@ -150,12 +149,11 @@ class Scheduler:
 
     async def evaluate(
         self, tasks: Sequence[Task], *, name: str, seed: int, sampling: SamplingConfig | None = None
-    ) -> tuple[float, int, int]:
-        """Run every task once: mean reward (NaN without any), number of scored records, and of the others.
+    ) -> Evaluation:
+        """Run every task once.
 
-        The random keys depend on `seed` and the task alone, so evaluations compare policies on equal terms. A
-        record without a reward is missing from the mean, it does not count as 0. `sampling` takes the place of
-        the policy's own parameters. Raises as `run` does.
+        The random keys depend on `seed` and the task alone, so evaluations compare policies on equal terms.
+        `sampling` takes the place of the policy's own parameters. Raises as `run` does.
         """
         self._loop = asyncio.get_running_loop()
         if self._stopping:
@@ -176,9 +174,9 @@ class Scheduler:
             if this is not None:
                 self._evaluations.discard(this)
         rewards = [reward for item in running if (reward := item.result().reward) is not None]
-        mean = math.fsum(rewards) / len(rewards) if rewards else math.nan
-        logger.info("evaluation '%s': mean reward %.4f, %d of %d scored", name, mean, len(rewards), len(tasks))
-        return mean, len(rewards), len(tasks) - len(rewards)
+        found = Evaluation.of(rewards, failed=len(tasks) - len(rewards))
+        logger.info("evaluation '%s': mean reward %.4f, %d of %d scored", name, found.mean, len(rewards), len(tasks))
+        return found
 
     @property
     def _halted(self) -> bool:

@@ -101,8 +101,8 @@ def _plugins() -> Iterator[Finding]:
             check="plugins",
             ok=False,
             told=f"{package.distribution} {package.version} {package.trouble}",
-            mend=f"install what it misses, or a version that fits (`agentrl plugins show {package.distribution}` has the traceback), or leave "
-            f"it out: AGENTRL_BLOCK_PLUGINS={package.distribution}",
+            mend=f"install what it misses, or a version that fits (`agentrl plugins show {package.distribution}` has the "
+            f"traceback), or leave it out: AGENTRL_BLOCK_PLUGINS={package.distribution}",
         )
     for clash in registry.clashes():
         yield Finding(check="plugins", ok=True, told=clash)

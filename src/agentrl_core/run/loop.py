@@ -168,16 +168,17 @@ class TrainingLoop:
         results = self._sampling.evaluate(self._components.eval_sets, tasks)
         report = EvalReport(
             step=self._step,
-            rewards={name: reward for name, (reward, _, _) in results.items()},
-            records={name: scored for name, (_, scored, _) in results.items()},
-            failed={name: failed for name, (_, _, failed) in results.items()},
+            rewards={name: found.mean for name, found in results.items()},
+            errors={name: found.error for name, found in results.items()},
+            records={name: found.scored for name, found in results.items()},
+            failed={name: found.failed for name, found in results.items()},
         )
         self._evals.append(report)
         self._audience.evaluated(report)
-        for name, (_, scored, failed) in results.items():
-            if failed and not scored:
+        for name, found in results.items():
+            if found.failed and not found.scored:
                 raise RunError(
-                    f"none of the {failed} evaluation episodes on '{name}' gave a reward; "
+                    f"none of the {found.failed} evaluation episodes on '{name}' gave a reward; "
                     f"look at: agentrl trace list {self._directory.reference}"
                 )
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agentrl_core.run.components import Components
     from agentrl_core.run.start import Start
     from agentrl_core.stores.queue import Ahead
-    from agentrl_core.types import Group, Record, Task
+    from agentrl_core.types import Evaluation, Group, Record, Task
     from agentrl_core.weights.base import WeightSource
 
 logger = logging.getLogger(__name__)
@@ -158,8 +158,8 @@ class SamplingSide:
         """Let the episodes start that the new version admits."""
         self.scheduler.publish(version, steps_done)
 
-    def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, tuple[float, int, int]]:
-        """Mean reward, number of scored records and number of failed ones, of each task set."""
+    def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, Evaluation]:
+        """Evaluate each task set."""
         sampling = attrs.evolve(self._config.sampling, temperature=self._config.eval.temperature)
         results = {}
         for name, members in sets.items():

@@ -45,6 +45,8 @@ class EvalReport:
     """Name of the task set -> mean reward."""
     records: Mapping[str, int]
     """Name of the task set -> scored records; the mean is over these."""
+    errors: Mapping[str, float] = attrs.field(factory=dict)
+    """Name of the task set -> standard error of the mean reward."""
     failed: Mapping[str, int] = attrs.field(factory=dict)
     """Name of the task set -> records that gave no reward."""
 

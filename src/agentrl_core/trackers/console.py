@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
 
+_NORMAL_95 = 1.96
+"""Standard errors to each side of a mean that hold 95 % of a normal distribution."""
 _HEADER_EVERY = 20  # rows, so that the columns' names stay in view
 
 
@@ -187,10 +189,17 @@ def _before_and_after(evals: tuple[EvalReport, ...]) -> dict[str, str]:
     for name in dict.fromkeys(name for report in evals for name in report.rewards):
         reports = [report for report in evals if name in report.rewards]
         first, last = reports[0], reports[-1]
-        texts[name] = f"{first.rewards[name]:.3f} after step {first.step} ({_records(first, name)})"
+        texts[name] = f"{_mean(first, name)} after step {first.step} ({_records(first, name)})"
         if last is not first:
-            texts[name] += f" -> {last.rewards[name]:.3f} after step {last.step} ({_records(last, name)})"
+            texts[name] += f" -> {_mean(last, name)} after step {last.step} ({_records(last, name)})"
     return texts
+
+
+def _mean(report: EvalReport, name: str) -> str:
+    """Write a mean reward with half of its confidence interval of 95 %."""
+    error = report.errors.get(name, math.nan)
+    half = f" ± {_NORMAL_95 * error:.3f}" if math.isfinite(error) else ""
+    return f"{report.rewards[name]:.3f}{half}"
 
 
 def _near(path: Path) -> str:
