@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -105,25 +106,32 @@ def test_close_leaves_an_agent_behind_that_ignores_its_cancellation(make_loop, c
     assert "left behind" in caplog.text
 
 
-def test_a_blocked_loop_is_told_once_and_raises_with_the_line_that_blocks(make_loop, release):
+def test_a_blocked_loop_is_told_once_and_raises_with_the_line_that_blocks(make_loop, release, caplog):
     notices, told = [], threading.Event()
 
     def notice(message):
         notices.append(message)
         told.set()
 
-    async def blocking_agent():
+    def blocking_call():
         release.wait(timeout=60)
 
+    async def blocking_agent():
+        blocking_call()
+
     loop = make_loop(notice=notice, patience_s=1.2)
-    with pytest.raises(RunError, match=r"test_threads\.py:\d+ \(in blocking_agent\) has blocked .* use await"):
+    with pytest.raises(RunError, match=r"test_threads\.py:\d+ \(in blocking_call\) has blocked .* use await"):
         loop.run(blocking_agent())
     assert told.wait(timeout=30)
     loop.cpu_seconds()  # does not wait for ever either
     loop.close(grace_s=0.05)
     assert len(notices) == 1
-    assert "(in blocking_agent) blocks the event loop" in notices[0]
+    assert "(in blocking_call) blocks the event loop" in notices[0]
+    assert re.search(r", called by \S*test_threads\.py:\d+ \(in blocking_agent\);", notices[0])
     assert "a plain `def run`" in notices[0]
+    assert "`rollout.agent.mode: subproc`" in notices[0]
+    assert caplog.text.count("It was at:") == 1
+    assert "\n    release.wait(timeout=60)" in caplog.text
 
 
 def test_a_loop_that_waits_is_not_blocked(make_loop):

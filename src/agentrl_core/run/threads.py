@@ -11,8 +11,10 @@ import math
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import uvloop
@@ -30,14 +32,19 @@ TICK_S = 0.5
 _NOTICE_AFTER_S = 1.0
 _CLOSING_S = 3.0
 """How long a blocked loop is waited for once nothing more is wanted of it."""
-_ADVICE = "use await, or a plain `def run`, which gets a thread of its own"
+_ADVICE = (
+    "use await, or a plain `def run`, which gets a thread of its own, or `rollout.agent.mode: subproc`, which gives "
+    "agents processes of their own"
+)
+_MOST_CALLERS = 3
 
 
 class LoopThread:
     """Runs coroutines for other threads; every failure surfaces where the result is awaited.
 
-    `workers`: threads for the synchronous parts of agents. `notice` is told once, on another thread, which line
-    keeps the loop from turning; after `patience_s` of that whoever waits for the loop gets a `RunError`.
+    `workers`: threads for the synchronous parts of agents. `notice` is told once, on another thread, which lines of
+    the user's code keep the loop from turning (the log has the whole stack); after `patience_s` of that whoever waits
+    for the loop gets a `RunError`.
     """
 
     def __init__(
@@ -157,21 +164,40 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(self._tick)
             while not self._ticked.wait(TICK_S) and not self._closing.is_set():
                 self._blocked_s += TICK_S
-                if not told and self._blocked_s > _NOTICE_AFTER_S and (place := self._place()):
-                    told = True
-                    self._notice(f"{place} blocks the event loop that all agents share; {_ADVICE}")
+                if not told and self._blocked_s > _NOTICE_AFTER_S:
+                    told = self._tell()
             self._blocked_s = 0.0
+
+    def _tell(self) -> bool:
+        """Name the user's code that blocks the loop; return whether there is any."""
+        frame = self._frame()
+        places = _users_places(frame)
+        if not places:
+            return False
+        callers = "".join(f", called by {place}" for place in places[1 : 1 + _MOST_CALLERS])
+        message = f"{places[0]} blocks the event loop that all agents share{callers}; {_ADVICE}"
+        logger.warning("%s. It was at:\n%s", message, "".join(traceback.format_stack(frame)))
+        self._notice(message)
+        return True
 
     def _place(self) -> str:
         """Return what the thread is at in the user's own code, the innermost frame; empty where it is elsewhere."""
-        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 (the documented way)
-        while frame is not None:
-            path = Path(frame.f_code.co_filename)
-            if is_users(path):
-                shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-                return f"{shown}:{frame.f_lineno} (in {frame.f_code.co_name})"
-            frame = frame.f_back
-        return ""
+        return next(iter(_users_places(self._frame())), "")
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 (the documented way)
+
+
+def _users_places(frame: FrameType | None) -> list[str]:
+    """Return the lines of the user's own code in a stack, innermost first."""
+    places = []
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if is_users(path):
+            shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            places.append(f"{shown}:{frame.f_lineno} (in {frame.f_code.co_name})")
+        frame = frame.f_back
+    return places
 
 
 def _check_time(end: float, limit_s: float) -> None:
