@@ -31,9 +31,18 @@ def register_workflows(register: Register[Any]) -> None:
 
 @hookimpl
 def register_scorers(register: Register[Any]) -> None:
-    """Register the scorers that compare an answer with its reference."""
-    register("exact_match", "agentrl_core.scorers.text:exact_match", summary="1 if the answer is the reference")
-    register("numeric", "agentrl_core.scorers.text:numeric", summary="1 if the answer equals the reference as a number")
+    """Register the scorers of answers, and those that put others together."""
+    scorers = "agentrl_core.scorers"
+    register("exact_match", f"{scorers}.text:exact_match", summary="1 if the answer is the reference")
+    register("numeric", f"{scorers}.text:numeric", summary="1 if the answer equals the reference as a number")
+    register("choice", f"{scorers}.choice:Choice", summary="1 if the answer picks the right one of several options")
+    register("f1", f"{scorers}.f1:F1", summary="overlap of the words of answer and reference, as SQuAD counts it")
+    register("regex", f"{scorers}.regex:Regex", summary="1 if a pattern matches the answer, or the whole reply")
+    register("json_match", f"{scorers}.json_match:JsonMatch", summary="the answer's JSON against the reference's")
+    register("code", f"{scorers}.code:Code", summary="unit tests on the answer's Python, in a process with limits")
+    register("weighted", f"{scorers}.compose:Weighted", summary="a weighted sum of other scorers")
+    register("gated", f"{scorers}.compose:Gated", summary="one scorer, if another one lets it")
+    register("scheduled", f"{scorers}.schedule:Scheduled", summary="a scorer by a field of the task, or by the step")
 
 
 @hookimpl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
@@ -24,6 +25,13 @@ class ScoreRequest:
     messages: Sequence[Message]
     """The last interaction's conversation, its reply included."""
     record: Record
+    step: int | None = None
+    """Optimizer steps done when the record's group was submitted, the same for its whole group; None in evaluations,
+    where what follows the steps stands at its end, so that one measure holds for all of them."""
+
+
+training_step: ContextVar[int | None] = ContextVar("training_step", default=None)
+"""`ScoreRequest.step` of what the current task runs; set by the scheduler."""
 
 
 @attrs.frozen
@@ -54,8 +62,13 @@ class Scorer(Protocol):
     """`score(request)`, sync or async. `(model_answer, ground_truth)` functions are accepted too.
 
     Returns a number, a `Score`, `{interaction id: number}`, or None: *no score*, which is never 0. An
-    exception is no score either. A scorer that needs the reference reads `request.reference` and may declare
-    `needs_reference = True`, so that a task without an answer is refused before anything starts.
+    exception is no score either. What a scorer may declare, as attributes of the function, class or object:
+
+    `needs_reference = True`: a task without an answer is refused before anything starts.
+    `check_task(task)`: called before anything starts with every task that names the scorer; raises ValueError where
+    it cannot score it.
+    `cpu_bound = True`: a sync scorer runs in a process of its own, which is killed after `timeout_s` seconds
+    (default 30): for what would hold up the agents, or may hang. It is importable by name, not a lambda.
 
     A scorer may have `async def check(self, *, gateway_url=None)`, which a run awaits before it starts: it raises
     `ConfigError` where the scorer could not score, and returns a line for each thing that may become a problem.

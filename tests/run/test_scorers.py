@@ -5,8 +5,9 @@ import pytest
 from agentrl_core import hookimpl
 from agentrl_core.config.schema import GatewayConfig
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.run.scorers import build_scorer, check_scorers
+from agentrl_core.run.scorers import check_scorers
 from agentrl_core.scorers.call import normalize_scorer
+from agentrl_core.scorers.table import ScorerTable
 from agentrl_core.testing import isolated_plugins
 
 
@@ -47,22 +48,22 @@ def registry():
 
 
 def test_a_class_is_built_and_told_the_configs_folder(registry, tmp_path):
-    built = build_scorer(registry, "remote", base_dir=tmp_path).function
+    built = ScorerTable(registry, base_dir=tmp_path).get("remote").function
     assert (type(built), built.limit, built.config_dir) == (Remote, 3, tmp_path)
 
 
 def test_a_class_that_needs_options_says_so(registry, tmp_path):
     with pytest.raises(ConfigError, match="scorer 'demanding': demanding needs the option 'server'"):
-        build_scorer(registry, "demanding", base_dir=tmp_path)
+        ScorerTable(registry, base_dir=tmp_path).get("demanding")
 
 
 def test_an_unknown_scorer_is_named_with_the_nearest(registry, tmp_path):
     with pytest.raises(PluginError, match=r"'remot' \(did you mean remote\?\)"):
-        build_scorer(registry, "remot", base_dir=tmp_path)
+        ScorerTable(registry, base_dir=tmp_path).get("remot")
 
 
 def test_scorers_are_asked_and_their_notes_collected(registry, tmp_path):
-    plain, remote = (build_scorer(registry, name, base_dir=tmp_path) for name in ("plain", "remote"))
+    plain, remote = (ScorerTable(registry, base_dir=tmp_path).get(name) for name in ("plain", "remote"))
     assert check_scorers([plain, remote], GatewayConfig(port=8123)) == ["limit 3"]
     assert check_scorers([remote], GatewayConfig()) == ["limit 3"]
     assert remote.function.gateways == ["http://127.0.0.1:8123", None]  # a free port is known later only

@@ -193,7 +193,7 @@ def test_a_run_with_agents_in_processes_trains_as_any_other(project):
 
 def test_a_task_without_an_answer_is_refused_when_its_scorer_needs_one(project):
     Path("tasks.jsonl").write_text('{"id": "t1", "query": "?", "scorer": "exact_match"}\n', encoding="utf-8")
-    with pytest.raises(UsageError, match=r"no `answer`, task 't1' first; their scorer 'exact_match' needs one"):
+    with pytest.raises(UsageError, match=r"tasks.jsonl:1: task 't1': scorer 'exact_match' needs the task's `answer`"):
         Trainer(project(name="refused")).train()
 
 

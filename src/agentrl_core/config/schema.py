@@ -290,6 +290,8 @@ class RunConfig:
     model: ModelConfig = field(factory=ModelConfig)
     warm_start: WarmStartConfig | None = None
     data: DataConfig = field(factory=DataConfig)
+    scorers: Mapping[str, Component] = field(factory=dict)
+    """Scorers with options, and scorers made of others, under names that tasks and data.default_scorer may use."""
     workflow: Component | None = None
     """The agent; may be left out where Python passes it to `Trainer.train`."""
     sampling: SamplingConfig = field(factory=SamplingConfig)

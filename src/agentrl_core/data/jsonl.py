@@ -46,6 +46,14 @@ def load_tasks(path: str | Path) -> list[Task]:
     return tasks
 
 
+def line_of(path: str | Path, task_id: str) -> int | None:
+    """Return the number of the line on which a task of a file stands."""
+    for number, line in enumerate(_read_lines(Path(path)), start=1):
+        if line.strip() and str(json.loads(line).get("id")) == task_id:
+            return number
+    return None
+
+
 class _BadLineError(ValueError):
     """A line is not a task."""
 

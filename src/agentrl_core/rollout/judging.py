@@ -14,7 +14,7 @@ from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout.attempts import run_agent
 from agentrl_core.rollout.failures import describe
 from agentrl_core.rollout.rewards import GivenReward, read_reward
-from agentrl_core.scoring import Answer, Score, ScoreRequest
+from agentrl_core.scoring import Answer, Score, ScoreRequest, training_step
 
 if TYPE_CHECKING:
     from agentrl_core.scorers.call import NormalizedScorer
@@ -77,6 +77,7 @@ def score_request(task: Task, episode: Episode, answer: Answer | None = None) ->
         task=task,
         messages=conversation(episode, last),
         record=episode.record,
+        step=training_step.get(),
     )
 
 

@@ -21,6 +21,7 @@ from agentrl_core.rollout.groups import run_group
 from agentrl_core.rollout.online import NobodyCame
 from agentrl_core.rollout.order import TaskOrder, TaskQueue, Turn, stable_hash
 from agentrl_core.rollout.tally import Tally
+from agentrl_core.scoring import training_step
 from agentrl_core.types import Evaluation, Outcome, Record, Task
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ class Scheduler:
     async def _run_group(self, turn: Turn, group_id: str) -> None:
         """Run a group to its end; the task of one that is not usable may come again."""
         self._pending -= self._config.group_size
+        training_step.set(self._capacity.steps_done)  # in the context of this group alone
 
         def start(group: asyncio.TaskGroup, slot: int, attempt: int) -> asyncio.Task[Record | None]:
             return self._spawn(group, self._run_slot(turn, group_id, slot, attempt))

@@ -11,7 +11,7 @@ import attrs
 
 from agentrl_core.batching.filters import as_filter
 from agentrl_core.chat import Chat
-from agentrl_core.data.jsonl import load_tasks
+from agentrl_core.data.jsonl import line_of, load_tasks
 from agentrl_core.errors import DataError, PluginError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
 from agentrl_core.losses import split_options
@@ -19,13 +19,12 @@ from agentrl_core.options import bind
 from agentrl_core.plugins import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, with_options
-from agentrl_core.run.scorers import build_scorer
+from agentrl_core.scorers.table import ScorerTable
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
     from agentrl_core.config.schema import Component, RunConfig
     from agentrl_core.registry import Registry
-    from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.types import Task
 
 
@@ -89,14 +88,14 @@ class Checks:
         self.notes: list[str] = []
         self.task_sets: dict[str, Sequence[Task]] = {}
         """`data.train`, `data.eval`, `data.eval.NAME` -> what `tasks` read there."""
-        self.scorers: dict[str, NormalizedScorer] = {}
-        """Those that tasks name, and the default one where it is installed."""
+        self.scorers = ScorerTable(registry, self._run.scorers, base_dir=given.base_dir, places=given.places)
 
     def all(self) -> Iterator[str]:
         """Everything but the workflow."""
         yield from self.modes()
         yield from self.model()
         yield from self.components()
+        yield from self.defined_scorers()
         yield from self.tasks()
 
     def modes(self) -> Iterator[str]:
@@ -225,42 +224,49 @@ class Checks:
         return loader() if self._load_datasets else ()
 
     def _scorers(self, source: str, tasks: Sequence[Task]) -> Iterator[str]:
+        """See whether there is a scorer for each task, and whether it can score it."""
         by_scorer: dict[str | None, list[Task]] = {}
         for task in tasks:
             by_scorer.setdefault(task.scorer, []).append(task)
         for name, its_tasks in by_scorer.items():
             try:
-                scorer = self._scorer(name or self._run.data.default_scorer)
+                scorer = self.scorers.get(name or self._run.data.default_scorer)
             except UsageError as error:
                 if name is None:
                     self._note_default(source, len(its_tasks), error)
-                else:
+                elif name not in self._run.scorers:  # what the config itself defines is looked at by `defined_scorers`
                     package = SCORER_PACKAGES.get(name)
-                    yield f"{source}: task '{its_tasks[0].id}': {error}" + (
-                        f"; pip install {package}" if package else ""
-                    )
+                    place = self._task_place(source, its_tasks[0])
+                    yield f"{place}: {error}" + (f"; pip install {package}" if package else "")
                 continue
-            unanswered = [task.id for task in its_tasks if task.answer is None] if scorer.needs_reference else []
-            if unanswered:
-                text = f"{source}: {len(unanswered)} tasks have no `answer`, task '{unanswered[0]}' first"
+            refused = [(task, problem) for task in its_tasks if (problem := scorer.refuses(task))]
+            if refused:
+                task, problem = refused[0]
+                more = f" (and {len(refused) - 1} more tasks like it)" if len(refused) > 1 else ""
+                text = f"{self._task_place(source, task)}: {problem}{more}"
                 if name is None:
-                    self.notes.append(f"{text}: data.default_scorer '{scorer.name}' cannot score them")
+                    self.notes.append(f"{text}: the workflow must return {'its' if not more else 'their'} reward")
                 else:
-                    yield f"{text}; their scorer '{name}' needs one"
+                    yield text
+
+    def _task_place(self, source: str, task: Task) -> str:
+        """Where a task stands: its line, if it is from a file."""
+        path = self._given.base_dir / Path(source).expanduser()
+        line = line_of(path, task.id) if path.is_file() else None
+        return f"{source}: task '{task.id}'" if line is None else f"{path}:{line}: task '{task.id}'"
 
     def _note_default(self, source: str, count: int, error: UsageError) -> None:
         name = self._run.data.default_scorer
         online = self._run.rollout.agent.mode == "online"
-        state = "is not installed" if isinstance(error, PluginError) else f"cannot be used ({error})"
+        why = "is not installed" if f"no scorer named '{name}'" in str(error) else f"cannot be used ({error})"
         self.notes.append(
-            f"{source}: {count} tasks name no scorer, and data.default_scorer '{name}' {state}: "
+            f"{source}: {count} tasks name no scorer, and data.default_scorer '{name}' {why}: "
             + ("their agents must send rewards" if online else "the workflow must return their rewards")
         )
 
-    def _scorer(self, name: str) -> NormalizedScorer:
-        if name not in self.scorers:
-            self.scorers[name] = build_scorer(self._registry, name, base_dir=self._given.base_dir)
-        return self.scorers[name]
+    def defined_scorers(self) -> Iterator[str]:
+        """Make the scorers of the config."""
+        yield from self.scorers.problems()
 
     def _build_loss(self) -> None:
         loss = self._run.loss

@@ -11,7 +11,7 @@ import attrs
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.plugins import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, Given, resolve_agent
-from agentrl_core.run.scorers import build_scorer, check_scorers
+from agentrl_core.run.scorers import check_scorers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agentrl_core.registry import Registry
     from agentrl_core.rollout.workflows import ResolvedWorkflow
     from agentrl_core.scorers.call import NormalizedScorer
+    from agentrl_core.scorers.table import ScorerTable
     from agentrl_core.types import Task
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Components:
     """None where agents from elsewhere do the episodes."""
     tasks: Sequence[Task]
     eval_sets: Mapping[str, Sequence[Task]]
-    scorers: dict[str, NormalizedScorer]
+    scorers: ScorerTable
     used: dict[str, str]
     """`kind:name` -> `dist==version module:attr`."""
 
@@ -68,19 +69,16 @@ class Components:
     def scorer_for(self, task: Task) -> NormalizedScorer:
         """The scorer of a task whose workflow returned no reward; stops the run if it is not installed."""
         name = task.scorer or self.config.data.default_scorer
-        if name not in self.scorers:
-            try:
-                scorer = build_scorer(self.registry, name, base_dir=self.base_dir)
-            except UsageError as error:
-                package = SCORER_PACKAGES.get(name)
-                advice = f"pip install {package}, or " if package else ""
-                raise RunError(
-                    f"task '{task.id}' names no scorer and the workflow returned no reward, so it needs "
-                    f"data.default_scorer '{name}': {error}. {advice}return a reward from the workflow, "
-                    "name a `scorer` in the task, or set data.default_scorer"
-                ) from error
-            self.scorers[name] = scorer
-        return self.scorers[name]
+        try:
+            return self.scorers.get(name)
+        except UsageError as error:
+            package = SCORER_PACKAGES.get(name)
+            advice = f"pip install {package}, or " if package else ""
+            raise RunError(
+                f"task '{task.id}' names no scorer and the workflow returned no reward, so it needs "
+                f"data.default_scorer '{name}': {error}. {advice}return a reward from the workflow, "
+                "name a `scorer` in the task, or set data.default_scorer"
+            ) from error
 
 
 def resolve(
@@ -96,7 +94,7 @@ def resolve(
     checks = Checks(given, registry, load_datasets=True)
     if problems := list(dict.fromkeys(checks.all())):
         raise ConfigError("\n".join(problems))
-    for note in check_scorers(checks.scorers.values(), config.gateway):
+    for note in check_scorers(checks.scorers.made, config.gateway):
         logger.warning("%s", note)
     eval_sets = {
         key.removeprefix("data.").removeprefix("eval."): tasks
@@ -108,7 +106,7 @@ def resolve(
             raise DataError(f"{given.where('data.eval')}: the task set '{name}' is empty")
     resolved = _workflow(given, registry, config.workflow if workflow is None else workflow, workflow_kwargs)
     used = {} if resolved is None else {"workflow": resolved.name}
-    used |= {f"scorers:{name}": registry.describe("scorers", name, base_dir=given.base_dir) for name in checks.scorers}
+    used |= {f"scorers:{name}": description for name, description in checks.scorers.used.items()}
     return Components(
         given=given,
         registry=registry,

@@ -1,32 +1,15 @@
-"""The scorers that a run's tasks name: built before it starts, and asked whether they can score."""
+"""The scorers that a run's tasks name, asked before it starts whether they can score."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from typing import TYPE_CHECKING
-
-from agentrl_core.options import construct
-from agentrl_core.scorers.call import normalize_scorer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from agentrl_core.config.schema import GatewayConfig
-    from agentrl_core.registry import Registry
     from agentrl_core.scorers.call import NormalizedScorer
-
-
-def build_scorer(registry: Registry, name: str, *, base_dir: Path) -> NormalizedScorer:
-    """Load a scorer; a class is built without options, and told the config's folder if it takes `config_dir`.
-
-    Raises `PluginError` where there is no such scorer, `ConfigError` where it needs options.
-    """
-    found = registry.load("scorers", name, base_dir=base_dir)
-    if inspect.isclass(found):
-        found = construct(found, {}, name=name, where=f"scorer '{name}'", injected={"config_dir": base_dir})
-    return normalize_scorer(found, name)
 
 
 def check_scorers(scorers: Iterable[NormalizedScorer], gateway: GatewayConfig) -> list[str]:

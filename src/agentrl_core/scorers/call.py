@@ -8,7 +8,7 @@ import math
 import numbers
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,7 +16,13 @@ from agentrl_core.daemons import call_on_thread
 from agentrl_core.errors import EpisodeError, PluginError
 from agentrl_core.scoring import Score, ScoreRequest
 
+if TYPE_CHECKING:
+    from agentrl_core.types import Task
+
 _EXPECTED = "score(request) or score(model_answer, ground_truth), with options as keyword-only parameters"
+
+_PROCESS_TIMEOUT_S = 30.0
+"""Limit of a `cpu_bound` scorer that names none."""
 
 _LARGEST = 3.4e38
 """About the largest 32-bit float: the learner has no larger ones, and squares of them still fit a Python float."""
@@ -39,6 +45,23 @@ class NormalizedScorer:
     """Called as `(answer, reference)` instead of `(request)`."""
     is_async: bool
     """Called on the event loop; a sync scorer runs on a thread of its own."""
+    cpu_bound: bool = False
+    """Called in a process of its own instead."""
+    timeout_s: float = _PROCESS_TIMEOUT_S
+    """How long that process may take; then it is killed, and there is no score."""
+    check_task: Callable[[Task], object] | None = None
+    """Raises ValueError for a task that the scorer cannot score."""
+
+    def refuses(self, task: Task) -> str:
+        """Say why a task cannot be scored, whatever the agent answers; empty where it can."""
+        if self.needs_reference and task.answer is None:
+            return f"scorer '{self.name}' needs the task's `answer`"
+        try:
+            if self.check_task is not None:
+                self.check_task(task)
+        except ValueError as error:
+            return f"scorer '{self.name}': {error}"
+        return ""
 
     async def __call__(self, request: ScoreRequest) -> Score | dict[str, float] | None:
         """Judge one finished episode."""
@@ -49,6 +72,8 @@ class NormalizedScorer:
         arguments = (request.answer, request.reference) if self.takes_texts else (request,)
         if self.is_async:
             result = self.function(*arguments)
+        elif self.cpu_bound:
+            result = await self._in_process(arguments)
         else:
             result = await call_on_thread(functools.partial(self.function, *arguments), name="agentrl-scorer")
         if inspect.isawaitable(result):
@@ -59,6 +84,14 @@ class NormalizedScorer:
         """Let the scorer look whether it can score; returns its notes, raises what it raises."""
         check = getattr(_innermost(self.function), "check", None)
         return await check(gateway_url=gateway_url) if inspect.iscoroutinefunction(check) else ()
+
+    async def _in_process(self, arguments: tuple[Any, ...]) -> Any:
+        from agentrl_core.processes import CallTimeoutError, run_in_process
+
+        try:
+            return await run_in_process(self.function, *arguments, timeout_s=self.timeout_s)
+        except CallTimeoutError as error:
+            raise EpisodeError("no_score", f"scorer '{self.name}': {error}") from error
 
     def _checked(self, result: Any) -> Score | dict[str, float] | None:
         if result is None:
@@ -86,18 +119,26 @@ def normalize_scorer(function: object, name: str) -> NormalizedScorer:
     """Make any scorer callable in one way; `function` takes a ScoreRequest, or `(model_answer, ground_truth)`.
 
     The two-argument form gets the extracted answer and the task's reference, both as text. What counts is the
-    number of positional parameters without a default. Raises PluginError where `function` is no scorer.
+    number of positional parameters without a default. Raises PluginError where `function` is no scorer, or one that
+    cannot do what it declares.
     """
     if not callable(function) or inspect.isclass(function):
         raise PluginError(f"scorer '{name}': expected {_EXPECTED}, found {_found(function)}")
     takes_texts = _positional_parameters(function, name) == 2  # noqa: PLR2004  (answer and reference)
+    declared = _innermost(function)
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    cpu_bound = bool(getattr(declared, "cpu_bound", False))
+    if cpu_bound:
+        _check_for_process(function, name, is_async=is_async)
     return NormalizedScorer(
         name=name,
         function=function,
-        needs_reference=bool(getattr(_innermost(function), "needs_reference", takes_texts)),
+        needs_reference=bool(getattr(declared, "needs_reference", takes_texts)),
         takes_texts=takes_texts,
-        is_async=inspect.iscoroutinefunction(function)
-        or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004
+        is_async=is_async,
+        cpu_bound=cpu_bound,
+        timeout_s=_timeout(getattr(declared, "timeout_s", _PROCESS_TIMEOUT_S), name),
+        check_task=getattr(declared, "check_task", None),
     )
 
 
@@ -139,6 +180,27 @@ def _positional_parameters(function: Callable[..., Any], name: str) -> int:
     if required > 2 or not takes_one:  # noqa: PLR2004  (answer and reference)
         raise PluginError(f"scorer '{name}': expected {_EXPECTED}, found {_found(function)}")
     return max(required, 1)
+
+
+def _check_for_process(function: Callable[..., Any], name: str, *, is_async: bool) -> None:
+    """Raise PluginError where another process could not call the scorer."""
+    if is_async:
+        raise PluginError(
+            f"scorer '{name}': cpu_bound is for synchronous scorers, and {_found(function)} is async: it runs on the "
+            "agents' event loop; take `async` or cpu_bound away"
+        )
+    from agentrl_core.processes import pack
+
+    try:
+        pack(function)
+    except TypeError as error:
+        raise PluginError(f"scorer '{name}': cpu_bound calls it in another process: {error}") from error
+
+
+def _timeout(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise PluginError(f"scorer '{name}': timeout_s: expected a number of seconds above 0, found {_found(value)}")
+    return float(value)
 
 
 def _innermost(function: Any) -> Any:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from agentrl_core.scorers.reading import references
+
 if TYPE_CHECKING:
     from agentrl_core.scoring import ScoreRequest
 
@@ -21,30 +23,33 @@ def _needing_reference(scorer: _Scorer) -> _Scorer:
 
 @_needing_reference
 def exact_match(request: ScoreRequest, *, casefold: bool = False) -> float:
-    """Give 1 where the answer is the reference, else 0.
+    """Give 1 where the answer is the reference, or any of them, else 0.
 
     White space around them does not count; case does, unless `casefold`.
     """
-    answer, reference = request.answer.strip(), _reference(request).strip()
+    answer, *expected = (text.strip() for text in (request.answer, *references(request)))
     if casefold:
-        answer, reference = answer.casefold(), reference.casefold()
-    return float(answer == reference)
+        answer, *expected = (text.casefold() for text in (answer, *expected))
+    return float(answer in expected)
 
 
 @_needing_reference
 def numeric(request: ScoreRequest, *, rel: float = 1e-6, abs: float = 1e-9) -> float:  # noqa: A002  (pytest.approx's names)
-    """Give 1 where the last numbers in answer and reference are equal within `rel` or `abs`, else 0.
+    """Give 1 where the last numbers in answer and reference, or any of them, are equal within `rel` or `abs`, else 0.
 
     Reads `1,234.5`, `-1e-3`, `2 x 10^5`, `3/4` and LaTeX fractions; the signs $ and % are skipped, so `50%` is 50.
     An answer without a number is wrong; a reference without one raises, which is no score.
     """
-    expected = last_number(_reference(request))
-    if expected is None:
+    expected = [last_number(text) for text in references(request)]
+    if None in expected:
         raise ValueError(
             f"task '{request.task.id}': its answer holds no number, numeric needs one: {request.reference!r}"
         )
     found = last_number(request.answer)
-    return float(found is not None and math.isclose(found, expected, rel_tol=rel, abs_tol=abs))
+    return float(
+        found is not None
+        and any(number is not None and math.isclose(found, number, rel_tol=rel, abs_tol=abs) for number in expected)
+    )
 
 
 def same_number(answer: str, reference: str, *, rel: float = 1e-6, abs: float = 1e-9) -> bool:  # noqa: A002
@@ -85,9 +90,3 @@ _VALUE = re.compile(
     """,
     re.VERBOSE,
 )
-
-
-def _reference(request: ScoreRequest) -> str:
-    if request.reference is None:
-        raise ValueError(f"task '{request.task.id}' has no answer to compare with")
-    return request.reference

@@ -1,0 +1,135 @@
+"""Scorers by name: those that the config defines under `scorers`, and the registered ones."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.config.schema import Component
+from agentrl_core.errors import ConfigError, PluginError, UsageError
+from agentrl_core.options import construct
+from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agentrl_core.registry import Registry
+
+Places = Callable[[str], Callable[[str], str]]
+"""Dotted key of a section -> its option's name ("" for the section) -> `config.yaml:9: section.option`."""
+
+
+def _keys(key: str) -> Callable[[str], str]:
+    return lambda option: f"{key}.{option}" if option else key
+
+
+class ScorerTable:
+    """Makes each scorer once, when it is first asked for.
+
+    `sections` are the config's `scorers`. A name stands for the section of that name, else for what is registered;
+    so it is wherever a scorer has parts. A class is built with its options. What takes the keyword `config_dir` is
+    told the config's folder; what has parts takes `scorer_of`, a callable from a part as the config has it (a name, or
+    `{use: NAME, …options}`) and its key to a `NormalizedScorer`.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        sections: Mapping[str, Component] | None = None,
+        *,
+        base_dir: Path | None = None,
+        places: Places = _keys,
+    ) -> None:
+        self._registry, self._sections = registry, sections or {}
+        self._base_dir, self._places = base_dir, places
+        self._by_name: dict[str, NormalizedScorer] = {}
+        self._making: list[str] = []
+        self.made: list[NormalizedScorer] = []
+        """All that were made, parts of others among them."""
+        self.used: dict[str, str] = {}
+        """Registered scorer -> `dist==version module:attr`, of all that were made."""
+
+    def get(self, name: str) -> NormalizedScorer:
+        """Return the scorer that a task names. Raises `UsageError` where there is none, or it cannot be made."""
+        if name not in self._by_name:
+            if name in self._sections:
+                self._by_name[name] = self._make_section(name)
+            else:
+                self._by_name[name] = self._make(Component(name), name, "", "")
+        return self._by_name[name]
+
+    def problems(self) -> Iterator[str]:
+        """Make all that the config defines; yield a line for each that cannot be."""
+        for name in self._sections:
+            try:
+                self.get(name)
+            except UsageError as error:
+                yield str(error)
+
+    def _make_section(self, name: str) -> NormalizedScorer:
+        key = f"scorers.{name}"
+        where = self._places(key)("")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+            raise ConfigError(f"{where}: a name is lower-case letters, digits, '_' and '-', the first no sign")
+        if name in self._making:
+            circle = " → ".join([*self._making[self._making.index(name) :], name])
+            raise ConfigError(f"{where}: it is a part of itself: {circle}")
+        component = self._sections[name]
+        self._making.append(name)
+        try:
+            if component.use != name and component.use in self._sections:
+                return self._alias(component, key)
+            return self._make(component, name, key, where)
+        finally:
+            self._making.pop()
+
+    def _alias(self, component: Component, key: str) -> NormalizedScorer:
+        if component.options:
+            option = next(iter(component.options))
+            raise ConfigError(
+                f"{self._places(key)(option)}: '{component.use}' is defined in this config and takes no options"
+            )
+        return self.get(component.use)
+
+    def _make(self, component: Component, name: str, key: str, where: str) -> NormalizedScorer:
+        """Build a registered scorer; `key` is its place in the config, empty for one that a task names."""
+        at: Any = self._places(key) if key else ""
+        target = self._registry.load("scorers", component.use, base_dir=self._base_dir, where=at)
+        offered = {
+            "scorer_of": lambda given, option: self._part(given, f"{key}.{option}"),
+            "config_dir": self._base_dir,
+        }
+        injected = {name: item for name, item in offered.items() if name in _named_parameters(target)}
+        at = at or f"scorer '{name}'"
+        built = construct(target, component.options, name=component.use, where=at, injected=injected)
+        try:
+            scorer = normalize_scorer(built, name)
+        except PluginError as error:
+            raise PluginError(f"{where}: {error}" if where else str(error)) from error
+        self.made.append(scorer)
+        self.used[component.use] = self._registry.describe("scorers", component.use, base_dir=self._base_dir)
+        return scorer
+
+    def _part(self, given: Any, key: str) -> NormalizedScorer:
+        """Return a part of another scorer: a name, or a component with its options."""
+        where = self._places(key)("")
+        if isinstance(given, str) and given:
+            if given in self._sections:
+                return self.get(given)
+            return self._make(Component(given), given, key, where)
+        if not isinstance(given, Mapping) or not isinstance(given.get("use"), str) or not given["use"]:
+            raise ConfigError(f"{where}: expected a scorer's name, or {{use: NAME, …options}}, found {given!r:.60}")
+        component = Component(given["use"], {option: item for option, item in given.items() if option != "use"})
+        if component.use in self._sections:
+            return self._alias(component, key)
+        return self._make(component, component.use, key, where)
+
+
+def _named_parameters(target: Any) -> Collection[str]:
+    """Return what a scorer, or its constructor, takes by these names; what it takes as any keyword is not meant."""
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):  # `normalize_scorer` tells
+        return ()
