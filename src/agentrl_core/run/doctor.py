@@ -101,7 +101,7 @@ def _plugins() -> Iterator[Finding]:
             check="plugins",
             ok=False,
             told=f"{package.distribution} {package.version} {package.trouble}",
-            mend=f"install what it misses, or a version that fits (`agentrl plugins show {package.distribution}` has the "
+            mend=f"install what it misses, or what fits (`agentrl plugins show {package.distribution}` has the "
             f"traceback), or leave it out: AGENTRL_BLOCK_PLUGINS={package.distribution}",
         )
     for clash in registry.clashes():

@@ -107,6 +107,14 @@ SCAFFOLDS: Mapping[str, Scaffold] = {
         usage="workflow: my_agents.py:build_crew   # $component adapts what it makes",
         summary="An adapter of an agent framework for agentrl",
     ),
+    "worker-adapter": Scaffold(
+        kind="worker_adapters",
+        file="worker",
+        attribute="adapt",
+        usage="""workflow: my_agents.py:build_crew   # $component adapts what it makes
+rollout: {agent: {mode: subproc, python: ../crew-env/bin/python}}""",
+        summary="An adapter for agents in their own interpreter",
+    ),
     "command": Scaffold(
         kind="commands",
         file="command",

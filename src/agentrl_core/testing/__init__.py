@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agentrl_core.testing.stores import StoreSuite
     from agentrl_core.testing.tool_parsers import ToolParserSuite, check_tool_parser
     from agentrl_core.testing.trackers import TrackerSuite, check_tracker
+    from agentrl_core.testing.worker_adapters import WorkerAdapterSuite
     from agentrl_core.testing.workflows import WorkflowSuite
 
 _MODULES = {
@@ -45,6 +46,7 @@ _MODULES = {
     "StoreSuite": "stores",
     "ToolParserSuite": "tool_parsers",
     "TrackerSuite": "trackers",
+    "WorkerAdapterSuite": "worker_adapters",
     "WorkflowSuite": "workflows",
     "check_advantage": "advantages",
     "check_command": "commands",
@@ -79,6 +81,7 @@ __all__ = [
     "StoreSuite",
     "ToolParserSuite",
     "TrackerSuite",
+    "WorkerAdapterSuite",
     "WorkflowSuite",
     "check_advantage",
     "check_command",

@@ -69,7 +69,7 @@ class AdapterSuite(ConformanceSuite):
     ) -> None:
         """The task's messages are the agent's input, and the policy's words its reply."""
         (episode,) = rehearsal.play(adapted, tasks[:1])
-        _check_answered(episode, 0)
+        check_answered(episode, 0)
 
     def test_a_factory_is_as_good_as_what_it_makes(
         self,
@@ -82,14 +82,14 @@ class AdapterSuite(ConformanceSuite):
         """A function that builds the agent may be named in its place."""
         made = resolve_workflow(lambda: agent_factory(), registry=registry, base_dir=tmp_path)  # noqa: PLW0108
         (episode,) = rehearsal.play(made, tasks[:1])
-        _check_answered(episode, 0)
+        check_answered(episode, 0)
 
     def test_concurrent_records_reach_each_their_own_session(
         self, rehearsal: Rehearsal, adapted: ResolvedWorkflow, tasks: Sequence[Task]
     ) -> None:
         """One agent object serves many records at once; none sees another's conversation."""
         for number, episode in enumerate(rehearsal.play(adapted, tasks)):
-            _check_answered(episode, number)
+            check_answered(episode, number)
 
     def test_records_leave_nothing_behind_for_later_ones(
         self, rehearsal: Rehearsal, adapted: ResolvedWorkflow, tasks: Sequence[Task]
@@ -97,7 +97,7 @@ class AdapterSuite(ConformanceSuite):
         """No conversation, closed client or ended session is carried over, and a new event loop is no obstacle."""
         for number, task in enumerate(tasks[:3]):
             (episode,) = rehearsal.play(adapted, [task])
-            _check_answered(episode, number)
+            check_answered(episode, number)
 
     def test_a_call_that_fails_is_not_tried_again(
         self, rehearsal: Rehearsal, adapted: ResolvedWorkflow, tasks: Sequence[Task]
@@ -110,7 +110,7 @@ class AdapterSuite(ConformanceSuite):
         assert rehearsal.engine.calls == 1
         rehearsal.engine.refuse = False
         (episode,) = rehearsal.play(adapted, tasks[1:2])
-        _check_answered(episode, 1)
+        check_answered(episode, 1)
 
     def test_an_agent_that_hangs_is_cancelled(
         self,
@@ -136,8 +136,8 @@ def _question(number: int) -> str:
     return f"Question number {number}: what is 2 + 2?"
 
 
-def _check_answered(episode: Episode, number: int) -> None:
-    """The record was scored, and its one call shows its own question only."""
+def check_answered(episode: Episode, number: int) -> None:
+    """Raise AssertionError unless the record was scored, and its one call shows its own question only."""
     assert episode.record.outcome is Outcome.SCORED, episode.record.detail
     assert len(episode.interactions) == 1, f"{len(episode.interactions)} LLM calls in one record, expected 1"
     (interaction,) = episode.interactions
