@@ -281,6 +281,7 @@ def test_a_request_that_is_refused_as_it_is_leaves_the_server_in_use(judged):
     requests = [score_request("4", "4"), score_request("x" * 5000, "4"), score_request("4", "4")]
     one, two, three = judged(server, requests=requests, breaker_failures=1, max_concurrency=1)
     assert (one.value, reasons(two), three.value) == (1.0, "judge_down", 1.0)
+    assert len(server.bodies) == 3  # a format that worked is not what is refused
 
 
 # What is kept.
