@@ -210,14 +210,30 @@ def test_no_call_goes_to_a_server_that_failed_again_and_again():
     asyncio.run(scenario())
 
 
-def test_when_all_are_left_alone_that_is_said(judged):
+def test_a_model_that_is_left_alone_is_waited_for_as_long_as_there_is_time(judged):
     server = JudgeServer(failing(500))
     errors = judged(
-        server, requests=[score_request("4", "4")] * 3, max_retries=0, breaker_failures=1, max_concurrency=1
+        server,
+        requests=[score_request("4", "4")] * 3,
+        max_retries=0,
+        breaker_failures=1,
+        max_concurrency=1,
+        timeout_s=0.5,
     )
     assert [reasons(error) for error in errors] == ["judge_down"] * 3
     assert len(server.bodies) == 1
-    assert "left alone for another 30 s" in str(errors[-1])
+    assert str(errors[0]).startswith("judge_down: judge-1 at ")
+    assert str(errors[2]).startswith("judge_down: no verdict within timeout_s = 0.5 s; judge-1 at ")
+    assert "left alone after several failures in a row" in str(errors[2])
+
+
+def test_an_outage_that_passes_in_time_costs_no_episode(judged):
+    server = JudgeServer(failing(500), failing(500), honest)
+    scores = judged(
+        server, requests=[score_request("4", "4")] * 6, breaker_failures=2, breaker_reset_s=0.05, max_concurrency=2
+    )
+    assert [score.value for score in scores] == [1.0] * 6
+    assert len(server.bodies) == 8
 
 
 def test_no_more_calls_are_made_at_once_than_allowed(judged):

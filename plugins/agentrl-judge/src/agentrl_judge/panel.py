@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 LONGEST_WAIT_S = 30.0
 """Between two calls of one model; one that wants more is passed over."""
 
+_PROBE_S = 1.0
+"""How long is waited for another episode's call to tell whether a model is up again."""
+_LEFT_ALONE = CallError("down", "left alone after several failures in a row", again=True)
 _JITTER = 0.5
 """Waits differ by up to this share, so that episodes that failed together do not come back together."""
 
@@ -55,46 +58,54 @@ class Panel:
     async def ask(self, compose: Callable[[], list[dict[str, str]]], calls: list[dict[str, Any]]) -> Opinion:
         """Return the first verdict; `compose` makes the messages anew for each call, `calls` is told of each.
 
-        Raises `NoVerdictError`, at the latest when the time is up.
+        A model that is left alone for its failures is waited for where no other answers: an outage that passes in
+        time costs no episode. Raises `NoVerdictError`, at the latest when the time is up.
         """
         failures: dict[str, CallError] = {}
+        attempts = dict.fromkeys(range(len(self.models)), 0)
         try:
             async with asyncio.timeout(self.patience.timeout_s) as limit:
-                for model in self.models:
-                    opinion = await self._ask_one(model, compose, calls, failures)
-                    if opinion is not None:
-                        return opinion
+                while attempts:
+                    for number in tuple(attempts):
+                        opinion = await self._ask_one(number, compose, calls, failures, attempts)
+                        if opinion is not None:
+                            return opinion
+                    if attempts:  # of those that were left alone
+                        wait_s = min(self.models[number].breaker.wait_s for number in attempts)
+                        await self.sleep((wait_s or _PROBE_S) * self.uniform(1, 1 + _JITTER))
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            told = f"no verdict within timeout_s = {self.patience.timeout_s:g} s"
-            raise NoVerdictError("judge_timeout", told + _told(failures, "; ")) from error
-        kinds = {error.kind for error in failures.values()}
-        reason = next((kind for kind in ("garbage", "timeout") if kind in kinds), "down")
-        raise NoVerdictError(f"judge_{reason}", _told(failures, ""))
+            told = f"no verdict within timeout_s = {self.patience.timeout_s:g} s" + _told(failures, "; ")
+            raise NoVerdictError("judge_timeout" if not failures else _reason(failures), told) from error
+        raise NoVerdictError(_reason(failures), _told(failures, ""))
 
     async def _ask_one(
         self,
-        model: JudgeModel,
+        number: int,
         compose: Callable[[], list[dict[str, str]]],
         calls: list[dict[str, Any]],
         failures: dict[str, CallError],
+        attempts: dict[int, int],
     ) -> Opinion | None:
+        """Ask a model as often as it may be; it stays in `attempts` only if it is to be left alone for now."""
+        model = self.models[number]
         label = model.settings.label
-        for attempt in range(self.patience.max_retries + 1):
+        while True:
             async with model.place():
                 if not model.breaker.admit():
-                    failures.setdefault(label, _left_alone(model))
+                    failures.setdefault(label, _LEFT_ALONE)
                     return None
                 try:
                     return await model.ask(compose(), calls)
                 except CallError as error:
                     failures[label] = failure = error
-            wait_s = self._wait_s(attempt, failure)
-            if not failure.again or attempt == self.patience.max_retries or wait_s > LONGEST_WAIT_S:
+            wait_s = self._wait_s(attempts[number], failure)
+            attempts[number] += 1
+            if not failure.again or attempts[number] > self.patience.max_retries or wait_s > LONGEST_WAIT_S:
+                del attempts[number]
                 return None
             await self.sleep(wait_s)
-        return None
 
     def _wait_s(self, attempt: int, failure: CallError) -> float:
         if failure.kind == "garbage":
@@ -103,10 +114,9 @@ class Panel:
         return max(delay_s * self.uniform(1 - _JITTER, 1), failure.wait_s)
 
 
-def _left_alone(model: JudgeModel) -> CallError:
-    wait_s = model.breaker.wait_s
-    told = f"left alone for another {wait_s:.0f} s, after several failures in a row" if wait_s else "being tried anew"
-    return CallError("down", told, again=False)
+def _reason(failures: dict[str, CallError]) -> str:
+    kinds = {error.kind for error in failures.values()}
+    return f"judge_{next((kind for kind in ('garbage', 'timeout') if kind in kinds), 'down')}"
 
 
 def _told(failures: dict[str, CallError], before: str) -> str:
