@@ -95,6 +95,46 @@ def test_a_run_whose_gateway_is_its_own_judge_does_not_start(project):
         Trainer(config).train()
 
 
+def test_a_judge_that_is_a_part_of_another_scorer_is_checked_too(project, standing):
+    server = standing(JudgeServer())
+    config = project(server) | {"model": {"use": "tiny"}}
+    part = {"use": SCORER, "weight": 0.5, "models": [server.model | {"model": "judge-2"}]}
+    config["scorers"] = {"mixed": {"use": "weighted", "parts": {"exact_match": 0.5, "judge": part}}}
+    config["data"]["default_scorer"] = "mixed"
+    with pytest.raises(ConfigError, match="has no model judge-2"):
+        Trainer(config).train()
+
+
+def test_what_is_wrong_with_a_judge_is_told_with_its_line(project):
+    project(JudgeServer())
+    Path("conf").mkdir()
+    text = f"""\
+model: {{use: tiny}}
+data: {{train: ../tasks.jsonl}}
+workflow: ../agent.py:ask
+scorers:
+  judge:
+    use: {SCORER}
+    config: ../agent_config.yml
+    timeout: 5
+"""
+    Path("conf/config.yaml").write_text(text)
+    problems, _ = check_config(load(Path("conf/config.yaml")))
+    assert problems[0].startswith("conf/config.yaml:8: scorers.judge.timeout: unknown option")
+    assert "did you mean timeout_s?" in problems[0]
+    Path("conf/config.yaml").write_text(text.replace("timeout:", "timeout_s:"))
+    Path("agent_config.yml").write_text("scorer_agent:\n  models:\n    - {mode: x}\n")
+    problems, _ = check_config(load(Path("conf/config.yaml")))
+    assert problems[0].endswith("agent_config.yml:3: unknown key mode (did you mean model?)")
+
+
+def test_a_task_with_an_empty_answer_is_refused_before_anything_starts(project):
+    config = project(JudgeServer()) | {"model": {"use": "tiny"}}
+    Path("tasks.jsonl").write_text(Path("tasks.jsonl").read_text().replace('"answer": "2"', '"answer": " "'))
+    with pytest.raises(ConfigError, match=r"task 't2'.*the task's `answer` is empty"):
+        Trainer(config).train()
+
+
 def test_a_default_scorer_that_nobody_set_up_is_no_obstacle(project):
     config = project(JudgeServer()) | {"model": {"use": "tiny"}}
     config["data"]["default_scorer"] = SCORER

@@ -23,6 +23,7 @@ from agentrl_judge.verdict import Scale  # noqa: TC001  # options are checked ag
 
 if TYPE_CHECKING:
     from agentrl_core.scoring import ScoreRequest
+    from agentrl_core.types import Task
 
 _CHECK_S = 10.0
 """How long a server has at the start of a run to say which models it knows."""
@@ -86,6 +87,11 @@ class Judge:
             ),
         )
         """The models, in their order."""
+
+    def check_task(self, task: Task) -> None:
+        """Raise ValueError for a task whose answer nothing can be compared with."""
+        if self.needs_reference and task.answer is not None and not task.answer.strip():
+            raise ValueError("the task's `answer` is empty")
 
     async def __call__(self, request: ScoreRequest) -> Score:
         """Judge one finished episode; `EpisodeError` is no score, its reason and details say why."""
