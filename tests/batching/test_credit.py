@@ -57,6 +57,19 @@ def test_insertion_order_is_areals_chain(episode):
     assert chain.credit(episode(PLANNER)) == pytest.approx(by_turn)
 
 
+def test_calls_of_other_models_are_no_links_of_areals_chain(episode, interaction):
+    calls = [
+        interaction("a"),
+        interaction("judge", trainable=False),
+        interaction("b"),
+        interaction("late", trainable=False),
+    ]
+    chain = InsertionOrderCredit(turn_discount=0.5)
+    assert chain.credit(episode(calls)) == {"a": 0.5, "judge": 1.0, "b": 1.0, "late": 0.0}
+    by_turn = chain.credit(episode(calls, rewards={"judge": 2.0, "b": 1.0}))
+    assert by_turn == {"a": 1.5, "judge": 3.0, "b": 1.0, "late": 0.0}
+
+
 def test_insertion_order_mixes_unrelated_calls(episode):
     calls = episode({"a": None, "b": None}, rewards={"a": 1.0, "b": -1.0})
     assert InsertionOrderCredit().credit(calls) == {"a": 0.0, "b": -1.0}

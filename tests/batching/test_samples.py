@@ -1,19 +1,23 @@
 import attrs
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.errors import TrainingError
+from agentrl_core.losses.aggregate import AggregationConfig, aggregate
+from agentrl_core.losses.base import LossOutput
 from agentrl_core.types import FinishReason, Sampling
 from agentrl_core.witness import witness
 
 
-def lay_out(members, group, advantages=None):
+def lay_out(members, group, advantages=None, *, style="individual"):
     groups = [group(members)]
     if advantages is None:
         advantages = {item.id: 1.0 for member in members for item in member.interactions}
-    return training_samples(groups, advantages)
+    return training_samples(groups, advantages, style=style)
 
 
 def test_a_linear_dialogue_is_one_sample_with_a_span_per_turn(episode, interaction, group):
@@ -42,6 +46,55 @@ def test_a_fork_trains_its_trunk_once(episode, interaction, group):
     left, right = lay_out([episode(calls)], group).samples
     assert (list(left.ids), list(left.positions)) == ([1, 2, 3, 4], [1, 3])
     assert (list(right.ids), list(right.positions)) == ([1, 2, 5, 6], [3])
+
+
+SEQUENCES = [("individual", [[0, 1], [2]]), ("concat", [[0, 0], [1]])]
+
+
+@pytest.mark.parametrize(("style", "expected"), SEQUENCES)
+def test_a_training_sequence_is_a_call_or_what_leads_to_a_leaf(style, expected, episode, interaction, group):
+    calls = [
+        interaction("trunk", prompt=(1,), output=(2,)),
+        interaction("left", parent="trunk", prompt=(3,), output=(4,)),
+        interaction("right", parent="trunk", prompt=(5,), output=(6,)),
+    ]
+    found = lay_out([episode(calls)], group, {"trunk": 0.5, "left": 1.0, "right": -1.0}, style=style)
+    assert [list(sample.sequences) for sample in found.samples] == expected
+    assert [list(sample.advantages) for sample in found.samples] == [[0.5, 1.0], [-1.0]]
+
+
+def aggregated(found, config):
+    """The loss of samples whose tokens cost what their advantage is."""
+    update = pack(found.samples, max_tokens=100, config=config)
+    (batch,) = update.micro_batches
+    cost = LossOutput(per_token=batch.advantages, keep=torch.ones_like(batch.advantages), metrics={})
+    return aggregate(config, batch, cost, update.denominators).item()
+
+
+@pytest.mark.parametrize(
+    ("options", "individual", "concat"),
+    [
+        # A turn of one token that costs 4, and one of three tokens that cost 0 each.
+        ({"aggregation": "token_mean"}, 1.0, 1.0),
+        ({"aggregation": "seq_mean_token_mean", "unit": "sequence"}, 2.0, 1.0),
+        ({"aggregation": "seq_mean_token_sum", "unit": "sequence"}, 2.0, 4.0),
+        ({"aggregation": "constant", "unit": "sequence", "horizon": 8}, 0.25, 0.5),
+        ({"aggregation": "seq_mean_token_mean", "unit": "record"}, 1.0, 1.0),
+        ({"aggregation": "seq_mean_token_mean", "unit": "interaction"}, 2.0, 2.0),
+        ({"aggregation": "agentcpm_rows"}, 1.0, 1.0),
+    ],
+)
+def test_styles_differ_where_sequences_are_averaged_and_nowhere_else(
+    options, individual, concat, episode, interaction, group
+):
+    calls = [interaction("a", output=(7,)), interaction("b", parent="a", output=(8, 9, 10))]
+    found = {
+        style: aggregated(
+            lay_out([episode(calls)], group, {"a": 4.0, "b": 0.0}, style=style), AggregationConfig(**options)
+        )
+        for style in ("individual", "concat")
+    }
+    assert found == {"individual": individual, "concat": concat}
 
 
 def test_outputs_that_are_not_the_policys_are_context_only(episode, interaction, group):
@@ -100,8 +153,10 @@ def trees(draw):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(shapes=st.lists(trees(), min_size=1, max_size=3))
-def test_every_trained_token_is_in_the_loss_once_with_the_ids_that_the_engine_saw(shapes, episode, interaction, group):
+@given(shapes=st.lists(trees(), min_size=1, max_size=3), style=st.sampled_from(["individual", "concat"]))
+def test_every_trained_token_is_in_the_loss_once_with_the_ids_that_the_engine_saw(
+    shapes, style, episode, interaction, group
+):
     fresh = iter(range(10**6))  # every token of the group is another number, so a wrong one shows
     members, trained = [], {}
     for number, shape in enumerate(shapes):
@@ -125,8 +180,10 @@ def test_every_trained_token_is_in_the_loss_once_with_the_ids_that_the_engine_sa
                     context = member.full_ids(call)
                     before = context[: len(context) - len(call.output_ids) + offset]
                     trained[token] = (before, call.logprobs[offset], call.id)
-    found = lay_out(members, group)
+    advantages = {call.id: float(place) for place, call in enumerate(c for m in members for c in m.interactions)}
+    found = lay_out(members, group, advantages, style=style)
     seen = {}
+    sequences = {}
     for sample in found.samples:
         assert len(sample.positions) > 0
         assert sample.positions[-1] == len(sample.ids) - 1
@@ -134,7 +191,13 @@ def test_every_trained_token_is_in_the_loss_once_with_the_ids_that_the_engine_sa
             token = sample.ids[position]
             assert token not in seen
             seen[token] = (tuple(sample.ids[:position]), logprob, found.interactions[owner])
+        for owner, sequence, value in zip(sample.interactions, sample.sequences, sample.advantages, strict=True):
+            assert value == advantages[found.interactions[owner]]  # rewards of single turns survive
+            sequences.setdefault(sequence, set()).add((id(sample), owner) if style == "individual" else id(sample))
     assert seen == trained
+    assert sorted(sequences) == list(range(found.num_sequences))
+    assert all(len(owners) == 1 for owners in sequences.values())  # one call, or one leaf's dialogue
+    assert found.num_sequences == len(found.samples if style == "concat" else found.interactions)
 
 
 def test_every_loss_token_carries_the_temperature_of_its_interaction(interaction, episode, group):

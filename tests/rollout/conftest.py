@@ -163,7 +163,9 @@ def run_one(make_runner, make_task):
 def make_scheduler(make_runner, make_task, store):
     """A scheduler of `tasks` tasks; call it inside a running loop."""
 
-    def make(workflow, *, tasks=4, seed=0, start_index=0, total_steps=None, on_scored=None, shuffle=True, **config):
+    def make(
+        workflow, *, tasks=4, seed=0, start_index=0, left=None, total_steps=None, on_scored=None, shuffle=True, **config
+    ):
         return Scheduler(
             tasks=[make_task(f"t{number}") for number in range(tasks)],
             runner=make_runner(workflow, **config),
@@ -172,6 +174,7 @@ def make_scheduler(make_runner, make_task, store):
             run_id="run",
             seed=seed,
             start_index=start_index,
+            left=left,
             shuffle=shuffle,
             total_steps=total_steps,
             on_scored=on_scored,

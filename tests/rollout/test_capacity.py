@@ -47,3 +47,12 @@ def test_nothing_starts_that_no_step_would_consume():
         capacity.finished(usable=True)
     capacity.steps_done = 3
     assert capacity.groups() == 0
+
+
+def test_a_group_that_is_replaced_makes_room_for_one():
+    capacity = Capacity(max_head_offpolicyness=0, tasks_per_step=2, total_steps=1)
+    start_all(capacity)
+    for _ in range(2):
+        capacity.finished(usable=True)
+    capacity.replaced(1)
+    assert start_all(capacity) == 1

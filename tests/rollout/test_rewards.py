@@ -1,3 +1,4 @@
+import decimal
 import fractions
 import math
 
@@ -43,11 +44,19 @@ CALLS = [interaction(number) for number in range(3)]
         (np.array(0.75), 0.75),
         (torch.tensor(0.5), 0.5),
         (fractions.Fraction(1, 4), 0.25),
+        (decimal.Decimal("0.25"), 0.25),
     ],
 )
 def test_every_kind_of_number_is_a_reward(given, value):
     reward = read_reward(given, CALLS)
     assert (reward.value, type(reward.value), reward.by_interaction) == (value, float, {})
+
+
+@pytest.mark.parametrize("given", [decimal.Decimal("NaN"), decimal.Decimal("sNaN"), decimal.Decimal("1e400")], ids=repr)
+def test_a_decimal_must_be_finite_too(given):
+    with pytest.raises(EpisodeError) as caught:
+        read_reward(given, CALLS)
+    assert caught.value.reason == "not_finite"
 
 
 def test_none_is_no_reward():

@@ -1,8 +1,12 @@
+import random
+
 import attrs
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl_core.batching import advantages
+from agentrl_core.batching.signal import Signal
 from agentrl_core.errors import ConfigError, TrainingError
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.base import LossOutput
@@ -209,6 +213,70 @@ def test_the_gradient_is_reinforce_by_hand(learner, sampler, model_dir):
         one.weights().module.named_parameters(), model.named_parameters(), strict=True
     ):
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def forked(group, sampler):
+    """Let the first reply of every episode be continued a second time."""
+    episodes = []
+    for number, episode in enumerate(group.episodes):
+        trunk, first = episode.interactions
+        prompt = (number, 5)
+        output, logprobs = sampler._sample(random.Random(number), [*episode.full_ids(trunk), *prompt], 3)
+        changes = {"id": f"{first.id}b", "seq": 2, "prompt_ids": prompt, "output_ids": tuple(output)}
+        second = attrs.evolve(first, logprobs=tuple(logprobs), versions=((0, 3),), **changes)
+        episodes.append(attrs.evolve(episode, interactions=(trunk, first, second)))
+    return attrs.evolve(group, episodes=tuple(episodes))
+
+
+@pytest.mark.parametrize("style", ["individual", "concat"])
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"])
+def test_a_style_has_the_gradient_of_a_row_for_each_call(learner, sampler, model_dir, style, aggregation):
+    """By hand, one plain forward per call; concat averages over the two dialogues of a record, not its three calls."""
+    group = forked(sampler.groups(count=1, size=2)[0], sampler)
+    one = learner(
+        trainer={"lr": 0.0, "max_grad_norm": 1e9},
+        filters=[],
+        advantage=advantages.LeaveOneOut(),
+        aggregation=AggregationConfig(aggregation=aggregation, unit="sequence"),
+        export_style=style,
+    )
+    metrics = one.step([group], step=1, version=0)
+    assert (metrics["batch/rows"], metrics["batch/sequences"]) == (4, 6 if style == "individual" else 4)
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    first, second = (episode.record.reward for episode in group.episodes)
+    sequences = []  # (sum of the tokens' losses, tokens)
+    for episode, advantage in zip(group.episodes, (first - second, second - first), strict=True):
+        losses = []
+        for item in episode.interactions:
+            count = len(item.output_ids)
+            ids = torch.tensor([episode.full_ids(item)])
+            logprobs = torch.log_softmax(model(ids).logits[0, -count - 1 : -1], -1)
+            losses.append((-advantage * logprobs.gather(1, ids[0, -count:, None]).sum(), count))
+        if style == "concat":
+            (trunk, tokens), (left, more), branch = losses
+            losses = [(trunk + left, tokens + more), branch]
+        sequences.extend(losses)
+    loss = {
+        "token_mean": lambda: sum(total for total, _ in sequences) / sum(count for _, count in sequences),
+        "seq_mean_token_sum": lambda: sum(total for total, _ in sequences) / len(sequences),
+        "seq_mean_token_mean": lambda: sum(total / count for total, count in sequences) / len(sequences),
+    }[aggregation]()
+    loss.backward()
+    for (name, found), (_, expected) in zip(
+        one.weights().module.named_parameters(), model.named_parameters(), strict=True
+    ):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_what_was_judged_before_is_trained_as_it_is(learner, sampler, weights):
+    at_once, apart = learner(), learner()
+    groups = sampler.groups()
+    metrics = at_once.step(groups, step=1, version=0)
+    again = apart.step(Signal.joined([apart.judge([group]) for group in reversed(groups)]), step=1, version=0)
+    assert same(weights(at_once), weights(apart))
+    assert {name: value for name, value in again.items() if "time" not in name} == {
+        name: value for name, value in metrics.items() if "time" not in name
+    }
 
 
 def test_equal_steps_give_equal_weights(learner, sampler, weights):

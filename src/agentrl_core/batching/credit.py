@@ -60,20 +60,22 @@ class TreeCredit:
 
 @attrs.frozen(kw_only=True)
 class InsertionOrderCredit:
-    """AReaL's chain over all interactions of a record in their order, whatever continues what.
+    """AReaL's chain over the policy's calls of a record in their order, whatever continues what.
 
-    R_i = r_i + gamma * R_(i+1). A scalar is the reward of the last interaction, so a share is gamma^(n-1-i).
+    R_i = r_i + gamma * R_(i+1). A scalar is the reward of the last one, so a share is gamma^(n-1-i). Calls of other
+    models are no links of the chain: a reward that one was given goes to the call before it.
     """
 
     turn_discount: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])
 
     def credit(self, episode: Episode) -> dict[str, float]:
         """Shares or returns of all interactions."""
-        given = episode.record.rewards or {item.id: 1.0 for item in episode.interactions[-1:]}
+        policys = [item.id for item in episode.interactions if item.trainable]
+        given = episode.record.rewards or dict.fromkeys(policys[-1:], 1.0)
         returns: dict[str, float] = {}
         later = 0.0
         for node in reversed(episode.interactions):
-            later = given.get(node.id, 0.0) + self.turn_discount * later
+            later = given.get(node.id, 0.0) + (self.turn_discount if node.trainable else 1.0) * later
             returns[node.id] = later
         return returns
 

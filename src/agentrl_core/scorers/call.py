@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import functools
 import inspect
 import math
@@ -23,6 +24,8 @@ _EXPECTED = "score(request) or score(model_answer, ground_truth), with options a
 
 _PROCESS_TIMEOUT_S = 30.0
 """Limit of a `cpu_bound` scorer that names none."""
+
+_NUMBERS = (numbers.Real, decimal.Decimal)
 
 _LARGEST = 3.4e38
 """About the largest 32-bit float: the learner has no larger ones, and squares of them still fit a Python float."""
@@ -143,18 +146,20 @@ def normalize_scorer(function: object, name: str) -> NormalizedScorer:
 
 
 def finite_number(value: Any) -> float:
-    """Return a reward as float; a bool, a numpy scalar and a 0-d tensor count as numbers.
+    """Return a reward as float; a bool, a Decimal, a numpy scalar and a 0-d tensor count as numbers.
 
     Raises EpisodeError: `reward_type` for anything else, `not_finite` for nan, infinities and what overflows 32 bits.
     """
-    if not isinstance(value, numbers.Real) and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+    if not isinstance(value, _NUMBERS) and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, _NUMBERS):
         raise EpisodeError("reward_type", f"expected a number, found {_found(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
+    except ValueError:  # a signalling Decimal
+        number = math.nan
     if not math.isfinite(number):
         raise EpisodeError("not_finite", f"expected a finite number, found {number}")
     if abs(number) > _LARGEST:
