@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 
 class Sound:
@@ -58,7 +59,8 @@ class SysExits(Sound):
 
 class Dies(Sound):
     async def spoil(self, data, base_url, api_key):
-        print("about to die", file=sys.stderr)
+        sys.stderr.write("about to die\n")
+        sys.stderr.flush()
         os._exit(3)
 
 
@@ -70,8 +72,7 @@ class Forks(Sound):
         if child == 0:
             time.sleep(3600)
             os._exit(0)
-        with open(data["pid_file"], "w") as file:
-            file.write(str(child))
+        Path(data["pid_file"]).write_text(str(child))
         return 1.0
 
 
@@ -107,16 +108,16 @@ class CallsAfterTheEnd(Sound):
 
     async def spoil(self, data, base_url, api_key):
         def later():
-            while not os.path.exists(data["gate"]):
+            while not Path(data["gate"]).exists():
                 time.sleep(0.01)
             try:
                 self.ask(base_url, api_key, "still there?")
                 told = "answered"
             except urllib.error.HTTPError as error:
                 told = f"{error.code} {json.load(error)['error']['message']}"
-            with open(data["told"] + ".part", "w") as file:
-                file.write(told)
-            os.rename(data["told"] + ".part", data["told"])
+            part = Path(data["told"] + ".part")
+            part.write_text(told)
+            part.rename(data["told"])
 
         threading.Thread(target=later, daemon=True).start()
         return 1.0
