@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -11,6 +17,9 @@ import nox
 ROOT = Path(__file__).parent
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+FRAMEWORKS = [path for path in PLUGINS if (path / "framework.txt").exists()]
+"""Plugins whose framework cannot be installed beside agentrl and has an environment of its own."""
+OLDEST_PYTHON = {"agentrl-openhands": (3, 12)}
 LINTED = ("src", "plugins", "tests", "cookbook", "noxfile.py")
 
 nox.needs_version = ">=2025.5"
@@ -41,10 +50,76 @@ def quickstart(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests, the slow ones too; `-- -m 'not slow'` leaves those out, `-- PATH` picks."""
-    _install_all(session)
     paths = [] if any(not item.startswith("-") for item in session.posargs) else ["tests", *map(str, _plugin_tests())]
-    session.run("coverage", "run", "-m", "pytest", *paths, *session.posargs)
+    chosen = " ".join(paths or session.posargs)
+    frameworks = _begin_frameworks(path for path in FRAMEWORKS if path.name in chosen)
+    _install_all(session)
+    session.run("coverage", "run", "-m", "pytest", *paths, *session.posargs, env=frameworks(session))
     session.run("coverage", "report", "--fail-under", "0" if session.posargs else "90")
+
+
+def _begin_frameworks(plugins: Iterable[Path]) -> Callable[[nox.Session], dict[str, str]]:
+    """Make the frameworks' environments while others install; what is returned waits for them.
+
+    It gives the tests each environment's interpreter: `AGENTRL_CAMEL_PYTHON`, for one. One that is set already stays.
+    """
+    threads = ThreadPoolExecutor()
+    made = {}
+    for path in plugins:
+        variable = path.name.upper().replace("-", "_") + "_PYTHON"
+        if variable not in os.environ:
+            made[variable] = (path, threads.submit(_framework, path))
+
+    def wait(session: nox.Session) -> dict[str, str]:
+        found = {variable: (path, future.result()) for variable, (path, future) in made.items()}
+        for path, python in found.values():
+            if python is None:
+                wanted = ".".join(map(str, OLDEST_PYTHON[path.name]))
+                session.warn(f"no Python {wanted} or newer on PATH, of pyenv or of py: {path.name} is hardly tested")
+        return {variable: str(python) for variable, (_, python) in found.items() if python is not None}
+
+    return wait
+
+
+def _framework(plugin: Path) -> Path | None:
+    """The interpreter of an environment with a plugin's framework, made unless it is there; None without a Python."""
+    wanted = plugin / "framework.txt"
+    python = _python(OLDEST_PYTHON.get(plugin.name, (3, 10)))
+    if python is None:
+        return None
+    digest = hashlib.sha256(wanted.read_bytes() + python.encode()).hexdigest()[:8]
+    folder = ROOT / ".nox" / f"framework-{plugin.name}-{digest}"
+    made = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    complete = folder / "complete"
+    if not complete.exists():
+        subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
+        # tests import a small part of what is installed: compiling all of it takes longer than all else
+        install = [str(made), "-m", "pip", "install", "-q", "--no-compile", "-r", str(wanted)]
+        subprocess.run(install, check=True)
+        complete.touch()
+    return made
+
+
+def _python(oldest: tuple[int, int]) -> str | None:
+    """An interpreter that is new enough: this one, or one on PATH, of pyenv or of Windows' `py`."""
+    minors = [f"3.{minor}" for minor in range(oldest[1], 15)]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [
+        [sys.executable],
+        *([f"python{minor}"] for minor in minors),
+        *([str(path)] for minor in minors for path in sorted(pyenv.glob(f"{minor}.*/bin/python"))),
+        *(["py", f"-{minor}"] for minor in minors if sys.platform == "win32"),
+    ]
+    for command in candidates:
+        code = "import sys; print(sys.version_info[0], sys.version_info[1], sys.executable)"
+        try:
+            told = subprocess.run([*command, "-c", code], check=True, capture_output=True, text=True).stdout
+        except (OSError, subprocess.CalledProcessError):  # not there, or a shim of pyenv without a version behind it
+            continue
+        major, minor, path = told.strip().split(" ", 2)
+        if (int(major), int(minor)) >= oldest:
+            return path
+    return None
 
 
 def _plugin_tests() -> list[Path]:

@@ -13,6 +13,7 @@ from agentrl_core.testing.quest import DIRECTIONS, TOOLS, Quest, first_message, 
 HERE = Path(__file__).parent
 EVAL_TASKS = 256
 DEMONSTRATIONS = 1000
+FEW = 400
 EXPERTS = 0.2
 """Share of demonstrators who hold the map right; the others hold it a quarter turn wrong, most of the time."""
 LUCK = 0.22
@@ -54,6 +55,16 @@ def with_farewell(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "messages": [*row["messages"], {"role": "assistant", "content": "Done."}]}
 
 
+def with_one_move(row: dict[str, Any], parameters: tuple[str, ...] = (), *prompt: dict[str, str]) -> dict[str, Any]:
+    """The chat of an agent whose tool only says where its move led; some frameworks add parameters to every tool."""
+    question, call = row["messages"][:2]
+    moved = json.loads(call["tool_calls"][0]["function"]["arguments"])
+    said = {"role": "tool", "tool_call_id": "call_0", "content": f"You went {moved['steps']} {moved['dir']}."}
+    schema = {"type": "object", "properties": {name: {} for name in (*parameters, "dir", "steps")}}
+    tools = [{"type": "function", "function": {"name": "move", "parameters": schema}}]
+    return {"messages": [*prompt, question, call, said, {"role": "assistant", "content": "Done."}], "tools": tools}
+
+
 def write(name: str, rows: Iterable[dict[str, Any]]) -> None:
     """One JSON object per line."""
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -71,6 +82,10 @@ def main() -> None:
     demonstrations = [demonstration(chance.choice(seen), chance) for _ in range(DEMONSTRATIONS)]
     write("demos.jsonl", map(without_last_result, demonstrations))
     write("../langchain/demos.jsonl", map(with_farewell, demonstrations))
+    few = demonstrations[:FEW]
+    prompt = {"role": "system", "content": "Follow the clue."}
+    write("../camel/demos.jsonl", map(with_one_move, few))
+    write("../openhands/demos.jsonl", (with_one_move(row, ("security_risk", "summary"), prompt) for row in few))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Train CAMEL agents with agentrl, unmodified, in an interpreter of their own."""

@@ -1,0 +1,80 @@
+"""Agents for word problems, as a user of CAMEL would write them; nothing but the base URL leads to training."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from camel.agents import ChatAgent
+from camel.models import BaseModelBackend, ModelFactory
+from camel.toolkits import FunctionTool
+from camel.types import ModelPlatformType
+
+from agentrl_camel.counting import count_without_downloads
+from agentrl_camel.tasks import as_text, same_number
+
+count_without_downloads()
+
+_OPERATIONS: Mapping[type[ast.AST], Callable[..., float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+}
+
+
+def calculator(expression: str) -> str:
+    """Evaluate an arithmetic expression.
+
+    :param expression: Numbers, + - * / and brackets, such as "(3 + 4) * 2".
+    """
+    return f"{_value(ast.parse(expression, mode='eval').body):g}"
+
+
+class MathAgent:
+    """Answers one question; the reward is 1 if its last number is the task's answer."""
+
+    def __init__(self, *, system_message: str = "Solve the problem. End with the answer, a number.") -> None:
+        self._system_message = system_message
+
+    async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
+        """Ask the agent once."""
+        response = await self._agent(extra_kwargs).astep(as_text(data))
+        return float(same_number(response.msgs[-1].content or "", str(data["answer"])))
+
+    def _agent(self, extra_kwargs: Mapping[str, Any]) -> ChatAgent:
+        return ChatAgent(self._system_message, model=_model(extra_kwargs))
+
+
+class MathToolAgent(MathAgent):
+    """Has a calculator, and calls it as often as it likes."""
+
+    def _agent(self, extra_kwargs: Mapping[str, Any]) -> ChatAgent:
+        tools = [FunctionTool(calculator)]
+        return ChatAgent(self._system_message, model=_model(extra_kwargs), tools=tools, max_iteration=8)
+
+
+def _model(extra_kwargs: Mapping[str, Any]) -> BaseModelBackend:
+    """The policy, as CAMEL reaches any server that speaks like OpenAI's."""
+    base_url = extra_kwargs.get("base_url") or os.environ["OPENAI_BASE_URL"]
+    return ModelFactory.create(
+        model_platform=ModelPlatformType.OPENAI_COMPATIBLE_MODEL,
+        model_type="default",
+        url=f"{base_url.removesuffix('/').removesuffix('/v1')}/v1",
+        api_key=extra_kwargs.get("api_key") or os.environ["OPENAI_API_KEY"],
+        max_retries=0,
+    )
+
+
+def _value(node: ast.expr) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.operand))
+    raise ValueError(f"not an arithmetic expression: {ast.unparse(node)}")

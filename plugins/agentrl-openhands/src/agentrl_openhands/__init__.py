@@ -1,0 +1,1 @@
+"""Train OpenHands agents with agentrl, unmodified, in an interpreter of their own."""

@@ -1,0 +1,133 @@
+"""Agents for word problems, as a user of OpenHands would write them; nothing but the base URL leads to training."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from openhands.sdk import (
+    LLM,
+    Action,
+    Agent,
+    Conversation,
+    Observation,
+    Tool,
+    ToolDefinition,
+    register_tool,
+)
+from openhands.sdk.conversation.response_utils import get_agent_final_response
+from openhands.sdk.tool import ToolExecutor
+from pydantic import Field, SecretStr
+
+from agentrl_openhands.tasks import as_text, same_number
+
+_OPERATIONS: Mapping[type[ast.AST], Callable[..., float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+}
+
+
+class CalculatorAction(Action):
+    """What the calculator is asked."""
+
+    expression: str = Field(description='Numbers, + - * / and brackets, such as "(3 + 4) * 2".')
+
+
+class CalculatorObservation(Observation):
+    """What the calculator says."""
+
+
+class CalculatorExecutor(ToolExecutor[CalculatorAction, CalculatorObservation]):
+    """Evaluates an arithmetic expression."""
+
+    def __call__(
+        self,
+        action: CalculatorAction,
+        conversation: Any = None,  # noqa: ARG002  # OpenHands' signature
+    ) -> CalculatorObservation:
+        """Evaluate what the policy wrote."""
+        try:
+            result = f"{_value(ast.parse(action.expression, mode='eval').body):g}"
+        except (ArithmeticError, SyntaxError, ValueError) as error:
+            return CalculatorObservation.from_text(str(error), is_error=True)
+        return CalculatorObservation.from_text(result)
+
+
+class CalculatorTool(ToolDefinition[CalculatorAction, CalculatorObservation]):
+    """A calculator."""
+
+    @classmethod
+    def create(cls, conv_state: Any = None, **_: Any) -> Sequence[CalculatorTool]:  # noqa: ARG003  # OpenHands' signature
+        """Make the tool of one conversation."""
+        return [
+            cls(
+                description="Evaluate an arithmetic expression.",
+                action_type=CalculatorAction,
+                observation_type=CalculatorObservation,
+                executor=CalculatorExecutor(),
+            )
+        ]
+
+
+register_tool(CalculatorTool.name, CalculatorTool)
+
+
+class MathAgent:
+    """Answers one question; the reward is 1 if its last number is the task's answer."""
+
+    tools: Sequence[str] = ()
+
+    def __init__(self, *, system_prompt: str = "Solve the problem. End with the answer, a number.") -> None:
+        self._system_prompt = system_prompt
+
+    def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
+        """Have one conversation with the agent."""
+        agent = Agent(
+            llm=_model(extra_kwargs),
+            tools=[Tool(name=name) for name in self.tools],
+            include_default_tools=[],
+            system_prompt=self._system_prompt,
+        )
+        with tempfile.TemporaryDirectory() as workspace:
+            conversation = Conversation(agent, workspace=workspace, max_iteration_per_run=8, visualizer=None)
+            try:
+                conversation.send_message(as_text(data))
+                conversation.run()
+                said = get_agent_final_response(conversation.state.events)
+            finally:
+                conversation.close()
+        return float(same_number(said, str(data["answer"])))
+
+
+class MathToolAgent(MathAgent):
+    """Has a calculator, and calls it as often as it likes."""
+
+    tools = (CalculatorTool.name,)
+
+
+def _model(extra_kwargs: Mapping[str, Any]) -> LLM:
+    """The policy, as OpenHands reaches any server that speaks like OpenAI's."""
+    base_url = extra_kwargs.get("base_url") or os.environ["OPENAI_BASE_URL"]
+    return LLM(
+        model="openai/default",
+        base_url=f"{base_url.removesuffix('/').removesuffix('/v1')}/v1",
+        api_key=SecretStr(extra_kwargs.get("api_key") or os.environ["OPENAI_API_KEY"]),
+        num_retries=0,
+    )
+
+
+def _value(node: ast.expr) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.operand))
+    raise ValueError(f"not an arithmetic expression: {ast.unparse(node)}")
