@@ -236,7 +236,8 @@ def register_worker_adapters(register: Register[Any]) -> None:
     The function is called there as `adapt(agent, options)`, and with the keyword `factory` where it takes that:
     what makes another agent, or None. It returns an object with `run(data, …)`, or None if the agent is not its
     own. Its package is loaded there from its folder alone, so the module may import the standard library, the
-    framework and its own package, never agentrl_core. Added in 0.1.
+    framework and its own package, never agentrl_core. A function `prepare()` beside it is called before the agent's
+    module is imported, to set up the process: variables that the framework reads, for one. Added in 0.1.
 
         from agentrl_core import hookimpl
 

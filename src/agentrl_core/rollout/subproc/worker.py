@@ -205,6 +205,8 @@ class Foreign:
         sys.meta_path.insert(0, Packages({name: place for name, place, _ in self._adapters}))
         if start["package"]:
             sys.meta_path.append(Packages(dict([start["package"]])))
+        for _, _, path in self._adapters:
+            self._prepare(path.partition(":")[0])
         found = self._find()
         if _is_function(found) and (inspect.iscoroutinefunction(found) or takes_data(found)):
             self.function = functools.partial(found, **self._options) if self._options else found
@@ -235,6 +237,15 @@ class Foreign:
 
     def _import(self, name: str) -> Any:
         return self._do(lambda: importlib.import_module(name), f"importing module {name}")
+
+    def _prepare(self, adapter: str) -> None:
+        """Let an adapter's module set up this process before the agent's own is imported."""
+        try:
+            module = importlib.import_module(adapter)
+        except ImportError:
+            return  # made for other interpreters; told where an agent needs it
+        if hasattr(module, "prepare"):
+            self._do(module.prepare, f"{adapter}.prepare()")
 
     def _find(self) -> Any:
         head, colon, attr = self._use.rpartition(":")
