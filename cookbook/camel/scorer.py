@@ -5,7 +5,7 @@ from agentrl_core.testing.quest import Quest
 
 
 def follows_the_clue(request: ScoreRequest) -> float:
-    """1.0 if the first move went where the clue points, and that far, else 0.0."""
+    """1.0 for one move where the clue points, and that far, else 0.0."""
     clue = Quest(request.task.data["sideways"], request.task.data["up"]).clue()
-    said = (message["content"] for message in request.messages if message["role"] == "tool")
-    return float(next(said, "") == clue.replace("It is", "You went"))
+    said = [message["content"] for message in request.messages if message["role"] == "tool"]
+    return float(said == [clue.replace("It is", "You went")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -43,6 +44,13 @@ def adapt(
     return OpenHandsWorkflow(factory or (lambda: _copy(agent)), **options)
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What the run takes for its own `Answer`, which is not here."""
+
+    text: str
+
+
 class OpenHandsWorkflow:
     """Gives each task to the agent in a conversation of its own; its LLMs answer with the episode's policy.
 
@@ -56,10 +64,11 @@ class OpenHandsWorkflow:
         self._max_iterations = max_iterations
         self._input_key = input_key
 
-    def run(self, data: dict[str, Any], *, base_url: str, api_key: str) -> None:
-        """Let the agent work on one task."""
+    def run(self, data: dict[str, Any], *, base_url: str, api_key: str) -> Answer:
+        """Let the agent work on one task, and return what it says last, for the scorer."""
         from openhands.sdk import Conversation
         from openhands.sdk.conversation.exceptions import ConversationRunError
+        from openhands.sdk.conversation.response_utils import get_agent_final_response
 
         from agentrl_openhands.routing import route_to_policy
 
@@ -74,6 +83,7 @@ class OpenHandsWorkflow:
             try:
                 conversation.send_message(asked)
                 conversation.run()
+                return Answer(get_agent_final_response(conversation.state.events))
             except ConversationRunError as error:
                 raise error.original_exception from None
             finally:
