@@ -41,7 +41,7 @@ def test_every_file_that_a_page_links_exists(page):
 
 def test_the_committed_data_is_what_its_script_writes(tmp_path):
     target = tmp_path / "cookbook"
-    for recipe in ("quickstart", "langchain"):
+    for recipe in ("quickstart", "langchain", "camel", "openhands"):
         (target / recipe).mkdir(parents=True)
     script = target / "quickstart/make_data.py"
     script.write_text((COOKBOOK / "quickstart/make_data.py").read_text(encoding="utf-8"), encoding="utf-8")

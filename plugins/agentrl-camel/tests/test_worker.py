@@ -7,24 +7,22 @@ from agentrl_core.types import Outcome
 
 
 class TestConformance(WorkerAdapterSuite):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def agent_reference(cls, request):
+    @pytest.fixture
+    def adapter(self):
+        return "agentrl_camel.worker:adapt"
+
+    @pytest.fixture
+    def python(self, framework_python):
+        return framework_python
+
+    @pytest.fixture
+    def agent(self, request):
         return f"{request.path.parent}/agents.py:agent"
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def factory_reference(cls, request):
-        return f"{request.path.parent}/agents.py:build"
-
-
-def replies(episode):
-    return [item.output["content"] for item in episode.interactions]
 
 
 def check_exact(play, episode):
     """What is trained is what was sampled, in one row."""
-    log = play.rehearsal.engine.log
+    log = play.engine.log
     assert [item.output_ids for item in episode.interactions] == [entry.ids for entry in log]
     assert [item.logprobs for item in episode.interactions] == [entry.logprobs for entry in log]
     assert episode.full_ids(episode.interactions[-1]) == log[-1].request.prompt_ids + log[-1].ids
@@ -49,7 +47,7 @@ def test_the_agents_settings_go_with_its_calls(play):
     episode = play("object", "It is 4.")
     assert play.prompts[0].startswith("<|im_start|>system\nYou answer.<|im_end|>")
     assert episode.interactions[0].model == "gpt-4o-mini"
-    assert play.rehearsal.engine.log[0].request.sampling.max_tokens == 77
+    assert play.engine.log[0].request.sampling.max_tokens == 77
 
 
 def test_an_agent_remembers_nothing_of_the_record_before(play, call):
@@ -66,7 +64,6 @@ def test_a_factory_makes_an_agent_with_fresh_tools_for_each_record(play, call):
 
 
 def test_an_agent_that_a_tool_asks_answers_with_the_policy_too(play, call):
-    play.rehearsal.engine.log.clear()
     asked = call("ask_a_colleague", '{"question": "2 + 2?"}')
     episode = play("factory", asked, "It is 4.")
     # the colleague's conversation begins anew: it says what the policy says first
@@ -111,3 +108,25 @@ def test_a_longer_conversation_is_refused_before_a_part_of_it_is_lost(play):
     record = play("object", messages=said).record
     assert (record.outcome, record.reason) == (Outcome.FAILED, "ValueError")
     assert "hold 3 messages" in record.detail
+
+
+def test_records_at_once_reach_each_their_own_session(play, call):
+    episodes = play("factory", call("add", '{"a": 2, "b": 2}'), "It is 4.", times=4)
+    assert [len(episode.interactions) for episode in episodes] == [2] * 4
+
+
+def test_a_call_that_fails_is_not_tried_again(play):
+    before = play.engine.calls
+    play.engine.refuse = True
+    record = play("object").record
+    play.engine.refuse = False
+    assert (record.outcome, play.engine.calls) == (Outcome.FAILED, before + 1)
+    assert "aborted" in record.detail
+    assert play("object", "It is 4.").record.outcome is Outcome.SCORED
+
+
+def test_an_agent_that_hangs_is_ended_and_the_next_has_a_new_process(play):
+    play.engine.silent = True
+    assert play("object", timeout_s=0.5).record.outcome is Outcome.TIMED_OUT
+    play.engine.silent = False
+    assert play("object", "It is 4.").record.outcome is Outcome.SCORED
