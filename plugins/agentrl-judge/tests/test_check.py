@@ -12,13 +12,13 @@ from agentrl_judge.testing import JudgeServer
 DEAD = {"base_url": "http://127.0.0.1:9/v1", "model": "dead-1"}
 
 
-def checked(*servers, before=(), key=None, **known):
+def checked(*servers, before=(), key=None, options=None, **known):
     async def scenario():
         async with contextlib.AsyncExitStack() as stack:
             for server in servers:
                 await stack.enter_async_context(server.up())
             models = [*before, *(server.model | ({"api_key_env": key} if key else {}) for server in servers)]
-            return await Judge(models=models).check(**known)
+            return await Judge(models=models, **(options or {})).check(**known)
 
     return asyncio.run(scenario())
 
@@ -33,8 +33,28 @@ def test_an_unknown_model_is_an_error_with_the_nearest():
 
 
 def test_a_server_that_does_not_tell_its_models_is_a_note():
-    (note,) = checked(JudgeServer(models=None))
+    (note,) = checked(JudgeServer(models=404))
     assert "does not tell which models it has" in note
+
+
+def test_a_key_for_chats_alone_is_a_note():
+    (note,) = checked(JudgeServer(models=403))
+    assert "does not tell which models it has" in note
+
+
+def test_a_key_that_is_wrong_is_an_error():
+    with pytest.raises(ConfigError, match=r"refused its api_key \(status 401\)"):
+        checked(JudgeServer(models=401))
+
+
+def test_googles_names_are_known():
+    assert checked(JudgeServer(models=["models/judge-1"])) == []
+
+
+def test_servers_are_left_in_peace_where_the_config_says_so():
+    server = JudgeServer(models=401)
+    assert checked(server, before=[DEAD], options={"check": False}) == []
+    assert server.headers == []
 
 
 def test_a_judge_that_is_away_is_an_error_that_names_it():

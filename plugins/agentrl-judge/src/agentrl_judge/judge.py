@@ -54,11 +54,13 @@ class Judge:
         breaker_failures: int = 5,
         breaker_reset_s: float = 30.0,
         max_chars: int = 20_000,
+        check: bool = True,
         config_dir: Path | None = None,
     ) -> None:
         given = _given(models, config, config_dir or Path())
         self._template = _template(template or given.template, scale)
         self._scale: Scale = scale
+        self._asks_servers = check
         self._max_chars = _at_least(max_chars, 200, "max_chars")
         self.needs_reference = "labeled_answer" in placeholders(self._template)
         """False where the template compares with nothing."""
@@ -127,7 +129,7 @@ class Judge:
                     "name another server"
                 )
         notes, lost = [], []
-        for model in self.panel.models:
+        for model in self.panel.models if self._asks_servers else ():
             try:
                 known = await model.known_models(_CHECK_S)
             except CallError as error:
@@ -138,10 +140,10 @@ class Judge:
                     f"judge: {model.settings.base_url} does not tell which models it has (GET /models), so nobody "
                     f"knows whether it has {model.settings.model}"
                 )
-            elif model.settings.model not in known:
+            elif not {model.settings.model, f"models/{model.settings.model}"} & set(known):  # the latter is Google's
                 hint = did_you_mean(model.settings.model, known) or f" (it has {', '.join(sorted(known)[:8])})"
                 raise ConfigError(f"judge: {model.settings.base_url} has no model {model.settings.model}{hint}")
-        if len(lost) == len(self.panel.models):
+        if lost and len(lost) == len(self.panel.models):
             raise ConfigError("\n".join(lost))
         return [*notes, *lost]
 

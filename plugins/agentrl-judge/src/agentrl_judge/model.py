@@ -40,7 +40,8 @@ _LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 """Statuses after which the same may work."""
 _REFUSED = frozenset({400, 413, 415, 422, 501})
 """Statuses about this one request: they say nothing of the server's health."""
-_UNAUTHORIZED = frozenset({401, 403})
+_WRONG_KEY = 401
+_UNAUTHORIZED = frozenset({_WRONG_KEY, 403})
 
 
 class CallError(Exception):
@@ -133,7 +134,7 @@ class JudgeModel:
     async def known_models(self, timeout_s: float) -> list[str] | None:
         """Return the names that the server has models by; None where it does not tell. Raises `CallError`."""
         answer = await self._exchange("GET", "/models", b"", min(timeout_s, self._timeout_s))
-        if answer.status in _UNAUTHORIZED:
+        if answer.status == _WRONG_KEY:  # 403 may be about this route alone: keys can be made for chats only
             raise CallError("down", self._unauthorized(answer.status), again=False)
         if answer.status in _LATER:
             raise CallError("down", f"answered with status {answer.status}", again=True)

@@ -22,11 +22,13 @@ _BLOCK = re.compile(r"\[BEGIN (\w+) (\w+)\]\n(.*?)\n\[END \1 \2\]", re.DOTALL)
 class JudgeServer:
     """Answers each request with the next of `replies`, and ever after with the last; keeps what it was sent.
 
-    async with JudgeServer(verdict("correct")).up() as server:
-        judge = Judge(models=[server.model])
+    `models` are the names that it lists, or the status that it answers in place of a list.
+
+        async with JudgeServer(verdict("correct")).up() as server:
+            judge = Judge(models=[server.model])
     """
 
-    def __init__(self, *replies: Reply, models: Sequence[str] | None = ("judge-1",)) -> None:
+    def __init__(self, *replies: Reply, models: Sequence[str] | int = ("judge-1",)) -> None:
         self._replies: list[Reply] = list(replies or [honest])
         self._models = models
         self._port = 0
@@ -73,8 +75,8 @@ class JudgeServer:
 
     async def _list(self, request: web.Request) -> web.Response:
         self.headers.append(request.headers)
-        if self._models is None:
-            raise web.HTTPNotFound
+        if isinstance(self._models, int):
+            return web.Response(status=self._models)
         return web.json_response({"data": [{"id": name} for name in self._models]})
 
 
