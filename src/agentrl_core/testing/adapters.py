@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agentrl_core.plugins import load_registry
+from agentrl_core.rollout.judging import text_of
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.testing.base import ConformanceSuite
 from agentrl_core.testing.workflows import Rehearsal
@@ -35,7 +36,16 @@ class AdapterSuite(ConformanceSuite):
         @pytest.fixture
         def agent_factory(self):
             return lambda: Crew(model="gpt-5", tools=[add])
+
+    An agent that ends by a tool call has another `said`; one that puts a question in words of its own, `asked`.
     """
+
+    said = _SAID
+    """What the policy says to everything: the agent's answer."""
+
+    def asked(self, question: str) -> str:
+        """Return the user message that the policy sees of a task whose message is `question`."""
+        return question
 
     @pytest.fixture
     def agent_factory(self) -> Callable[[], object]:
@@ -50,7 +60,7 @@ class AdapterSuite(ConformanceSuite):
     @pytest.fixture
     def rehearsal(self, tmp_path: Path) -> Any:
         """Play episodes with a policy that always says the same."""
-        rehearsal = Rehearsal(tmp_path / "rehearsal", lambda prompt: _SAID)  # noqa: ARG005
+        rehearsal = Rehearsal(tmp_path / "rehearsal", lambda prompt: self.said)  # noqa: ARG005
         yield rehearsal
         rehearsal.close()
 
@@ -69,7 +79,7 @@ class AdapterSuite(ConformanceSuite):
     ) -> None:
         """The task's messages are the agent's input, and the policy's words its reply."""
         (episode,) = rehearsal.play(adapted, tasks[:1])
-        check_answered(episode, 0)
+        self._check_answered(episode, 0)
 
     def test_a_factory_is_as_good_as_what_it_makes(
         self,
@@ -82,14 +92,14 @@ class AdapterSuite(ConformanceSuite):
         """A function that builds the agent may be named in its place."""
         made = resolve_workflow(lambda: agent_factory(), registry=registry, base_dir=tmp_path)  # noqa: PLW0108
         (episode,) = rehearsal.play(made, tasks[:1])
-        check_answered(episode, 0)
+        self._check_answered(episode, 0)
 
     def test_concurrent_records_reach_each_their_own_session(
         self, rehearsal: Rehearsal, adapted: ResolvedWorkflow, tasks: Sequence[Task]
     ) -> None:
         """One agent object serves many records at once; none sees another's conversation."""
         for number, episode in enumerate(rehearsal.play(adapted, tasks)):
-            check_answered(episode, number)
+            self._check_answered(episode, number)
 
     def test_records_leave_nothing_behind_for_later_ones(
         self, rehearsal: Rehearsal, adapted: ResolvedWorkflow, tasks: Sequence[Task]
@@ -97,7 +107,7 @@ class AdapterSuite(ConformanceSuite):
         """No conversation, closed client or ended session is carried over, and a new event loop is no obstacle."""
         for number, task in enumerate(tasks[:3]):
             (episode,) = rehearsal.play(adapted, [task])
-            check_answered(episode, number)
+            self._check_answered(episode, number)
 
     def test_a_call_that_fails_is_not_tried_again(
         self, rehearsal: Rehearsal, adapted: ResolvedWorkflow, tasks: Sequence[Task]
@@ -110,7 +120,7 @@ class AdapterSuite(ConformanceSuite):
         assert rehearsal.engine.calls == 1
         rehearsal.engine.refuse = False
         (episode,) = rehearsal.play(adapted, tasks[1:2])
-        check_answered(episode, 1)
+        self._check_answered(episode, 1)
 
     def test_an_agent_that_hangs_is_cancelled(
         self,
@@ -125,6 +135,9 @@ class AdapterSuite(ConformanceSuite):
         assert episode.record.outcome is Outcome.TIMED_OUT, episode.record.detail
         assert "left behind" not in caplog.text
 
+    def _check_answered(self, episode: Episode, number: int) -> None:
+        check_answered(episode, number, self.said, self.asked)
+
 
 def questions() -> list[Task]:
     """Make tasks that each ask something else."""
@@ -136,11 +149,14 @@ def _question(number: int) -> str:
     return f"Question number {number}: what is 2 + 2?"
 
 
-def check_answered(episode: Episode, number: int) -> None:
-    """Raise AssertionError unless the record was scored, and its one call shows its own question only."""
+def check_answered(episode: Episode, number: int, said: str = _SAID, asked: Callable[[str], str] = str) -> None:
+    """Raise AssertionError unless the record was scored, and its one call shows its own question only.
+
+    `said` is the policy's reply, which may be a tool call; `asked` what an agent makes of a question.
+    """
     assert episode.record.outcome is Outcome.SCORED, episode.record.detail
     assert len(episode.interactions) == 1, f"{len(episode.interactions)} LLM calls in one record, expected 1"
     (interaction,) = episode.interactions
-    assert interaction.output["content"] == _SAID
-    asked = [message["content"] for message in interaction.messages if message["role"] == "user"]
-    assert asked == [_question(number)]
+    assert interaction.output["content"] == said or interaction.output.get("tool_calls")
+    heard = [text_of(message) for message in interaction.messages if message["role"] == "user"]
+    assert heard == [asked(_question(number))]

@@ -145,7 +145,7 @@ class _Policy(ScriptedEngine):
             yield Chunk(ids=(), logprobs=(), version=self.version, finish_reason=FinishReason.ABORT)
             return
         if self.silent:
-            await asyncio.Event().wait()
+            await self.pause()  # an abort ends that wait, as it does in every engine
         async for chunk in super().generate(request):
             yield chunk
 

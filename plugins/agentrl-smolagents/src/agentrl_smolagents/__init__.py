@@ -1,0 +1,1 @@
+"""Train smolagents' agents with agentrl, unmodified."""

@@ -1,0 +1,35 @@
+"""What this package plugs into agentrl; imports no smolagents until an agent of it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from agentrl_core import hookimpl
+
+if TYPE_CHECKING:
+    from agentrl_core.hookspecs import Register
+    from agentrl_core.workflow import Workflow
+
+
+@hookimpl
+def register_adapters(register: Register[Any]) -> None:
+    """Name the adapter, for `agentrl plugins list`."""
+    register("smolagents", "agentrl_smolagents.workflow:SmolagentsWorkflow", summary="smolagents' agents")
+
+
+@hookimpl
+def adapt_agent(agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None) -> Workflow | None:
+    """Wrap any of smolagents' multi-step agents; where there is a factory, each record gets an agent of its own."""
+    if "smolagents" not in {base.__module__.partition(".")[0] for base in type(agent).__mro__}:
+        return None
+    from smolagents import MultiStepAgent
+
+    if not isinstance(agent, MultiStepAgent):
+        return None
+    from agentrl_core.options import construct
+    from agentrl_smolagents.workflow import SmolagentsWorkflow
+
+    injected = {"agent": agent, "factory": factory}
+    made = construct(SmolagentsWorkflow, options, name="smolagents", where="workflow", injected=injected)
+    return cast("Workflow", made)

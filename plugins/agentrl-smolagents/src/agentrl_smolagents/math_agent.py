@@ -1,0 +1,64 @@
+"""Agents that solve word problems, written as smolagents' users write them: a start for one of your own.
+
+Run them as they are: `workflow: agentrl_smolagents.math_agent.MathAgent`, with `messages` and `answer` in each row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent, tool
+
+from agentrl_core.data.arithmetic import evaluate
+from agentrl_core.data.inputs import agent_input, as_text
+from agentrl_core.scorers.text import same_number
+
+INSTRUCTIONS = "Solve the problem. The final answer is the number that answers it."
+
+
+@tool
+def calculator(expression: str) -> float:
+    """Evaluate an arithmetic expression.
+
+    Args:
+        expression: Numbers, + - * / ** and brackets.
+
+    """
+    return evaluate(expression)
+
+
+class MathAgent:
+    """One question, one final answer; the reward is 1 where its last number is the task's, else 0."""
+
+    def __init__(self, *, instructions: str = INSTRUCTIONS, max_steps: int = 4) -> None:
+        self._options: dict[str, Any] = {"instructions": instructions, "max_steps": max_steps}
+
+    def tools(self) -> list[Tool]:
+        """The tools that the agent has beside `final_answer`."""
+        return []
+
+    async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
+        """Solve one problem; the agent blocks, so it has a thread."""
+        base_url = extra_kwargs.get("base_url") or os.environ["OPENAI_BASE_URL"]
+        api_key = extra_kwargs.get("api_key") or os.environ["OPENAI_API_KEY"]
+        question = as_text(agent_input(data), task_id=data.get("id"))
+
+        def solve() -> object:
+            model = OpenAIModel(
+                "default", api_base=base_url, api_key=api_key, client_kwargs={"max_retries": 0}, retry=False
+            )
+            agent = ToolCallingAgent(self.tools(), model, verbosity_level=LogLevel.OFF, **self._options)
+            with model.client:
+                return agent.run(question)
+
+        return float(same_number(str(await asyncio.to_thread(solve)), str(data["answer"])))
+
+
+class MathToolAgent(MathAgent):
+    """The same with a calculator, which it may use in each of its steps."""
+
+    def tools(self) -> list[Tool]:
+        """The calculator."""
+        return [calculator]
