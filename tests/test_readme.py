@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -38,6 +39,7 @@ chat, model_dir, engine, database, online, store, make_gateway, gateway, make_re
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "cookbook/models.md").read_text(encoding="utf-8")
+GROUPS = (ROOT / "cookbook/groups.md").read_text(encoding="utf-8")
 
 
 def block(language: str, containing: str) -> str:
@@ -161,6 +163,27 @@ def test_each_section_of_models_md_is_a_valid_config(text, tmp_path):
         "model: {use: tiny}\ndata: tasks.jsonl\nrollout: {agent: {mode: online}}\n" + text, encoding="utf-8"
     )
     assert check_config(config.load(tmp_path / "config.yaml"))[0] == []
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", GROUPS, re.DOTALL))
+def test_each_section_of_groups_md_is_a_valid_config(text, tmp_path):
+    (filters,) = re.findall(r"```python\n(.*?)```", GROUPS, re.DOTALL)
+    (tmp_path / "my_filters.py").write_text(filters, encoding="utf-8")
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t", "query": "q"}\n', encoding="utf-8")
+    (tmp_path / "agent.py").write_text("def run(data):\n    return 1.0\n", encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(
+        "model: {use: tiny}\ndata: tasks.jsonl\nworkflow: agent.py:run\n" + text, encoding="utf-8"
+    )
+    loaded = config.load(tmp_path / "config.yaml")
+    problems, notes = check_config(loaded)
+    assert (problems, [note for note in notes if "export_style" in note]) == ([], [])
+    if loaded.run.filters[-1].use.startswith("my_filters"):
+        scope: dict = {}
+        exec(filters, scope)  # the text's own
+        records = [SimpleNamespace(record=SimpleNamespace(reward=reward)) for reward in (1.0, 0.7)]
+        group = SimpleNamespace(episodes=records)
+        assert scope["not_too_easy"](group)
+        assert not scope["not_too_easy"](group, limit=0.8)
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([^)]+)\)", README))

@@ -121,6 +121,8 @@ def register_credits(register: Register[Callable[..., Any]]) -> None:
 def register_filters(register: Register[Callable[..., Any]]) -> None:
     """Register filters: which groups are worth a training step, in the order of the config's `filters`.
 
+    A class with `keep(group, advantages)` and `reason`, or a function of a group, its options keyword-only.
+
     Added in 0.1.
 
         from agentrl_core import hookimpl
