@@ -123,6 +123,13 @@ def test_the_langchain_agent_learns_unmodified(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_sampler_in_agentrls_style_learns(tmp_path):
+    rewards = step_rewards(run_recipe("sampler", tmp_path, "trainer.steps=8", "eval.tasks=16", "eval.every=0"))
+    assert len(rewards) == 8
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.3
+
+
+@pytest.mark.slow
 def test_an_agent_in_a_process_of_its_own_learns(tmp_path, monkeypatch):
     pytest.importorskip("openai")
     monkeypatch.setenv("AGENTRL_ADMIN_KEY", "a-key-for-this-test-alone")

@@ -1,5 +1,7 @@
 """Samplers in AgentRL's style: each episode has its own, which asks the policy and scores what it did."""
 
+from pathlib import Path
+
 import pytest
 
 from agentrl_core import AsyncSampler
@@ -25,6 +27,8 @@ class MathSampler(AsyncSampler):
     async def evaluate_record(self, record) -> float:
         return 1.0 if record.meta_infos["pred_ans"] == record.task.answer else 0.0
 
+
+RECIPE = Path(__file__).parents[2] / "cookbook" / "sampler"
 
 DATA = {"problem": "2+2?", "answer": "4"}
 
@@ -141,6 +145,18 @@ def test_a_sampler_without_run_or_with_another_signature_is_refused(play):
     for sampler in (Nothing, Demanding):
         with pytest.raises(ConfigError, match=r"expected `async def run\(self, task\)`"):
             play(sampler, DATA)
+
+
+def test_the_recipes_sampler_plays_by_its_rules(play, engine):
+    row = {"sideways": -2, "up": 1, "messages": [{"role": "user", "content": "Find it."}]}
+    left, up, down = (
+        f'<tool_call>\n{{"name": "move", "arguments": {{"dir": "{way}", "steps": {steps}}}}}\n</tool_call>'
+        for way, steps in (("left", 2), ("up", 1), ("down", 1))
+    )
+    for moves, reward in (([left, up], 1.0), ([left, down, down], 0.5), ([up, up, up], 0.0), (["Done."], 0.0)):
+        engine.replies = list(moves)
+        episode = play(f"{RECIPE}/sampler.py:QuestSampler", row, options={"partial_reward": 0.5})
+        assert (episode.record.reward, len(episode.interactions)) == (reward, len(moves)), episode.record.detail
 
 
 def test_a_view_reads_like_an_object_and_is_json():

@@ -17,6 +17,7 @@ from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, RolloutConfig, SamplingConfig
 from agentrl_core.gateway import Gateway
 from agentrl_core.plugins import load_registry
+from agentrl_core.rollout.borrowed import close_borrowed
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
@@ -111,7 +112,10 @@ class Rehearsal:
             return await runner.run_episode(task, group_id=group_id, sample_index=0, seed_key=(number,))
 
         async def all_at_once() -> list[Episode]:
-            return list(await asyncio.gather(*(episode(task) for task in tasks)))
+            try:
+                return list(await asyncio.gather(*(episode(task) for task in tasks)))
+            finally:
+                await close_borrowed()
 
         if workflow.workers is not None:
             self._workers.add(workflow.workers)
