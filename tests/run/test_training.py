@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agentrl_core import Trainer
+from agentrl_core import GenerationHyperparameters, ModelRequest, RolloutWorkflow, Trainer
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.policy import toy_policy
@@ -109,19 +109,44 @@ def test_the_same_seed_gives_the_same_weights(project):
         assert (tensor == weights(second, 2)[name]).all(), name
 
 
-def test_training_takes_the_workflow_that_python_passes(project):
+def test_training_takes_the_workflow_and_the_options_that_python_passes(project):
     calls = []
 
     class Counting:
+        def __init__(self, every: int):
+            self.every = every
+
         async def run(self, data, *, base_url, api_key, http_client):
             calls.append(data["id"])
             body = {"model": "default", "messages": data["messages"], "max_tokens": 2}
             headers = {"authorization": f"Bearer {api_key}"}
             reply = await http_client.post(f"{base_url}/v1/chat/completions", json=body, headers=headers)
-            return float(len(reply.json()["id"]) + len(calls) % 2)
+            return float(len(reply.json()["id"]) + len(calls) % self.every)
 
-    summary = Trainer(project(name="object", trainer={"steps": 1})).train(workflow=Counting())
+    config = project(name="object", trainer={"steps": 1})
+    summary = Trainer(config).train(workflow=Counting, workflow_kwargs={"every": 2})
     assert len(calls) == summary.outcomes["scored"] == 8
+
+
+def test_a_config_without_any_python_trains_on_what_its_scorer_says(project):
+    config = project(name="plain", workflow="multi_turn", trainer={"steps": 1})
+    summary = Trainer(config, overrides=["workflow_kwargs.max_turns=2", "sampling.max_tokens=4"]).train()
+    assert summary.outcomes == {"scored": 8}
+    assert summary.llm_calls == 16  # a random policy is never right, and is asked again once
+
+
+def test_a_token_level_workflow_is_trained_on_exactly_what_it_sampled(project):
+    class Letters(RolloutWorkflow):
+        async def arun_episode(self, engine, data):
+            ids = engine.tokenizer.apply_chat_template(data["messages"], add_generation_prompt=True)
+            settings = GenerationHyperparameters(max_new_tokens=6)
+            response = await engine.agenerate(ModelRequest(input_ids=ids, gconfig=settings))
+            return sum(map(str.isalpha, engine.tokenizer.decode(response.output_tokens))) / 6
+
+    summary = Trainer(project(name="tokens", trainer={"steps": 1})).train(workflow=Letters)
+    assert summary.outcomes == {"scored": 8}
+    assert summary.exact_tokens == summary.trained_tokens > 0
+    assert steps_of(summary)[0]["loss/logprob_gap_max"] < 1e-4
 
 
 def test_an_agent_that_asks_for_another_temperature_gets_the_policys_and_it_is_told(project):
