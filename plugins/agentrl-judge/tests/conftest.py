@@ -5,9 +5,13 @@ import contextlib
 import threading
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from agentrl_core.testing.scorers import score_request
 from agentrl_judge.judge import Judge
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture

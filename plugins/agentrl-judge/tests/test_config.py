@@ -172,6 +172,7 @@ def test_models_can_be_options():
         ({"models": [MODEL], "scale": "grade"}, "scorers.judge.scale: expected binary or graded"),
         ({"models": [MODEL], "template": "none"}, "scorers.judge.template: judge: 'template': the placeholder"),
         ({"models": [MODEL], "timeout_s": 0}, "scorers.judge.timeout_s: judge: 'timeout_s' must be above 0"),
+        ({"models": [MODEL], "call_timeout_s": float("inf")}, "'call_timeout_s' must be above 0 and finite"),
         ({"models": [MODEL], "max_retries": -1}, "'max_retries' must be at least 0"),
         ({"models": [MODEL], "max_retires": 1}, "unknown option of judge (did you mean max_retries?)"),
         ({"config": "missing.yml"}, "no such config file"),

@@ -155,6 +155,7 @@ def test_garbage_is_asked_again_and_then_no_score(judged):
         {"choices": []},
         {"error": {"message": "busy"}},
         {"choices": [{"message": "correct"}]},
+        verdict("correct", "x" * 1_100_000),
     ],
 )
 def test_a_reply_that_is_cut_filtered_or_no_completion_is_garbage(judged, reply):
@@ -173,7 +174,9 @@ def test_a_judge_that_says_nothing_is_given_up_in_time(judged):
     error = judged(JudgeServer(silent), timeout_s=0.1, retry_delay_s=0.01)
     assert reasons(error) == "judge_timeout"
     assert "timeout_s = 0.1 s" in str(error)
-    assert error.details["judge"]["calls"][0]["seconds"] < 5
+    (call,) = error.details["judge"]["calls"]
+    assert call["error"].startswith("given up: ")
+    assert call["seconds"] < 5
     assert time.monotonic() - began < 5
 
 

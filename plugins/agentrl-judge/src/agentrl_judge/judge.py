@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -225,12 +226,12 @@ def _first(*values: Any) -> Any:
 
 
 def _above_zero(value: float, name: str) -> float:
-    if value <= 0:
-        raise ValueError(f"'{name}' must be above 0, found {value:g}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"'{name}' must be above 0 and finite, found {value:g}")
     return value
 
 
 def _at_least(value: Any, least: float, name: str) -> Any:
-    if value < least:
-        raise ValueError(f"'{name}' must be at least {least:g}, found {value:g}")
+    if not least <= value < math.inf:
+        raise ValueError(f"'{name}' must be at least {least:g} and finite, found {value:g}")
     return value

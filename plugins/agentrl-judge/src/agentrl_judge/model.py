@@ -9,8 +9,8 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -20,6 +20,7 @@ from agentrl_judge.verdict import GarbageError, read_verdict, response_format
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import AsyncGenerator
 
     from agentrl_judge.breaker import Breaker
     from agentrl_judge.settings import ModelSettings
@@ -168,6 +169,9 @@ class JudgeModel:
             except CallError as error:
                 call["error"] = str(error)
                 raise
+            except asyncio.CancelledError:
+                call["error"] = "given up: the verdict was out of time, or the episode was cancelled"
+                raise
             finally:
                 call["seconds"] = round(self._clock() - began, 3)
 
@@ -205,13 +209,7 @@ class JudgeModel:
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 with await self._client.request(method, path, body) as reply:
-                    pieces, size = [], 0
-                    async for piece in reply:
-                        pieces.append(piece)
-                        size += len(piece)
-                        if size > _LARGEST_BYTES:
-                            raise CallError("garbage", f"its reply has more than {_LARGEST_BYTES} bytes", again=True)
-                    return _Answer(status=reply.status, headers=reply.headers, body=b"".join(pieces))
+                    return _Answer(status=reply.status, headers=reply.headers, body=await _bounded(aiter(reply)))
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -268,6 +266,17 @@ class JudgeModel:
     def _without_key(self, said: str) -> str:
         key = os.environ.get(self.settings.api_key_env or "", "").strip() or self.settings.api_key
         return said.replace(key, "…") if key else said
+
+
+async def _bounded(pieces: AsyncIterator[bytes]) -> bytes:
+    """Return a body; `CallError` for one without an end."""
+    body = bytearray()
+    async with aclosing(cast("AsyncGenerator[bytes, None]", pieces)):
+        async for piece in pieces:
+            body += piece
+            if len(body) > _LARGEST_BYTES:
+                raise CallError("garbage", f"its reply has more than {_LARGEST_BYTES} bytes", again=True)
+    return bytes(body)
 
 
 def _ssl_context() -> ssl.SSLContext:
