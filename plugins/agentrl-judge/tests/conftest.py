@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 
 import pytest
@@ -10,7 +11,10 @@ from hypothesis import HealthCheck, settings
 from agentrl_core.testing.scorers import score_request
 from agentrl_judge.judge import Judge
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Machines are shared: no example is timed.
+settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
 settings.load_profile("untimed")
 
 
