@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agentrl_core.rollout import context as workflow_context
     from agentrl_core.rollout.samplers import AsyncSampler
     from agentrl_core.run import Trainer
+    from agentrl_core.scorers.registration import register_scorer
     from agentrl_core.scoring import Answer, Score, ScoreRequest
     from agentrl_core.types import Interaction, Record, Task
     from agentrl_core.workflow import AgentWorkflow, RolloutWorkflow, Workflow
@@ -44,6 +45,7 @@ __all__ = [
     "errors",
     "hookimpl",
     "hookspec",
+    "register_scorer",
     "workflow_context",
 ]
 
@@ -70,6 +72,7 @@ _HOMES = {
     "errors": "agentrl_core.errors:",
     "hookimpl": "agentrl_core.hookspecs:hookimpl",
     "hookspec": "agentrl_core.hookspecs:hookspec",
+    "register_scorer": "agentrl_core.scorers.registration:register_scorer",
     "workflow_context": "agentrl_core.rollout.context:",
 }
 

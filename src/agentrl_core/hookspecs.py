@@ -71,7 +71,7 @@ def register_scorers(register: Register[Scorer]) -> None:
 
         @hookimpl
         def register_scorers(register):
-            register("f1", "agentrl_qa.f1:score", summary="token F1 in [0, 1]")
+            register("rouge", "agentrl_qa.rouge:score", summary="overlap of n-grams in [0, 1]")
     """
 
 

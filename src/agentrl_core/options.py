@@ -153,6 +153,9 @@ def _kind_name(kind: Any) -> str:
         return names.get(kind, kind.__name__)
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(map(str, typing.get_args(kind)))
+    origin = typing.get_origin(kind)
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
+        return "a section"
     return str(kind).replace("typing.", "")
 
 

@@ -67,6 +67,17 @@ def resolve(text: str, folders: Sequence[Path] = ()) -> Reference:
     return Reference(value=value, path=f"{module.__name__}:{'.'.join(rest)}", file=_file_of(module))
 
 
+def import_module(text: str, folders: Sequence[Path] = ()) -> ModuleType:
+    """Import a module by its dotted name, or a file, as `resolve` does. Raises `PluginError` as `resolve` does."""
+    importlib.invalidate_caches()
+    if text.endswith(".py"):
+        return _load_file(text, folders)
+    module, rest = _import_longest(text, folders)
+    if rest:
+        _refuse_missing(text, module, rest, folders)
+    return module
+
+
 def user_folders(base_dir: Path | None) -> list[Path]:
     """Return where a user's own files and modules are: in the config's folder, then in the working directory."""
     cwd = Path.cwd()

@@ -91,8 +91,12 @@ class Package:
         return f"is blocked by {self.reason}" if self.status == "blocked" else f"failed to load: {self.reason}"
 
 
+PROGRAM = Package(distribution="python", version="")
+"""What the running program itself registered, by `agentrl_core.register_scorer`."""
+
+
 class Registry:
-    """What the installed packages registered, and what a config may name by its path.
+    """What the installed packages and the program registered, and what a config may name by its path.
 
     A reference is one of `module:attr`, `file.py:attr`, `pkg.mod.Attr`, `distribution/name` and a bare name. A
     bare name that two packages use is refused. `base_dir` is the folder from which relative files start.
@@ -101,12 +105,13 @@ class Registry:
     def __init__(self, packages: Iterable[Package], hooks: PluginManager) -> None:
         self.packages: Sequence[Package] = tuple(packages)
         """All that were found, by name."""
+        self._sources = (*self.packages, PROGRAM)
         self.hooks = hooks
         """Calls `adapt_agent` and the lifecycle hooks of the packages that loaded."""
 
     def entries(self, kind: str) -> list[Entry]:
         """Return what the packages that loaded registered of one kind, by name."""
-        found = (entry for package in self.packages if package.status == "ok" for entry in package.entries)
+        found = (entry for package in self._sources if package.status == "ok" for entry in package.entries)
         return sorted(
             (entry for entry in found if entry.kind == kind), key=lambda entry: (entry.name, entry.distribution)
         )
@@ -124,7 +129,7 @@ class Registry:
         distribution, slash, name = ref.rpartition("/")
         if slash:
             return self._find_in(self.package(distribution, where=where), kind, name, prefix)
-        named = [(package, entry) for package in self.packages for entry in _named(package, kind, name)]
+        named = [(package, entry) for package in self._sources for entry in _named(package, kind, name)]
         usable = [(package, entry) for package, entry in named if package.status != "blocked"]
         if len(usable) > 1:
             raise PluginError(f"{prefix}{_ambiguity([entry for _, entry in usable])}")
@@ -163,12 +168,12 @@ class Registry:
             found = _resolve(ref, user_folders(base_dir))
             return f"{found.path} ({found.file})" if found.file else found.path
         entry = self.find(kind, ref)
-        return f"{entry.distribution}=={entry.version} {entry.path}"
+        return f"{entry.distribution}=={entry.version} {entry.path}" if entry.version else entry.path
 
     def clashes(self) -> list[str]:
         """Return one line for each name that two packages use."""
         names: dict[tuple[str, str], list[Entry]] = {}
-        for package in self.packages:
+        for package in self._sources:
             for entry in package.entries if package.status == "ok" else ():
                 names.setdefault((entry.kind, entry.name), []).append(entry)
         return [_ambiguity(entries) for entries in names.values() if len(entries) > 1]
@@ -176,7 +181,7 @@ class Registry:
     def package(self, distribution: str, *, where: Where = "") -> Package:
         """Return an installed package by any spelling of its name. Raises `PluginError` with the nearest one."""
         wanted = canonical(distribution)
-        for package in self.packages:
+        for package in self._sources:
             if canonical(package.distribution) == wanted:
                 return package
         hint = did_you_mean(wanted, [canonical(package.distribution) for package in self.packages])

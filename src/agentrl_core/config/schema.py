@@ -274,6 +274,8 @@ class PluginsConfig:
 
     block: tuple[str, ...] = ()
     """Distribution names that are not loaded."""
+    modules: tuple[str, ...] = ()
+    """Modules or files that are imported before anything is looked up: those that call `register_scorer`."""
     on_error: Literal["stop", "warn"] = "stop"
     """What happens when a lifecycle hook raises."""
 

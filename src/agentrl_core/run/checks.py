@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from agentrl_core.gateway.online.admin import exposed, key_from_environment
 from agentrl_core.losses import split_options
 from agentrl_core.options import bind
 from agentrl_core.plugins import load_registry
+from agentrl_core.references import import_module, is_reference, user_folders
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, with_options
 from agentrl_core.scorers.table import ScorerTable
@@ -92,11 +94,25 @@ class Checks:
 
     def all(self) -> Iterator[str]:
         """Everything but the workflow."""
+        yield from self.modules()
         yield from self.modes()
         yield from self.model()
         yield from self.components()
         yield from self.defined_scorers()
         yield from self.tasks()
+
+    def modules(self) -> Iterator[str]:
+        """Import what may register something: the config's modules, and that of an agent in this process."""
+        folders, workflow = user_folders(self._given.base_dir), self._run.workflow
+        for index, name in enumerate(self._run.plugins.modules):
+            where = self._given.where(f"plugins.modules.{index}")
+            try:
+                import_module(name, folders)
+            except PluginError as error:
+                yield f"{where}: {error}"
+        if workflow is not None and self._run.rollout.agent.mode == "inline" and is_reference(workflow.use):
+            with contextlib.suppress(PluginError):  # told where the agent is resolved
+                self._registry.find("workflows", workflow.use, base_dir=self._given.base_dir)
 
     def modes(self) -> Iterator[str]:
         """What the options allow and this version does not."""

@@ -48,11 +48,11 @@ class Code:
 
     def check_task(self, task: Task) -> None:
         """Raise ValueError where the task's tests are none."""
-        tests_of(task.data)
+        read_tests(task.data)
 
     async def __call__(self, request: ScoreRequest) -> Score:
         """Give a value from 0 to 1, with the reasons of the first failures in the details."""
-        tests = tests_of(request.task.data)
+        tests = read_tests(request.task.data)
         program = find_program(judged_text(request, self.of))
         if not program.strip() or len(program) > _LONGEST or "\0" in program:
             return Score(0.0, details={"passed": 0, "tests": len(tests), "failures": ["there is no program"]})
@@ -82,7 +82,7 @@ def find_program(text: str) -> str:
     return next((found[-1] for found in (tagged, plain) if found), text)
 
 
-def tests_of(data: Mapping[str, Any]) -> list[dict[str, str]]:
+def read_tests(data: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return a task's tests in one form. Raises ValueError where they are none."""
     given = data.get("tests")
     items: Sequence[Any] = [given] if isinstance(given, str) else given if isinstance(given, list) else ()

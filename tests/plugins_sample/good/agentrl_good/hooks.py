@@ -7,7 +7,7 @@ followed: list[str] = []
 
 @hookimpl
 def register_scorers(register):
-    register("f1", "agentrl_good.f1:score", summary="token F1 in [0, 1]")
+    register("words_f1", "agentrl_good.f1:score", summary="token F1 in [0, 1]")
 
 
 @hookimpl
