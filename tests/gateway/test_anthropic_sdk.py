@@ -61,6 +61,34 @@ def talk(request, gateway):
     return run
 
 
+def test_the_tool_runner_sends_the_whole_conversation(gateway, session, talk, engine, store, call_text):
+    @anthropic.beta_async_tool
+    async def add(a: int, b: int) -> str:
+        """Add."""
+        return str(a + b)
+
+    async def scenario(client):
+        runner = client.beta.messages.tool_runner(model="default", max_tokens=500, messages=USER, tools=[add])
+        return await runner.until_done()
+
+    engine.replies = [call_text("add", '{"a": 1, "b": 2}'), "Three."]
+    message = talk(session, scenario)
+    assert message.content[0].text == "Three."
+    first, second = store.interactions
+    assert (second.parent, second.messages[0]["content"], len(second.tools)) == (first.id, "3", 1)
+
+
+def test_a_conversation_is_not_held_for_the_client(session, talk):
+    async def scenario(client):
+        return await client.beta.messages.create(
+            model="default", max_tokens=9, messages=USER, extra_body={"thread": {"type": "create"}}
+        )
+
+    with pytest.raises(anthropic.BadRequestError, match="send all messages of the conversation") as caught:
+        talk(session, scenario)
+    assert caught.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"
+
+
 def test_a_reply_is_what_was_sampled_and_stored(talk, session, engine, store, chat):
     engine.replies = ["three é 晴"]
     reply = talk(session, lambda client: ask(client, system="Be brief.", metadata={"user_id": "u"}))

@@ -2,56 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
 
-from agentrl_core import Answer
-from agentrl_core.daemons import call_on_thread
-from agentrl_core.data.inputs import agent_input
-from agentrl_core.errors import ConfigError
-from agentrl_openai.routing import clients, route_to_policy
+from agentrl_core.rollout.called_object import CalledObject
+from agentrl_openai.routing import route_to_policy
 
 
-class ClientWorkflow:
-    """Calls one built object for every record; its clients answer with the record's own policy session.
+class ClientWorkflow(CalledObject):
+    """Calls one built object for every record; its OpenAI clients answer with the record's own policy session."""
 
-    The object is called with the row's `messages`, else its `query`. A plain function runs on a thread of its own.
-    The reward comes from the task's scorer, which judges the text that the object returns, else the last reply.
-
-    `method`: the name of the method to call, where the object itself is not what is called.
-    `input_key`: the key of the row that is its input.
-    `base_urls`: the addresses of clients that are the policy's; None means OpenAI's own.
-    """
-
-    def __init__(
-        self,
-        agent: object,
-        *,
-        method: str | None = None,
-        input_key: str | None = None,
-        base_urls: Sequence[str] | None = None,
-    ) -> None:
-        called: Any = agent if method is None else getattr(agent, method, None)
-        if not callable(called):
-            raise ConfigError(
-                f"workflow.method: {type(agent).__name__} has nothing to call"
-                + (": name the method that answers a task" if method is None else f" that is named '{method}'")
-            )
-        self._call = called
-        self._is_async = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__)
-        self._input_key = input_key
-        self._base_urls = base_urls
-        clients()
-
-    async def run(self, data: dict[str, Any]) -> Answer | None:
-        """Let the object answer one task; a text that it returns is the answer to judge."""
-        given = agent_input(data, input_key=self._input_key)
-        with route_to_policy(self._base_urls):
-            if self._is_async:
-                returned = await self._call(given)
-            else:
-                returned = await call_on_thread(lambda: self._call(given), name="agentrl-openai")
-                if inspect.isawaitable(returned):
-                    returned = await returned
-        return Answer(returned) if isinstance(returned, str) else None
+    def route(self, base_urls: Sequence[str] | None) -> AbstractContextManager[None]:
+        """Redirect `OpenAI` and `AsyncOpenAI`."""
+        return route_to_policy(base_urls)

@@ -29,16 +29,11 @@ def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
 
         made = construct(AgentsWorkflow, options, name="openai-agents", where="workflow", injected={"agent": agent})
         return cast("Workflow", made)
-    to_call = "method" in options or callable(agent)
-    if to_call and any(map(_is_client, getattr(agent, "__dict__", {}).values())):
+    from agentrl_core.rollout.called_object import holds_client
+
+    if ("method" in options or callable(agent)) and holds_client(agent, "openai", {"OpenAI", "AsyncOpenAI"}):
         from agentrl_openai.client_workflow import ClientWorkflow
 
         made = construct(ClientWorkflow, options, name="openai", where="workflow", injected={"agent": agent})
         return cast("Workflow", made)
     return None
-
-
-def _is_client(value: object) -> bool:
-    """Whether a value is a client of the SDK, or of a subclass, told without importing it."""
-    classes = {(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__}
-    return not classes.isdisjoint({("openai", "OpenAI"), ("openai", "AsyncOpenAI")})

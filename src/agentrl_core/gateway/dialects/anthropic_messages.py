@@ -74,6 +74,7 @@ class AnthropicMessages:
 
 def _request(fields: Fields, headers: Mapping[str, str], max_tokens: int | None) -> ChatRequest:
     ignored: dict[str, Any] = {}
+    _refuse_thread(fields.take("thread"))
     tools = parse_tools(fields.take("tools"))
     choice, parallel = _tool_choice(fields.take("tool_choice"), tools)
     return ChatRequest(
@@ -95,6 +96,17 @@ def _request(fields: Fields, headers: Mapping[str, str], max_tokens: int | None)
         trainable=parse_trainable(headers),
         ignored={**ignored, **kept(fields.rest())},
     )
+
+
+def _refuse_thread(value: Any) -> None:
+    """Refuse to hold a conversation for the client, by the code that lets Anthropic's SDK send all of it each time."""
+    if value is not None:
+        raise RequestError(
+            400,
+            "thread_unsupported_request",
+            "thread is not supported: send all messages of the conversation with every request",
+            param="thread",
+        )
 
 
 def _thinking(value: Any, ignored: dict[str, Any]) -> Mapping[str, Any]:

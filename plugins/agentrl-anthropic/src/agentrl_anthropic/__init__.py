@@ -1,0 +1,1 @@
+"""Train agents of the Anthropic SDK and the Claude Agent SDK with agentrl, unmodified."""

@@ -1,0 +1,93 @@
+import subprocess
+import sys
+
+import pytest
+
+from agentrl_anthropic.calculator import same_number
+from agentrl_anthropic.math_agent import MathAgent, MathToolAgent
+from agentrl_core import workflow_context
+from agentrl_core.testing.workflows import WorkflowSuite
+
+TASK = {"id": "t", "messages": [{"role": "user", "content": "What is 2 + 2?"}], "answer": "4"}
+
+
+class TestMathAgent(WorkflowSuite):
+    @pytest.fixture
+    def workflow(self):
+        return "agentrl_anthropic.math_agent.MathAgent"
+
+    @pytest.fixture
+    def data(self):
+        return TASK
+
+
+class TestMathToolAgent(WorkflowSuite):
+    @pytest.fixture
+    def workflow(self):
+        return MathToolAgent
+
+    @pytest.fixture
+    def data(self):
+        return TASK
+
+
+@pytest.mark.parametrize(("said", "reward"), [("It is 4.0", 1.0), ("It is 5", 0.0), ("Who knows?", 0.0), ("", 0.0)])
+def test_the_last_number_of_the_reply_decides(world, said, reward):
+    world.says(said)
+    [episode] = world.run(MathAgent(), TASK)
+    assert episode.record.reward == reward, episode.record.detail
+
+
+def test_the_calculator_tells_its_results_and_what_is_wrong(world, call):
+    world.says(
+        call("calculator", operation="multiply", a=6, b=7) + call("calculator", operation="divide", a=1, b=0),
+        call("calculator", operation="root", a=1, b=2) + call("calculator", a=1),
+        "It is 4.",
+    )
+    [episode] = world.run(MathToolAgent(), TASK)
+    told = [message["content"] for item in episode.interactions[1:] for message in item.messages]
+    assert told[0] == "42"
+    assert told[1].startswith("error: ZeroDivisionError")
+    assert "'root'" in told[2]
+    assert told[3].startswith("error: ")
+    assert (episode.record.reward, episode.interactions[2].parent) == (1.0, episode.interactions[1].id)
+
+
+def test_an_agent_that_only_calculates_gets_nothing(world, call):
+    world.says(*[call("calculator", operation="add", a=2, b=2)] * 9)
+    [episode] = world.run(MathToolAgent(max_turns=3), TASK)
+    assert (episode.record.reward, len(episode.interactions)) == (0.0, 3)
+
+
+def test_the_environment_is_as_good_as_arguments(world, monkeypatch):
+    async def run(data):
+        here = workflow_context.get()
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", here.base_url)
+        monkeypatch.setenv("ANTHROPIC_API_KEY", here.api_key)
+        return await MathAgent().run(data)
+
+    world.says("4")
+    [episode] = world.run(run, TASK)
+    assert episode.record.reward == 1.0, episode.record.detail
+
+
+def test_what_the_system_says_stands_beside_the_messages(world):
+    world.says("4")
+    system = [{"role": "system", "content": "Be brief."}, {"role": "system", "content": "Be right."}]
+    [episode] = world.run(MathAgent(), {**TASK, "messages": [*system, *TASK["messages"]]})
+    assert [message["content"] for message in episode.interactions[0].messages] == [
+        "Be brief.\n\nBe right.", "What is 2 + 2?",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "same"),
+    [("1,234.50", True), ("so 3, then 1234.5.", True), ("1234.5 or 3", False), ("-1234.5", False), ("1.2345e3", True)],
+)
+def test_the_last_numbers_are_compared(answer, same):
+    assert same_number(answer, "1234.5") is same
+
+
+def test_the_agents_need_nothing_but_the_sdk():
+    blocked = "import sys; sys.modules['agentrl_core'] = None; import agentrl_anthropic.math_agent"
+    subprocess.run([sys.executable, "-c", blocked], check=True)

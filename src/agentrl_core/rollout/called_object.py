@@ -1,0 +1,68 @@
+"""An object of a user, written with an SDK's client and with nothing of agentrl in it, as a workflow."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from agentrl_core.daemons import call_on_thread
+from agentrl_core.data.inputs import agent_input
+from agentrl_core.errors import ConfigError
+from agentrl_core.scoring import Answer
+
+
+class CalledObject(ABC):
+    """Calls one built object for every record; its clients answer with the record's own policy session.
+
+    The object is called with the row's `messages`, else its `query`. A plain function runs on a thread of its own.
+    The reward comes from the task's scorer, which judges the text that the object returns, else the last reply.
+
+    `method`: the name of the method to call, where the object itself is not what is called.
+    `input_key`: the key of the row that is its input.
+    `base_urls`: the addresses of clients that are the policy's; None means the provider's own.
+    """
+
+    def __init__(
+        self,
+        agent: object,
+        *,
+        method: str | None = None,
+        input_key: str | None = None,
+        base_urls: Sequence[str] | None = None,
+    ) -> None:
+        called: Any = agent if method is None else getattr(agent, method, None)
+        if not callable(called):
+            raise ConfigError(
+                f"workflow.method: {type(agent).__name__} has nothing to call"
+                + (": name the method that answers a task" if method is None else f" that is named '{method}'")
+            )
+        self._call = called
+        self._is_async = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__)
+        self._input_key = input_key
+        self._base_urls = base_urls
+
+    @abstractmethod
+    def route(self, base_urls: Sequence[str] | None) -> AbstractContextManager[None]:
+        """Let an SDK's clients that lead to these addresses reach the policy."""
+
+    async def run(self, data: dict[str, Any]) -> Answer | None:
+        """Let the object answer one task."""
+        given = agent_input(data, input_key=self._input_key)
+        with self.route(self._base_urls):
+            if self._is_async:
+                returned = await self._call(given)
+            else:
+                returned = await call_on_thread(lambda: self._call(given), name="agentrl-workflow")
+                if inspect.isawaitable(returned):
+                    returned = await returned
+        return Answer(returned) if isinstance(returned, str) else None
+
+
+def holds_client(agent: object, sdk: str, classes: Collection[str]) -> bool:
+    """Whether an object has a client of an SDK, or of a subclass, among its attributes; told without importing it."""
+    values = getattr(agent, "__dict__", {}).values()
+    kinds = ((base.__module__.partition(".")[0], base.__name__) for value in values for base in type(value).__mro__)
+    return any(module == sdk and name in classes for module, name in kinds)
