@@ -43,6 +43,11 @@ def hang_with_a_child(path):
     child.wait()
 
 
+def fork():
+    """Return twice."""
+    return os.fork() == 0
+
+
 def die():
     sys.stdout.write("last words\n")
     sys.stdout.flush()

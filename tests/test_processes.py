@@ -101,6 +101,11 @@ def test_memory_is_what_a_call_uses_beyond_its_worker():
     assert call(calls.allocate, 200) == 200 * 2**20
 
 
+def test_one_that_forks_answers_once():
+    assert call(calls.fork) is False
+    assert call(calls.add, 1, 1) == 2
+
+
 def test_what_a_worker_prints_goes_to_the_log(caplog, capfd):
     with caplog.at_level(logging.INFO):
         assert call(calls.talk) == ""

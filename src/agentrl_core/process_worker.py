@@ -25,6 +25,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     files = _Files()
     sys.meta_path.append(files)
+    own = os.getpid()
     with Connection(int(sys.argv[1])) as connection:
         while True:
             try:
@@ -34,7 +35,10 @@ def main() -> None:
                 return
             folders, files.known, memory_mb = pickle.loads(header)  # noqa: S301 (our parent's)
             sys.path[:] = folders
-            connection.send_bytes(_answer(connection, payload, memory_mb))
+            answer = _answer(connection, payload, memory_mb)
+            if os.getpid() != own:  # the function has forked, and this is the child: it has nothing to say here
+                os._exit(0)
+            connection.send_bytes(answer)
 
 
 def _answer(connection: Connection, payload: bytes, memory_mb: int | None) -> bytes:

@@ -14,7 +14,7 @@ import os
 
 from openai import AsyncOpenAI, OpenAI
 
-from agentrl_core import AgentWorkflow, AsyncSampler, workflow_context
+from agentrl_core import AgentWorkflow, AsyncRewardWrapper, AsyncSampler, workflow_context
 
 
 def compute_reward(response, answer):
@@ -159,6 +159,16 @@ def reward(answer, reference):
     return float(answer == reference)
 
 
+class Wrapping:
+    def __init__(self):
+        self.reward = AsyncRewardWrapper(reward, max_workers=1)
+
+    async def run(self, data, *, base_url, api_key, http_client):
+        client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http_client, max_retries=0)
+        response = await client.chat.completions.create(model="default", messages=data["messages"])
+        return await self.reward(response.choices[0].message.content, data["answer"])
+
+
 class MyWorkflow:
     async def arun_episode(self, engine, data):
         return 1.0
@@ -183,7 +193,7 @@ def test_an_agent_of_the_guides_is_trained_as_it_is(play, guide, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "episodes"), [("MyAgent", 1), ("MySyncAgent", 2), ("MyDummyKeyAgent", 1), ("ByTurns", 4)]
+    ("name", "episodes"), [("MyAgent", 1), ("MySyncAgent", 2), ("MyDummyKeyAgent", 1), ("ByTurns", 4), ("Wrapping", 2)]
 )
 def test_it_is_so_in_a_process_of_its_own(play, guide, name, episodes):
     for record in play(f"{guide}:{name}", count=episodes):

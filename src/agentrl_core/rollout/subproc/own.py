@@ -14,6 +14,7 @@ import httpx2
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins import load_registry
 from agentrl_core.rollout import context as workflow_context
+from agentrl_core.rollout.borrowed import close_borrowed
 from agentrl_core.rollout.calling import WorkflowCall
 from agentrl_core.rollout.workflows import resolve_workflow
 
@@ -36,7 +37,8 @@ class WorkerClient(httpx2.AsyncClient):
         """Do nothing: the client is borrowed."""
 
     async def close_for_good(self) -> None:
-        """Close the connections."""
+        """Close the connections, and those of the other clients that episodes share."""
+        await close_borrowed()
         await super().aclose()
 
     def __await__(self) -> Generator[None, None, Self]:
