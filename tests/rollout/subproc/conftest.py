@@ -66,7 +66,7 @@ def agents(folder, request):
 
 
 @pytest.fixture
-def resolve(folder, bare_python):
+def resolve(folder, bare_python, rehearsal):
     """`resolve(workflow, mode)`: the modes are inline, subproc and python; what is left of workers is ended."""
     made = []
 
@@ -84,7 +84,7 @@ def resolve(folder, bare_python):
 
     yield resolve
     for resolved in made:
-        resolved.workers.close_now()
+        rehearsal._loop.run(resolved.workers.close())
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import httpx2
 
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins import load_registry
+from agentrl_core.rollout import borrowed
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.borrowed import close_borrowed
 from agentrl_core.rollout.calling import WorkflowCall
@@ -79,10 +80,15 @@ class Own:
             )
         if not isinstance(resolved.call, WorkflowCall):
             raise TypeError(f"{resolved.name} is no function of a task's data")
-        self.name = resolved.name
+        self.name = resolved.name.replace("__mp_main__", "__main__")
         self.function: Callable[..., Any] = resolved.call.function
         self.accepted = resolved.call.accepted
         self.http_client = WorkerClient()
+
+    async def close(self) -> None:
+        """Close the clients that the agents have borrowed."""
+        await self.http_client.close_for_good()
+        await borrowed.close_borrowed()
 
     @staticmethod
     def enter(episode: Mapping[str, Any]) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CANCEL_GRACE_S = 3.0
 """Time that a cancelled agent has to clean up before its process is killed."""
+_TURN_S = 0.5
+"""Longest that the event loop of an agent may take to hear of that; one that blocks it will not clean up."""
 _STOP_S = 2.0
 _GUARD_S = 5.0
 """Longest that the guard of a worker may take to kill what is below it."""
@@ -151,7 +153,7 @@ class WorkerProcess:
         """Run one episode and return the worker's answer; None where it had ended before.
 
         Raises `RemoteFailure` where the process ends in the middle. Cancelling this cancels the agent; one that
-        goes on for `CANCEL_GRACE_S`, or has no await in it, is killed.
+        goes on for `CANCEL_GRACE_S`, or is not in an await, is killed.
         """
         self._number += 1
         began = False
@@ -184,9 +186,13 @@ class WorkerProcess:
     async def _cancel(self) -> bool:
         """Cancel the episode; return whether the worker has ended it in time."""
         with contextlib.suppress(TimeoutError, asyncio.CancelledError):  # a second cancellation: enough patience
-            async with asyncio.timeout(CANCEL_GRACE_S):
+            async with asyncio.timeout(_TURN_S):
                 await self._write({"op": "cancel", "id": self._number})
-                return await self._read() is not None
+                answer = await self._read()
+            if answer is not None and answer["op"] == "cancelling":
+                async with asyncio.timeout(CANCEL_GRACE_S):
+                    answer = await self._read()
+            return answer is not None
         return False
 
     async def _write(self, header: Mapping[str, Any], body: bytes = b"") -> None:
@@ -249,8 +255,6 @@ class WorkerProcess:
             self._popen.kill()
             await asyncio.wait({self._ended}, timeout=_GUARD_S)
         self.drain()
-        if self._loop is not None and not self._out.closed:
-            self._loop.remove_reader(self._out.fileno())
         self._close_files()
 
     async def _watch(self) -> None:
@@ -284,6 +288,9 @@ class WorkerProcess:
         self.drain()
 
     def _close_files(self) -> None:
+        if self._loop is not None and not self._loop.is_closed() and not self._out.closed:
+            for item in (self._control, self._lifeline, self._out):  # their numbers will be used again
+                self._loop.remove_reader(item.fileno())
         for item in (self._control, self._lifeline, self._out):
             item.close()
 

@@ -7,7 +7,7 @@ talks to the run over the control socket in frames: two lengths of 4 bytes, a JS
     run -> worker   what to load, see `Foreign`, once; its body a pickled workflow for our own interpreter
     worker -> run   {op: ready, …}, or {op: refused, kind, message}
     run -> worker   {op: run, id, episode, environ, pickled}, its body the task's data; {op: cancel, id}; {op: stop}
-    worker -> run   {op: began, id}, then {op: done, id, value} or {op: raised, id, …}
+    worker -> run   {op: began, id}, maybe {op: cancelling, id}, then {op: done, id, value} or {op: raised, id, …}
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Foreign:
         for _, _, path in self._adapters:
             self._prepare(path.partition(":")[0])
         found = self._find()
-        if _is_function(found) and (inspect.iscoroutinefunction(found) or takes_data(found)):
+        if _is_function(found) and (is_async(found) or takes_data(found)):
             self.function = functools.partial(found, **self._options) if self._options else found
         else:
             self.function = self._run_of(*self._built(found))
@@ -216,6 +216,9 @@ class Foreign:
 
     def enter(self, episode: Mapping[str, Any]) -> None:
         """There is nothing of ours here to be told of an episode."""
+
+    async def close(self) -> None:
+        """There is nothing of ours here to be closed."""
 
     def _refuse(self, message: str, option: str = "") -> Refused:
         place = self._places.get(option) or self._places[""]
@@ -389,6 +392,12 @@ def _is_function(found: Any) -> bool:
     return inspect.isroutine(found) or isinstance(found, functools.partial)
 
 
+def is_async(function: Any) -> bool:
+    """Whether a function, or the call of an object, is a coroutine."""
+    call = getattr(type(function), "__call__", None)  # noqa: B004  (its call is looked at, not whether it has one)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
 def takes_data(function: Any) -> bool:
     """Whether the first parameter must be given by position, as a task's data is."""
     try:
@@ -430,8 +439,7 @@ class Worker:
         threading.Thread(target=self._listen, name="agentrl-control", daemon=True).start()
         for header, body in iter(self._requests.get, None):
             self._episode(header, body)
-        if self._loaded.http_client is not None:
-            self._loop.run_until_complete(self._loaded.http_client.close_for_good())
+        self._loop.run_until_complete(self._loaded.close())
 
     def _listen(self) -> None:
         message = receive(self._sock)
@@ -442,9 +450,14 @@ class Worker:
             else:
                 with self._lock:
                     if self._current is not None and self._current[0] == header["id"]:
-                        self._loop.call_soon_threadsafe(self._current[1].cancel)
+                        self._loop.call_soon_threadsafe(self._cancel, *self._current)
             message = receive(self._sock)
         self._requests.put(None)
+
+    def _cancel(self, number: int, task: asyncio.Task[Any]) -> None:
+        """Cancel an episode, and say so: of an agent that blocks the loop the run never hears that."""
+        self._send({"op": "cancelling", "id": number})
+        task.cancel()
 
     def _episode(self, header: dict[str, Any], body: bytes) -> None:
         number = header["id"]
@@ -672,7 +685,7 @@ def _work(control: socket.socket) -> None:
             control.sendall(frame(dict(answer, trace=trace[:_LONGEST_TRACE])))
             return
         worker = Worker(control, loaded, start["skip"])
-        ready = {"op": "ready", "name": loaded.name, "is_async": inspect.iscoroutinefunction(loaded.function)}
+        ready = {"op": "ready", "name": loaded.name, "is_async": is_async(loaded.function)}
         control.sendall(frame(ready))
         worker.serve()
 
