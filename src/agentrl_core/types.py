@@ -189,7 +189,7 @@ class Record:
     sample_index: int
     """Position in its group, 0-based."""
     attempt: int = 0
-    """0 for the first try of this slot."""
+    """0 for the first try of this slot; counted on where the task comes back in another group."""
     is_eval: bool = False
     outcome: Outcome = Outcome.RUNNING
     reason: str = ""
@@ -239,7 +239,7 @@ class Group:
     run_id: str
     task_id: str
     index: int
-    """Submission order in the run, 0-based; the trainer consumes in this order."""
+    """Place of the task in the run's order, 0-based; one that comes back keeps it."""
     episodes: tuple[Episode, ...]
     """Scored records only, by sample index."""
     version: int = 0

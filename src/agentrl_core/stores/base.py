@@ -124,7 +124,7 @@ class Store(Protocol):
     async def add_group(
         self, run_id: str, group_id: str, task_id: str, *, index: int, size: int, version: int, is_eval: bool = False
     ) -> None:
-        """Announce a group before its first record; training groups in the order of `index`.
+        """Announce a group before its first record, by `index`; one whose task comes back has the index of the first.
 
         Ids are never used twice in a store: a resumed run gives the groups that it samples anew ids of their own.
         """
