@@ -1,6 +1,7 @@
 """Agents that solve word problems, written as Pydantic AI's users write them: a start for one of your own.
 
 Run them as they are: `workflow: agentrl_pydantic_ai.math_agent.MathAgent`, with `messages` and `answer` in each row.
+They run inline, in worker processes and in other interpreters, where agentrl need not be installed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ from pydantic_ai import Agent, ModelRetry
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from agentrl_core.data.arithmetic import evaluate
-from agentrl_core.data.inputs import agent_input, as_text
-from agentrl_core.scorers.text import same_number
+from agentrl_pydantic_ai.calculator import evaluate, same_number
 
 INSTRUCTIONS = "Solve the problem. End with the number that answers it."
 
@@ -49,7 +48,7 @@ class MathAgent:
             max_retries=0,
         )
         model = OpenAIChatModel("default", provider=OpenAIProvider(openai_client=client))
-        result = await self.agent.run(as_text(agent_input(data), task_id=data.get("id")), model=model)
+        result = await self.agent.run(data["messages"][-1]["content"], model=model)
         return float(same_number(result.output, str(data["answer"])))
 
 

@@ -1,6 +1,7 @@
 """Agents that solve word problems, written as smolagents' users write them: a start for one of your own.
 
 Run them as they are: `workflow: agentrl_smolagents.math_agent.MathAgent`, with `messages` and `answer` in each row.
+They run inline, in worker processes and in other interpreters, where agentrl need not be installed.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from typing import Any
 
 from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent, tool
 
-from agentrl_core.data.arithmetic import evaluate
-from agentrl_core.data.inputs import agent_input, as_text
-from agentrl_core.scorers.text import same_number
+from agentrl_smolagents.calculator import evaluate, same_number
 
 INSTRUCTIONS = "Solve the problem. The final answer is the number that answers it."
 
@@ -43,7 +42,7 @@ class MathAgent:
         """Solve one problem; the agent blocks, so it has a thread."""
         base_url = extra_kwargs.get("base_url") or os.environ["OPENAI_BASE_URL"]
         api_key = extra_kwargs.get("api_key") or os.environ["OPENAI_API_KEY"]
-        question = as_text(agent_input(data), task_id=data.get("id"))
+        question = data["messages"][-1]["content"]
 
         def solve() -> object:
             model = OpenAIModel(

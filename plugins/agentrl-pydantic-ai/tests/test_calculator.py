@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.data.arithmetic import evaluate
+from agentrl_pydantic_ai.calculator import evaluate, same_number
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,18 @@ def test_no_length_or_depth_breaks_it(expression):
 def test_it_ends_with_a_number_or_a_value_error(expression):
     with contextlib.suppress(ValueError):
         assert isinstance(evaluate(expression), float)
+
+
+@pytest.mark.parametrize(
+    ("answer", "same"),
+    [
+        ("It is 1,234.50.", True),
+        ("$1234.5", True),
+        ("1235-0.5", False),
+        ("-1234.5", False),
+        ("none", False),
+        ("", False),
+    ],
+)
+def test_the_last_numbers_are_compared(answer, same):
+    assert same_number(answer, "1234.5") is same

@@ -1,10 +1,11 @@
-"""Arithmetic as a tool: evaluates an expression without ever running it as code."""
+"""What the math agents calculate and compare with; the standard library alone, for interpreters without agentrl."""
 
 from __future__ import annotations
 
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 
 _LONGEST = 500
@@ -38,3 +39,15 @@ def _value(node: ast.expr) -> float:
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _UNARY[type(node.op)](_value(node.operand))
     raise ValueError("only numbers, + - * / ** and brackets are understood")
+
+
+def same_number(answer: str, reference: str) -> bool:
+    """Whether the last numbers in two texts are the same, but for rounding; False where one has none."""
+    found, expected = _last_number(answer), _last_number(reference)
+    return found is not None and expected is not None and math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _last_number(text: str) -> float | None:
+    """`-1,234.5` and `1e-3` are numbers; the minus of `3-2` is none."""
+    numbers = re.findall(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?", text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
