@@ -67,7 +67,8 @@ class EpisodeError(AgentRLError):
     """One episode cannot be used; `reason` is a short stable word for counting.
 
     Known reasons: `no_llm_call`, `not_finite`, `unknown_interaction`, `reward_type`, `no_score`, `reward_timeout`,
-    `by_workflow`, `tensor_rows`, `too_long`. A scorer's `details` are stored with the record, as those of a `Score` are.
+    `by_workflow`, `tensor_rows`, `too_long`. A scorer's `details` are stored with the record, as those of a `Score`
+    are.
     """
 
     def __init__(self, reason: str, message: str, *, details: Mapping[str, Any] | None = None) -> None:

@@ -231,9 +231,17 @@ def test_rows_of_several_branches_give_each_its_reward(play, engine):
                 "rewards": [1.0, 0.5],
             }
 
-    engine.replies = ["abc", "d"]
-    episode = play(TwoAnswers)
-    assert episode.record.rewards == {episode.interactions[0].id: 1.0, episode.interactions[1].id: 0.5}
+    for replies in (["abc", "d"], ["a", "a"]):
+        engine.replies = replies
+        episode = play(TwoAnswers)
+        assert episode.record.rewards == {episode.interactions[0].id: 1.0, episode.interactions[1].id: 0.5}
+
+
+def test_two_rows_of_one_call_are_refused(play):
+    def twice(response):
+        return {name: np.concatenate([value, value]) for name, value in rows_of(response).items()}
+
+    assert "as an earlier row does" in play(one_call(twice)).record.detail
 
 
 def test_a_wrong_signature_is_refused_before_anything_starts(play):

@@ -6,7 +6,7 @@ Shapes: B rows, L tokens of the longest.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import EpisodeError
@@ -47,16 +47,24 @@ def reward_of_rows(given: Mapping[str, Any], episode: Episode) -> float | dict[s
             [bool(bit) for bit in others["attention_mask"][number]] if "attention_mask" in others else [True] * len(row)
         )
         columns = {name: _only(table[number], kept) for name, table in others.items() if name != "attention_mask"}
-        leaf = _check_row(_only(row, kept), columns, episode, number)
-        if leaf.id in by_leaf:
-            raise _refusal(f"two rows end with the same interaction, {leaf.id}")
+        leaf = _check_row(_only(row, kept), columns, episode, number, taken=by_leaf)
         by_leaf[leaf.id] = value
     return next(iter(by_leaf.values())) if len(by_leaf) == 1 else by_leaf
 
 
-def _check_row(ids: Sequence[int], columns: Mapping[str, Sequence[Any]], episode: Episode, number: int) -> Interaction:
-    """Hold a row against the record, and return the interaction that it ends with."""
-    leaf = next((item for item in episode.interactions if episode.full_ids(item) == tuple(ids)), None)
+def _check_row(
+    ids: Sequence[int],
+    columns: Mapping[str, Sequence[Any]],
+    episode: Episode,
+    number: int,
+    *,
+    taken: Collection[str],
+) -> Interaction:
+    """Hold a row against the record, and return the interaction that it ends with, one that is not `taken`."""
+    alike = [item for item in episode.interactions if episode.full_ids(item) == tuple(ids)]
+    leaf = next((item for item in alike if item.id not in taken), None)  # two calls may have sampled the same
+    if alike and leaf is None:
+        raise _refusal(f"row {number} ends with the interaction {alike[-1].id}, as an earlier row does")
     if leaf is None:
         raise _refusal(
             f"row {number} of 'input_ids' has {len(ids)} tokens that are not the prompt and output of any call of this "
