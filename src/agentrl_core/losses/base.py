@@ -26,7 +26,7 @@ class LossBatch:
     mask: Tensor
     """1.0 where the token counts, else 0.0. Float."""
     sequence: Tensor
-    """Index in [0, num_sequences) of the sequence that aggregation averages over (record or interaction). Long."""
+    """Index in [0, num_sequences) of the sequence that aggregation averages over, by `loss.unit`. Long."""
     num_sequences: int
     record: Tensor
     """Index of the record. Long."""
