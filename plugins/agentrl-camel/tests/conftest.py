@@ -26,6 +26,7 @@ class Play:
 
     def __init__(self, directory, python, base_dir):
         self._replies = ()
+        self.scorer = lambda request: 0.5
         self.rehearsal = Rehearsal(directory, self._say)
         self.engine = self.rehearsal.engine
         agent = AgentConfig(mode="subproc", subproc_max_workers=1, python=python)
@@ -50,7 +51,7 @@ class Play:
         question = messages or [{"role": "user", "content": "What is 2 + 2?"}]
         data = {"id": "t", "case": case, "messages": question, "answer": "4", **row}
         tasks = [Task(id=f"t{number}", data=data, answer="4") for number in range(times)]
-        episodes = self.rehearsal.play(self._workflow, tasks, timeout_s=timeout_s)
+        episodes = self.rehearsal.play(self._workflow, tasks, timeout_s=timeout_s, scorer=self.scorer)
         return episodes[0] if times == 1 else episodes
 
 

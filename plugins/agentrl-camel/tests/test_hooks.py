@@ -1,0 +1,27 @@
+import subprocess
+import sys
+import types
+
+from agentrl_camel.hooks import adapt_agent
+from agentrl_core.plugins import load_registry
+from agentrl_core.testing.plugins import check_plugin
+
+
+def test_the_package_is_a_sound_plugin():
+    check_plugin("agentrl-camel")
+
+
+def test_the_adapter_is_registered_for_other_interpreters():
+    entry = load_registry().find("worker_adapters", "camel")
+    assert (entry.distribution, entry.value) == ("agentrl-camel", "agentrl_camel.worker:adapt")
+
+
+def test_what_is_of_other_frameworks_is_left_to_others():
+    assert adapt_agent(object(), {}, None) is None
+    assert adapt_agent(types.SimpleNamespace(), {}, None) is None
+
+
+def test_its_hooks_import_nothing_of_the_framework():
+    code = "import agentrl_camel.hooks, sys; print({name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not {"camel", "openai", "torch"} & eval(done.stdout)

@@ -1,0 +1,27 @@
+import subprocess
+import sys
+import types
+
+from agentrl_core.plugins import load_registry
+from agentrl_core.testing.plugins import check_plugin
+from agentrl_openhands.hooks import adapt_agent
+
+
+def test_the_package_is_a_sound_plugin():
+    check_plugin("agentrl-openhands")
+
+
+def test_the_adapter_is_registered_for_other_interpreters():
+    entry = load_registry().find("worker_adapters", "openhands")
+    assert (entry.distribution, entry.value) == ("agentrl-openhands", "agentrl_openhands.worker:adapt")
+
+
+def test_what_is_of_other_frameworks_is_left_to_others():
+    assert adapt_agent(object(), {}, None) is None
+    assert adapt_agent(types.SimpleNamespace(), {}, None) is None
+
+
+def test_its_hooks_import_nothing_of_the_framework():
+    code = "import agentrl_openhands.hooks, sys; print({name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not {"openhands", "openai", "torch"} & eval(done.stdout)
