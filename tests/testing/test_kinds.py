@@ -10,7 +10,7 @@ import typer
 
 from agentrl_core.batching.advantages import GRPO, LeaveOneOut, NoBaseline
 from agentrl_core.batching.credit import InsertionOrderCredit, TreeCredit
-from agentrl_core.batching.filters import ZeroVariance
+from agentrl_core.batching.filters import BalanceSample, ZeroVariance
 from agentrl_core.chat.parsers.hermes import HermesParser
 from agentrl_core.chat.parsers.llama3 import Llama3Parser
 from agentrl_core.cli.plugins import app
@@ -53,9 +53,9 @@ class TestCredits(CreditSuite):
 
 
 class TestFilters(FilterSuite):
-    @pytest.fixture
-    def group_filter(self):
-        return ZeroVariance()
+    @pytest.fixture(params=[ZeroVariance(), ZeroVariance(min_range=0.1), BalanceSample()])
+    def group_filter(self, request):
+        return request.param
 
 
 class TestJsonlTracker(TrackerSuite):
@@ -159,7 +159,7 @@ def test_a_credit_that_breaks_a_rule_is_caught(answer, told):
 def test_a_filter_that_breaks_a_rule_is_caught():
     with pytest.raises(AssertionError, match="expected a word such as zero_variance, found 'Two Words'"):
         check_filter(Rigged(lambda group: True, reason="Two Words"))
-    with pytest.raises(AssertionError, match="expected True or False, found 1"):
+    with pytest.raises(AssertionError, match="expected True, False or ids of the group's records, found 1"):
         check_filter(Rigged(lambda group: 1))
     answers = iter([True, False] * 10)
     with pytest.raises(AssertionError, match="rewards"):

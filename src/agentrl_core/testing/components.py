@@ -62,9 +62,10 @@ def _credit(credit: Any) -> None:
 
 
 def _filter(group_filter: Any) -> None:
+    from agentrl_core.batching.filters import as_filter
     from agentrl_core.testing.filters import check_filter
 
-    check_filter(group_filter)
+    check_filter(as_filter(group_filter, "filter"))
 
 
 def _tool_parser(parser: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +32,7 @@ class FilterSuite(ConformanceSuite):
         _check_reason(group_filter)
 
     def test_it_decides_about_any_group(self, group_filter: Filter) -> None:
-        """With True or False; groups of one and of equal rewards included."""
+        """With True, False or ids of its records; groups of one and of equal rewards included."""
         _check_decisions(group_filter)
 
     def test_the_same_group_is_decided_the_same_twice_and_left_as_it_is(self, group_filter: Filter) -> None:
@@ -55,7 +56,11 @@ def _check_decisions(group_filter: Filter) -> None:
     for rewards in _GROUPS:
         group, advantages = _group(rewards)
         kept = group_filter.keep(group, advantages)
-        assert isinstance(kept, bool), f"rewards {rewards}: expected True or False, found {kept!r}"
+        if isinstance(kept, bool):
+            continue
+        known = {episode.record.id for episode in group.episodes}
+        ids = isinstance(kept, Collection) and not isinstance(kept, str) and known.issuperset(kept)
+        assert ids, f"rewards {rewards}: expected True, False or ids of the group's records, found {kept!r}"
 
 
 def _check_repeatable(group_filter: Filter) -> None:
@@ -64,7 +69,7 @@ def _check_repeatable(group_filter: Filter) -> None:
         before = copy.deepcopy((group, advantages))
         first = group_filter.keep(group, advantages)
         assert (group, advantages) == before, f"rewards {rewards}: the filter changed its group"
-        assert group_filter.keep(group, advantages) is first, f"rewards {rewards}"
+        assert group_filter.keep(group, advantages) == first, f"rewards {rewards}"
 
 
 def _group(rewards: tuple[float, ...]) -> tuple[Group, dict[str, float]]:
