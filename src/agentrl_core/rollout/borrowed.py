@@ -25,7 +25,7 @@ def legacy_httpx_client() -> httpx.AsyncClient:
 
 
 def aiohttp_session() -> aiohttp.ClientSession:
-    """Return the session of aiohttp for the running loop; `ImportError` where it is not installed."""
+    """Return the session of aiohttp for the running loop."""
     return cast("aiohttp.ClientSession", _client("aiohttp", _make_aiohttp))
 
 

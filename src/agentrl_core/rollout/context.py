@@ -90,7 +90,7 @@ def get_httpx_client(*, legacy: bool = False) -> SharedClient | httpx.AsyncClien
 async def get_aiohttp_session() -> aiohttp.ClientSession:
     """Return the session of aiohttp that all episodes share; closing it closes nothing.
 
-    `LookupError` outside an episode, `ImportError` where aiohttp is not installed.
+    `LookupError` outside an episode.
     """
     get()
     return borrowed.aiohttp_session()

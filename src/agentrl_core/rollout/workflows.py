@@ -77,8 +77,8 @@ def resolve_workflow(
 
     `workflow` is a component or its name (`pkg.mod.Agent`, `file.py:Agent`, a registered name), a class, an
     instance, whose state is kept, a function, or an agent of a framework; `options` go beside those of the
-    component. Raises `PluginError` for what cannot
-    be found or is nothing that runs, `ConfigError` for wrong options or a wrong signature.
+    component. Raises `PluginError` for what cannot be found or is nothing that runs, `ConfigError` for wrong options
+    or a wrong signature.
     """
     if isinstance(workflow, str):
         workflow = Component(workflow)

@@ -45,7 +45,7 @@ class WorkerClient(httpx2.AsyncClient):
     def __await__(self) -> Generator[None, None, Self]:
         """Return the client itself: AReaL's `get_httpx_client` is awaited."""
         return self
-        yield
+        yield  # never reached; it makes this a generator, as `await` wants one
 
     async def __aenter__(self) -> Self:
         return self
