@@ -21,7 +21,7 @@ class CalledObject(ABC):
     The reward comes from the task's scorer, which judges the text that the object returns, else the last reply.
 
     `method`: the name of the method to call, where the object itself is not what is called.
-    `input_key`: the key of the row that is its input.
+    `input_key`: the key of the row that is its input. `whole_row`: whether its input is all of the row.
     `base_urls`: the addresses of clients that are the policy's; None means the provider's own.
     """
 
@@ -31,6 +31,7 @@ class CalledObject(ABC):
         *,
         method: str | None = None,
         input_key: str | None = None,
+        whole_row: bool = False,
         base_urls: Sequence[str] | None = None,
     ) -> None:
         called: Any = agent if method is None else getattr(agent, method, None)
@@ -42,6 +43,7 @@ class CalledObject(ABC):
         self._call = called
         self._is_async = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__)
         self._input_key = input_key
+        self._whole_row = whole_row
         self._base_urls = base_urls
 
     @abstractmethod
@@ -50,7 +52,7 @@ class CalledObject(ABC):
 
     async def run(self, data: dict[str, Any]) -> Answer | None:
         """Let the object answer one task."""
-        given = agent_input(data, input_key=self._input_key)
+        given: Any = data if self._whole_row else agent_input(data, input_key=self._input_key)
         with self.route(self._base_urls):
             if self._is_async:
                 returned = await self._call(given)
