@@ -146,9 +146,7 @@ def test_a_value_that_is_not_finite_is_rejected(value, wrap):
     assert caught.value.reason == "not_finite"
 
 
-@pytest.mark.parametrize(
-    "value", ["1", [1.0], (1, 2), np.array([1.0]), 1j, b"1", object(), {1: 0.5}, {"a": "b"}]
-)
+@pytest.mark.parametrize("value", ["1", [1.0], (1, 2), np.array([1.0]), 1j, b"1", object(), {1: 0.5}, {"a": "b"}])
 def test_a_value_of_another_type_is_rejected(value):
     with pytest.raises(EpisodeError, match=r"scorer 'mine': .*expected .*, found") as caught:
         score(lambda request: value)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -124,7 +125,7 @@ def test_a_program_sees_none_of_our_environment_and_has_a_folder_of_its_own(monk
     assert run(program + "assert os.listdir() == ['x']").value == 1.0
     score = run(program + "print(os.getcwd())", [{"output": ""}])
     folder = score.details["failures"][0].split("'")[1].removesuffix("\\n")
-    assert not os.path.exists(os.path.dirname(folder))
+    assert not Path(folder).parent.exists()
 
 
 @pytest.mark.parametrize(

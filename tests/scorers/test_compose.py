@@ -1,13 +1,14 @@
 """Weighted sums, gates and schedules, made from a config's sections."""
 
 import asyncio
+import re
 
 import attrs
 import pytest
 
 from agentrl_core import hookimpl
 from agentrl_core.config import parse
-from agentrl_core.errors import ConfigError, EpisodeError, PluginError
+from agentrl_core.errors import ConfigError, EpisodeError
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.scorers.table import ScorerTable
 from agentrl_core.scoring import Score
@@ -213,15 +214,12 @@ def test_compositions_nest_and_name_each_other(table):
     ],
 )
 def test_a_faulty_section_is_refused_with_its_place(table, sections, problem):
-    with pytest.raises((ConfigError, PluginError), match=problem):
-        table(**sections).get(
-            next(reversed(sections)) if "b" in sections and "itself" not in problem else "aA"["A" in sections]
-        )
-    assert any(True for _ in table(**sections).problems())
+    problems = list(table(**sections).problems())
+    assert any(re.search(problem, line) for line in problems), problems
 
 
 def test_a_section_must_name_its_scorer():
-    with pytest.raises(ConfigError, match="scorers.a.use: missing"):
+    with pytest.raises(ConfigError, match=r"scorers\.a\.use: missing"):
         parse({"scorers": {"a": {"by": "words"}}})
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 
 import pytest
+from tests.scorers import calls
 
 import agentrl_core
 from agentrl_core import hookimpl, register_scorer
@@ -14,7 +15,6 @@ from agentrl_core.scorers.table import ScorerTable
 from agentrl_core.scoring import Score
 from agentrl_core.testing import isolated_plugins
 from agentrl_core.testing.scorers import score_request
-from tests.scorers import calls
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_what_is_no_scorer_is_refused_at_once(name, function, problem):
 def test_a_name_is_one_functions_unless_it_is_replaced():
     register_scorer("taken", agentrl_form)
     register_scorer("taken", agentrl_form)  # a notebook's cell, run again
-    with pytest.raises(PluginError, match="'taken' is registered already, as .*agentrl_form; give .* another name"):
+    with pytest.raises(PluginError, match=r"'taken' is registered already, as .*agentrl_form; give .* another name"):
         register_scorer("taken", calls.pid)
     assert score("taken") == Score(1.0)
     register_scorer("taken", lambda request: 0.5, replace=True)

@@ -56,6 +56,14 @@ def test_a_scorer_that_breaks_the_contract_is_found_out(scorer, error, message):
         check_scorer(scorer, EXAMPLES)
 
 
+def test_a_scorer_that_fails_on_odd_answers_is_found_out():
+    def breaks(request):
+        return float(len(request.answer) < 10**5) if request.answer != "NaN" else int(request.answer)
+
+    with pytest.raises(AssertionError, match="the answer 'NaN' made it raise ValueError: invalid literal"):
+        check_scorer(breaks, [({"answer": "4", "reference": "4"}, 1.0)])
+
+
 def test_a_suite_without_its_fixtures_says_which_is_missing(pytester):
     pytester.makepyfile("""
         from agentrl_core.testing.scorers import ScorerSuite
@@ -64,7 +72,7 @@ def test_a_suite_without_its_fixtures_says_which_is_missing(pytester):
             pass
     """)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(errors=6)
+    result.assert_outcomes(errors=7)
     result.stdout.fnmatch_lines(["*TestMine needs a fixture `scorer`*"])
 
 
@@ -76,6 +84,7 @@ def test_every_check_of_the_suite_is_a_standard_test():
         "test_the_request_is_left_as_it_is",
         "test_an_empty_answer_is_judged",
         "test_a_missing_reference_is_no_score_where_one_is_needed",
+        "test_odd_answers_are_judged_in_time",
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 from agentrl_core.errors import PluginError
 from agentrl_core.plugins import registrar
-from agentrl_core.registry import PROGRAM
+from agentrl_core.registry import PROGRAM, Package
 from agentrl_core.scorers.call import normalize_scorer
 
 ScorerT = TypeVar("ScorerT", bound=Callable[..., Any])
@@ -82,17 +82,12 @@ def _declaring(function: Any, declared: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _register(name: str, function: Callable[..., Any], *, replace: bool) -> None:
-    before = list(PROGRAM.entries)
-    old = next((entry for entry in before if (entry.kind, entry.name) == ("scorers", name)), None)
-    PROGRAM.entries[:] = [entry for entry in before if entry is not old]
-    try:
-        registrar(PROGRAM, "scorers")(name, function)
-        new = PROGRAM.entries[-1]
-        if old and not replace and (old.path != new.path or new.path.endswith("<lambda>")):
-            raise PluginError(
-                f"scorer '{name}' is registered already, as {old.path}; give {new.path} another name, or say "
-                "replace=True"
-            )
-    except PluginError:
-        PROGRAM.entries[:] = before
-        raise
+    new = Package(distribution=PROGRAM.distribution, version="")
+    registrar(new, "scorers")(name, function)
+    entry = new.entries[0]
+    old = next((item for item in PROGRAM.entries if (item.kind, item.name) == ("scorers", name)), None)
+    if old and not replace and (old.path != entry.path or entry.path.endswith("<lambda>")):
+        raise PluginError(
+            f"scorer '{name}' is registered already, as {old.path}; give {entry.path} another name, or say replace=True"
+        )
+    PROGRAM.entries[:] = [*(item for item in PROGRAM.entries if item is not old), entry]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 import pytest
 
+from agentrl_core.errors import EpisodeError
 from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
 from agentrl_core.scoring import Score, ScoreRequest
 from agentrl_core.testing.base import ConformanceSuite
@@ -72,6 +74,10 @@ class ScorerSuite(ConformanceSuite):
         """A scorer that declares `needs_reference` never invents a value without it."""
         _check_missing_reference(scorer, examples)
 
+    def test_odd_answers_are_judged_in_time(self, scorer: Any, examples: Sequence[Example]) -> None:
+        """No text that a model may write makes it fail or hang; only `EpisodeError` says that there is no score."""
+        _check_odd_answers(scorer, examples)
+
 
 def check_scorer(scorer: Any, examples: Sequence[Example] = ()) -> None:
     """Raise PluginError, EpisodeError or AssertionError where `scorer` breaks its contract; prints nothing.
@@ -79,7 +85,13 @@ def check_scorer(scorer: Any, examples: Sequence[Example] = ()) -> None:
     check_scorer(my_scorer, [({"answer": "4", "reference": "4"}, 1.0)])
     """
     _check_values(scorer, examples)
-    for check in (_check_repeatable, _check_untouched, _check_empty_answer, _check_missing_reference):
+    for check in (
+        _check_repeatable,
+        _check_untouched,
+        _check_empty_answer,
+        _check_missing_reference,
+        _check_odd_answers,
+    ):
         check(scorer, examples)
 
 
@@ -132,6 +144,36 @@ def _check_missing_reference(scorer: Any, examples: Sequence[Example]) -> None:
         # Past the rollout's own check, which would hide what the scorer does.
         (found,) = _run_or_none(attrs.evolve(normalized, needs_reference=False), request)
         assert found is None, f"{arguments}: expected no score without a reference, found {found}"
+
+
+def _check_odd_answers(scorer: Any, examples: Sequence[Example]) -> None:
+    normalized = normalize_scorer(scorer, "scorer")
+
+    async def judge(arguments: Mapping[str, Any], answer: str) -> None:
+        begun = time.monotonic()
+        try:
+            found = await normalized(score_request(**{**arguments, "answer": answer}))
+        except EpisodeError:
+            return
+        except Exception as error:
+            raise AssertionError(f"the answer {answer!r:.40} made it raise {type(error).__name__}: {error}") from error
+        assert found is None or isinstance(found, Score | dict)
+        took = time.monotonic() - begun
+        assert took < _PATIENCE_S, f"the answer {answer!r:.40} of {len(answer)} characters took {took:.0f} s"
+
+    async def judge_all(arguments: Mapping[str, Any]) -> None:
+        await asyncio.gather(*(judge(arguments, answer) for answer in _ODD_ANSWERS))
+
+    for arguments, _ in examples[:1]:
+        asyncio.run(judge_all(arguments))
+
+
+_PATIENCE_S = 60.0
+_ODD_ANSWERS = (
+    "\0", "\ud800", "\N{BUTTERFLY}\u202e", "\n" * 1000, "a" * 1_000_000, "a" * 5000 + "!", "9" * 5000, "(" * 20_000,
+    "[" * 100_000, '{"a":' * 20_000, "\\boxed{" * 5000, "```python\n" * 5000, "1e999", "NaN", "-" * 10_000, "1/0",
+)  # fmt: skip
+"""Texts that have broken parsers: control characters, half a surrogate pair, depth, length, numbers without bounds."""
 
 
 def _run_or_none(scorer: NormalizedScorer, request: ScoreRequest) -> list[Any]:

@@ -1,0 +1,1 @@
+"""Score mathematical answers by what they mean, with math-verify."""
