@@ -94,7 +94,7 @@ def _framework(plugin: Path) -> Path | None:
     if not complete.exists():
         subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
         # complete, and the tests import a small part of it: nothing to resolve, little to compile
-        install = [str(made), "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "-r", str(wanted)]
+        install = [str(made), "-m", "pip", "install", "-qq", "--no-deps", "--no-compile", "-r", str(wanted)]
         subprocess.run(install, check=True)
         complete.touch()
     return made

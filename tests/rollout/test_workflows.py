@@ -357,6 +357,19 @@ def test_a_class_that_needs_options_is_refused_with_their_names(resolve):
         resolve(Needy)
 
 
+@pytest.mark.parametrize("framework", ["camel.agents", "openhands.sdk"])
+def test_a_framework_of_another_interpreter_is_told_from_one_that_is_not_installed(resolve, tmp_path, framework):
+    file = tmp_path / f"{framework.partition('.')[0]}_agent.py"
+    file.write_text(f"import {framework}\n", encoding="utf-8")
+    name = framework.partition(".")[0]
+    with pytest.raises(PluginError, match=rf"(?s)No module named '{name}.*rollout.agent.python.*agentrl-{name} here"):
+        resolve(f"{file}:build")
+    (tmp_path / "other_agent.py").write_text("import nowhere_to_be_found\n", encoding="utf-8")
+    with pytest.raises(PluginError, match="nowhere_to_be_found") as caught:
+        resolve(f"{tmp_path}/other_agent.py:build")
+    assert "rollout.agent.python" not in str(caught.value)
+
+
 def test_an_unknown_name_is_refused(resolve):
     with pytest.raises(PluginError, match="no workflow named 'math_agent'"):
         resolve("math_agent")

@@ -42,6 +42,9 @@ _ADAPTER_PACKAGES = {
 }
 """Top-level module of an agent framework -> the package that adapts its agents."""
 
+_OF_ANOTHER_INTERPRETER = frozenset({"camel", "openhands"})
+"""Frameworks whose dependencies rule out those of other packages here."""
+
 _EXAMPLE = "a class with `async def run(self, data, *, base_url, api_key, http_client)` that returns a reward"
 
 
@@ -83,7 +86,7 @@ def resolve_workflow(
     if isinstance(workflow, str):
         workflow = Component(workflow)
     if isinstance(workflow, Component):
-        found: Any = registry.load("workflows", workflow.use, base_dir=base_dir, where=where)
+        found: Any = _load(workflow.use, registry, base_dir, where)
         name = registry.describe("workflows", workflow.use, base_dir=base_dir)
         use, options = workflow.use, {**workflow.options, **(options or {})}
     else:
@@ -112,6 +115,21 @@ def with_options(workflow: object, options: Mapping[str, Any], *, where: Where =
         _refuse_options(options, name, where)
     bind(workflow, options, name=name, where=where, injected=dict.fromkeys(INJECTED))
     return functools.partial(cast("Callable[..., object]", workflow), **options)
+
+
+def _load(use: str, registry: Registry, base_dir: Path, where: Where) -> Any:
+    """Import what the config names; where its framework is missing, tell that it may live elsewhere."""
+    try:
+        return registry.load("workflows", use, base_dir=base_dir, where=where)
+    except PluginError as error:
+        missing = error.__cause__
+        framework = (getattr(missing, "name", None) or "").partition(".")[0]
+        if not isinstance(missing, ModuleNotFoundError) or framework not in _OF_ANOTHER_INTERPRETER:
+            raise
+        raise PluginError(
+            f"{error}; {framework} has an environment of its own: set rollout.agent.mode to subproc and "
+            f"rollout.agent.python to the interpreter that has it, and pip install {_ADAPTER_PACKAGES[framework]} here"
+        ) from missing
 
 
 def _is_workflow_function(found: Any) -> bool:
