@@ -10,6 +10,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from safetensors.torch import load_file
@@ -158,3 +159,19 @@ def test_an_existing_name_is_refused_with_the_way_to_go_on(config_file):
     assert code == 2
     assert "agentrl runs resume twice" in output
     assert json.dumps(sorted(str(path) for path in Path("runs/twice").rglob("*"))) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_of_an_agent_outlives_its_run(config_file, number):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("what started the tests ignores this signal (nohup does), and so do their processes")
+    apart = ["rollout.agent.mode=subproc", "rollout.agent.subproc_max_workers=2", "rollout.max_concurrent_rollouts=2"]
+    with agentrl("run", config_file, "--name", "apart", *apart) as process:
+        read_until_step(process, 1)
+        below = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, number)
+        output = process.communicate(timeout=60)[0]
+    assert len(below) == 4  # two workers, each with its guard
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+    assert "Traceback" not in output
+    assert ("agentrl runs resume apart" in output) == (number == signal.SIGINT), output
