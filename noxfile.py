@@ -51,7 +51,8 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests, the slow ones too; `-- -m 'not slow'` leaves those out, `-- PATH` picks."""
     paths = [] if any(not item.startswith("-") for item in session.posargs) else ["tests", *map(str, _plugin_tests())]
-    chosen = " ".join(paths or session.posargs)
+    # the tests that need a framework are slow ones
+    chosen = "" if "not slow" in session.posargs else " ".join(paths or session.posargs)
     frameworks = _begin_frameworks(path for path in FRAMEWORKS if path.name in chosen)
     _install_all(session)
     session.run("coverage", "run", "-m", "pytest", *paths, *session.posargs, env=frameworks(session))
@@ -146,9 +147,11 @@ def types(session: nox.Session) -> None:
 @nox.session
 def plugins(session: nox.Session) -> None:
     """Run every plugin's own suite against this core: `-- agentrl-langchain` picks one."""
+    frameworks = _begin_frameworks(path for path in _chosen(session) if path in FRAMEWORKS)
     _install_all(session)
+    environ = frameworks(session)
     for path in _chosen(session):
-        session.run("pytest", str(path / "tests"))
+        session.run("pytest", str(path / "tests"), env=environ)
 
 
 @nox.session

@@ -5,6 +5,8 @@ import pytest
 from agentrl_core.testing import WorkerAdapterSuite
 from agentrl_core.types import Outcome
 
+pytestmark = pytest.mark.slow  # four processes import CAMEL
+
 
 class TestConformance(WorkerAdapterSuite):
     @pytest.fixture
