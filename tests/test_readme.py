@@ -55,6 +55,13 @@ def test_the_config_of_the_first_screen_is_valid(tmp_path):
     assert (run.workflow.use, run.loss.use, run.rollout.group_size) == ("my_agent.py:MathAgent", "grpo", 16)
 
 
+def test_the_config_of_agents_in_processes_is_valid(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(block("yaml", "my_agent.py:MathAgent") + block("yaml", "mode: subproc"), encoding="utf-8")
+    agent = config.load(path, []).run.rollout.agent
+    assert (agent.mode, agent.python, agent.subproc_max_memory_mb) == ("subproc", "envs/camel/bin/python", 2000)
+
+
 def test_the_agent_of_the_first_screen_runs():
     import httpx2
 
