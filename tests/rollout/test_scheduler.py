@@ -7,6 +7,7 @@ import pytest
 from agentrl_core import workflow_context
 from agentrl_core.config.schema import SamplingConfig
 from agentrl_core.errors import ConfigError, EngineError, RunError, StoreError
+from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.types import Outcome
 
 PATIENCE_S = 30
@@ -69,6 +70,35 @@ def test_synchronous_training_samples_one_batch_per_version(make_scheduler, answ
     ]  # fmt: skip
     assert list(store.usable.values()) == [True] * 6
     assert store.closed
+
+
+def test_scorers_are_told_the_step_at_which_their_group_was_submitted(make_scheduler, make_task, gateway):
+    steps = collections.defaultdict(set)
+
+    async def run(data):
+        await gateway.call(workflow_context.get().base_url)
+
+    def scorer(request):
+        steps[request.record.group_id].add(request.step)
+        return 1.0
+
+    async def scenario():
+        scheduler = make_scheduler(run, group_size=2, tasks_per_step=2)
+        scheduler._runner._scorer_for = lambda task: normalize_scorer(scorer, "scorer")
+        running = asyncio.create_task(scheduler.run())
+        for step in (1, 2, 3):
+            await settled(scheduler)
+            if step < 3:
+                scheduler.publish(step, step)
+        trained = list(steps.values())
+        steps.clear()
+        await scheduler.evaluate([make_task("held")], name="heldout", seed=0)
+        await stopped(scheduler, running)
+        return trained, list(steps.values())
+
+    trained, evaluated = asyncio.run(scenario())
+    assert sorted(trained, key=min) == [{0}, {0}, {1}, {1}, {2}, {2}]
+    assert evaluated == [{None}]
 
 
 def test_a_bound_lets_sampling_run_ahead(make_scheduler, answers, store):

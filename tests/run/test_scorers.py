@@ -1,10 +1,17 @@
 """Scorers are built before a run starts, and may look whether they can score."""
 
+import json
+import re
+
 import pytest
+import yaml
 
 from agentrl_core import hookimpl
+from agentrl_core.config import load
 from agentrl_core.config.schema import GatewayConfig
 from agentrl_core.errors import ConfigError, PluginError
+from agentrl_core.registry import PROGRAM
+from agentrl_core.run.checks import check_config
 from agentrl_core.run.scorers import check_scorers
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.scorers.table import ScorerTable
@@ -72,3 +79,68 @@ def test_scorers_are_asked_and_their_notes_collected(registry, tmp_path):
 def test_a_scorer_that_cannot_score_stops_the_run():
     with pytest.raises(ConfigError, match="the server is away"):
         check_scorers([normalize_scorer(Remote(limit=-1), "remote")], GatewayConfig())
+
+
+def check(tmp_path, config, *rows):
+    """Check a config of tiny parts; its problems and notes, without the folder."""
+    (tmp_path / "agent.py").write_text("async def run(data): ...", encoding="utf-8")
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    base = {"model": {"use": "tiny"}, "workflow": f"{tmp_path}/agent.py:run", "data": {"train": "tasks.jsonl"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**base, **config}), encoding="utf-8")
+    problems, notes = check_config(load(tmp_path / "config.yaml"))
+    return [[line.replace(f"{tmp_path}/", "") for line in lines] for lines in (problems, notes)]
+
+
+def row(name, **fields):
+    return {"id": name, "query": "?", **fields}
+
+
+def test_what_a_tasks_scorer_cannot_do_is_told_with_its_line(tmp_path):
+    (tmp_path / "own.py").write_text("def wrong(a, b, c): ...", encoding="utf-8")
+    problems, notes = check(
+        tmp_path,
+        {"scorers": {"q": {"use": "weighted", "parts": {"f1": 1}}}},
+        row("a", answer="x", scorer="f1"), row("b", answer="x", scorer="f2"), row("c", scorer="q"),
+        row("d", scorer="q"), row("e", scorer="own.py:wrong"), row("f", scorer="code", tests=[1]), row("g"),
+        row("h", answer="4", scorer="weighted"),
+    )  # fmt: skip
+    starts = (
+        "tasks.jsonl:2: task 'b': no scorer named 'f2' (",
+        "tasks.jsonl:3: task 'c': scorer 'q': scorer 'f1' needs the task's `answer` (and 1 more tasks like it)",
+        "tasks.jsonl:5: task 'e': scorer 'own.py:wrong': expected score(request) or",
+        "tasks.jsonl:6: task 'f': scorer 'code': tests.0: expected a text of Python",
+        "tasks.jsonl:8: task 'h': scorer 'weighted': weighted needs the option 'parts'",
+    )
+    assert len(problems) == len(starts)
+    for problem, start in zip(problems, starts, strict=True):
+        assert problem.startswith(start)
+    (note,) = notes
+    assert note.startswith("tasks.jsonl: 1 tasks name no scorer, and data.default_scorer 'agentcpm' ")
+
+
+def test_what_is_wrong_with_a_defined_scorer_is_told_once_with_its_line(tmp_path):
+    problems, _ = check(tmp_path, {"scorers": {"q": {"use": "regex", "pattern": "("}}}, row("a", scorer="q"))
+    (problem,) = problems
+    assert re.match(r"config\.yaml:\d+: scorers\.q\.pattern: regex: 'pattern' is no pattern: missing \)", problem)
+
+
+def test_modules_of_the_config_register_scorers_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(PROGRAM, "entries", [])
+    (tmp_path / "mine.py").write_text(
+        "from agentrl_core import register_scorer\nregister_scorer('of_the_config', lambda a, b: 1.0)", encoding="utf-8"
+    )
+    rows = (row("a", answer="x", scorer="of_the_config"),)
+    assert check(tmp_path, {"plugins": {"modules": ["mine.py"]}}, *rows)[0] == []
+    (problem,) = check(tmp_path, {"plugins": {"modules": ["mine.py", "gone.py"]}}, *rows)[0]
+    assert "plugins.modules.1: there is no file gone.py" in problem
+
+
+def test_an_agents_own_module_may_register_scorers(tmp_path, monkeypatch):
+    monkeypatch.setattr(PROGRAM, "entries", [])
+    (tmp_path / "agent2.py").write_text(
+        "from agentrl_core import register_scorer\nregister_scorer('beside', lambda a, b: 1.0)\n"
+        "async def run(data): ...",
+        encoding="utf-8",
+    )
+    found = check(tmp_path, {"workflow": "agent2.py:run"}, row("a", answer="x", scorer="beside"))
+    assert found[0] == []

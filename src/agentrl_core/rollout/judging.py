@@ -89,6 +89,7 @@ def early_request(task: Task, record: Record, reply: str, messages: Sequence[Mes
         task=task,
         messages=tuple(messages),
         record=record,
+        step=training_step.get(),
     )
 
 
