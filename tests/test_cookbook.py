@@ -123,6 +123,15 @@ def test_the_langchain_agent_learns_unmodified(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "sdk"), [("openai-agents", "agents"), ("anthropic", "anthropic")])
+def test_agents_of_the_providers_sdks_learn_unmodified(tmp_path, recipe, sdk):
+    pytest.importorskip(sdk)
+    rewards = step_rewards(run_recipe(recipe, tmp_path, "trainer.steps=8", "eval.tasks=16", "eval.every=0"))
+    assert len(rewards) == 8
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.3
+
+
+@pytest.mark.slow
 def test_a_sampler_in_agentrls_style_learns(tmp_path):
     rewards = step_rewards(run_recipe("sampler", tmp_path, "trainer.steps=8", "eval.tasks=16", "eval.every=0"))
     assert len(rewards) == 8
