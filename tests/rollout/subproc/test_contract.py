@@ -44,53 +44,62 @@ class Unable(ValueError):
     pass
 
 
-class Raises:
-    async def run(self, data):
-        raise Unable("no luck\\nat all")
+def raises(data, base_url, api_key):
+    raise Unable("no luck\\nat all")
 
 
-class Exits:
-    def run(self, data):
-        raise SystemExit(3)
+def exits(data, base_url, api_key):
+    raise SystemExit(3)
 
 
-class Text:
+def text(data, base_url, api_key):
+    ask(data, base_url, api_key)
+    return "one"
+
+
+def not_finite(data, base_url, api_key):
+    ask(data, base_url, api_key)
+    return float("nan")
+
+
+def unknown_id(data, base_url, api_key):
+    ask(data, base_url, api_key)
+    return {"chatcmpl-other": 1.0}
+
+
+def no_call(data, base_url, api_key):
+    return 1.0
+
+
+def echoes(data, base_url, api_key):
+    raise ValueError(f"bad key {api_key}")
+
+
+CASES = [raises, exits, text, not_finite, unknown_id, no_call, echoes]
+
+
+class Waits:
+    async def run(self, data, *, base_url, api_key):
+        return CASES[int(data["id"][1:])](data, base_url, api_key)
+
+
+class Blocks:
     def run(self, data, *, base_url, api_key):
-        ask(data, base_url, api_key)
-        return "one"
-
-
-class NotFinite(Text):
-    def run(self, data, *, base_url, api_key):
-        super().run(data, base_url=base_url, api_key=api_key)
-        return float("nan")
-
-
-class UnknownId(Text):
-    def run(self, data, *, base_url, api_key):
-        super().run(data, base_url=base_url, api_key=api_key)
-        return {"chatcmpl-other": 1.0}
-
-
-class NoCall:
-    def run(self, data):
-        return 1.0
-
-
-class Echoes:
-    def run(self, data, *, api_key):
-        raise ValueError(f"bad key {api_key}")
+        return CASES[int(data["id"][1:])](data, base_url, api_key)
 """
 
 
-@pytest.mark.parametrize("name", ["Raises", "Exits", "Text", "NotFinite", "UnknownId", "NoCall", "Echoes"])
+@pytest.mark.parametrize("name", ["Waits", "Blocks"])
 def test_what_an_agent_does_wrong_is_told_as_inline(agents, play, name):
     where = f"{agents(FAILURES)}:{name}"
-    told = {mode: play(where, mode)[0] for mode in MODES}
-    outcomes = {(record.outcome, record.reason) for record in told.values()}
-    assert len(outcomes) == 1
-    details = {mode: record.detail.split("known are")[0] for mode, record in told.items()}
-    assert details["inline"] == details["subproc"] == details["python"] != ""
+    told = {mode: play(where, mode, count=7) for mode in MODES}
+    for records in zip(*(told[mode] for mode in MODES), strict=True):
+        assert len({(record.outcome, record.reason) for record in records}) == 1
+        (detail,) = {record.detail.split("known are")[0] for record in records}
+        assert detail
+    assert [record.reason for record in told["subproc"]] == [
+        "Unable", "SystemExit", "reward_type", "not_finite", "unknown_interaction", "no_llm_call", "ValueError",
+    ]  # fmt: skip
 
 
 def test_an_episode_error_keeps_its_reason(agents, play):

@@ -494,10 +494,13 @@ class Worker:
         with self._lock:
             self._current = (number, task)
         try:
-            return self._loop.run_until_complete(task)
+            value, error = self._loop.run_until_complete(task)
         finally:
             with self._lock:
                 self._current = None
+        if error is not None:
+            raise error
+        return value
 
     def _tidy(self) -> None:
         """Leave nothing of an episode to the next: no tasks, processes, variables, no other folder."""
@@ -561,8 +564,14 @@ class Worker:
 _EPISODE_ERROR = "agentrl_core.errors.EpisodeError"
 
 
-async def _awaited(returned: Any) -> Any:
-    return await returned
+async def _awaited(returned: Any) -> tuple[Any, BaseException | None]:
+    """Return what was raised, too: `sys.exit` in a task would go through the event loop."""
+    try:
+        return await returned, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001  (whatever an agent raises is data)
+        return None, error
 
 
 def _command(pid: int) -> str:
