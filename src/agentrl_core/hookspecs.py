@@ -11,6 +11,7 @@ its kind, `[project.entry-points."agentrl.scorers"]` for one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pluggy
@@ -265,13 +266,16 @@ def register_commands(register: Register[Any]) -> None:
 
 
 @hookspec(firstresult=True)
-def adapt_agent(agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None) -> Workflow | None:
+def adapt_agent(
+    agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None, base_dir: Path | None
+) -> Workflow | None:
     """Turn a framework's agent object, or a factory of one, into a workflow; None if it is not yours.
 
     Asked for what the config's `workflow` names when that has no `run` of its own; `options` are the options
     beside its `use`, and `factory` made the agent and makes another like it, where a function was named: for
-    frameworks whose agents are good for one conversation. Recognise the framework without importing it: an object
-    of it exists only if its module is in `sys.modules` already. The first answer wins. Added in 0.1.
+    frameworks whose agents are good for one conversation. Relative paths in options start from `base_dir`, the
+    config's folder. Recognise the framework without importing it: an object of it exists only if its module is in
+    `sys.modules` already. The first answer wins. Added in 0.1.
 
         from agentrl_core import hookimpl
 

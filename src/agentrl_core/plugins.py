@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, Literal
 
 import pluggy
@@ -108,13 +109,17 @@ class PluginManager(pluggy.PluginManager):
                 package.hooks.append(hook_name)
 
     def adapt_agent(
-        self, agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None = None
+        self,
+        agent: object,
+        options: Mapping[str, Any],
+        factory: Callable[[], object] | None = None,
+        base_dir: Path | None = None,
     ) -> Any:
         """Return the first workflow that a package makes of `agent`; None if no package knows it.
 
         An `AgentRLError` that an adapter raises passes as it is, anything else as `PluginError` naming the package.
         """
-        arguments = {"agent": agent, "options": options, "factory": factory}
+        arguments = {"agent": agent, "options": options, "factory": factory, "base_dir": base_dir}
         for implementation in self._calling_order("adapt_agent"):
             try:
                 workflow = self._call(implementation, "adapt_agent", arguments)

@@ -73,7 +73,7 @@ def asked():
 def resolve(tmp_path, asked):
     """Resolve with no package, and an adapter of `FrameworkAgent`; then run one episode."""
 
-    def adapt_agent(agent, options, factory):
+    def adapt_agent(agent, options, factory, base_dir):
         asked.append(agent)
         return Adapted(agent, dict(options)) if isinstance(agent, FrameworkAgent) else None
 
@@ -101,7 +101,7 @@ def module(tmp_path):
 def test_an_adapter_gets_the_factory_of_the_agent(tmp_path):
     got = []
 
-    def adapt_agent(agent, options, factory):
+    def adapt_agent(agent, options, factory, base_dir):
         got.append((agent, factory))
         return Adapted(agent, dict(options))
 

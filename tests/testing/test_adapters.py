@@ -44,7 +44,7 @@ class CrewWorkflow:
 
 
 def registry_of(adapter):
-    def adapt_agent(agent, options, factory):
+    def adapt_agent(agent, options, factory, base_dir):
         return adapter(agent, **options) if isinstance(agent, Crew) else None
 
     return Registry((), SimpleNamespace(adapt_agent=adapt_agent))

@@ -12,10 +12,9 @@ def test_the_package_is_a_sound_plugin():
 
 
 def test_its_hooks_import_no_pydantic_ai():
-    code = (
-        "import sys, agentrl_pydantic_ai.hooks as h; h.adapt_agent(object(), {}); print('pydantic_ai' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = "import sys; from agentrl_pydantic_ai.hooks import adapt_agent; adapt_agent(object(), {}, None)"
+    asking = f"{code}; print('pydantic_ai' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asking], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
@@ -30,6 +29,6 @@ def test_the_adapter_is_registered_by_name():
 def test_what_is_not_an_agent_is_left_to_others():
     from pydantic_ai.messages import TextPart
 
-    assert [adapt_agent(other, {}) for other in (object(), json, TextPart("of Pydantic AI, but no agent"))] == [
+    assert [adapt_agent(other, {}, None) for other in (object(), json, TextPart("of Pydantic AI, but no agent"))] == [
         None
     ] * 3

@@ -98,7 +98,7 @@ def resolve_workflow(
         )
     else:
         agent, options, factory = _built(found, options, use, where)
-        call = _call_of(agent, options, use, registry, where, factory)
+        call = _call_of(agent, options, use, registry, where, factory, base_dir)
     return ResolvedWorkflow(name, call)
 
 
@@ -176,6 +176,7 @@ def _call_of(
     registry: Registry,
     where: Where,
     factory: Callable[[], object] | None,
+    base_dir: Path | None,
 ) -> WorkflowCall | EngineCall:
     """What a workflow object does with a task, or what an adapter makes of a framework's agent."""
     if isinstance(agent, AsyncSampler):
@@ -185,7 +186,7 @@ def _call_of(
         _refuse_options(options, use, where)
         return EngineCall(arun_episode, f"{use}.arun_episode", where=place(where))
     if not _runs_on_data(agent):
-        adapted = registry.hooks.adapt_agent(agent=agent, options=options, factory=factory)
+        adapted = registry.hooks.adapt_agent(agent=agent, options=options, factory=factory, base_dir=base_dir)
         if adapted is not None:
             return WorkflowCall(adapted.run, f"{_qualified_name(type(adapted))}.run", where=place(where))
     run = getattr(agent, "run", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from agentrl_core import hookimpl
@@ -19,7 +20,7 @@ def register_adapters(register: Register[Any]) -> None:
 
 
 @hookimpl
-def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
+def adapt_agent(agent: object, options: Mapping[str, Any], base_dir: Path | None) -> Workflow | None:
     """Wrap any Pydantic AI agent, one that wraps another among them."""
     if "pydantic_ai" not in {base.__module__.partition(".")[0] for base in type(agent).__mro__}:
         return None
@@ -30,5 +31,6 @@ def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
     from agentrl_core.options import construct
     from agentrl_pydantic_ai.workflow import PydanticAIWorkflow
 
-    made = construct(PydanticAIWorkflow, options, name="pydantic-ai", where="workflow", injected={"agent": agent})
+    injected = {"agent": agent, "base_dir": base_dir}
+    made = construct(PydanticAIWorkflow, options, name="pydantic-ai", where="workflow", injected=injected)
     return cast("Workflow", made)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,7 @@ class PydanticAIWorkflow:
     before it the message history, and a system message in front goes beside the agent's own instructions. The
     task's scorer gives the reward; it judges the output, where that is not the text of the last reply.
 
-    `deps`: makes the agent's dependencies from the row; a function or class, or where one is (`my_agent:make_deps`).
+    `deps`: makes the agent's dependencies from the row; a function or class, or where one is (`my_agent.py:make_deps`).
     `usage_limits`: the fields of Pydantic AI's `UsageLimits`, for each episode.
     `give_up`: what becomes of an episode in which the policy met a usage limit, or used up the agent's retries:
     `score` asks the scorer, with an empty answer; `fail` leaves it out of the training.
@@ -49,15 +48,16 @@ class PydanticAIWorkflow:
         usage_limits: Mapping[str, Any] | None = None,
         give_up: str = "score",
         input_key: str | None = None,
+        base_dir: Path | None = None,
     ) -> None:
         if give_up not in {"score", "fail"}:
             raise ValueError(f"'give_up' must be score or fail, found {give_up!r}")
         self._agent = agent
-        self._make_deps = _find(deps) if isinstance(deps, str) else deps
+        self._make_deps = _find(deps, base_dir) if isinstance(deps, str) else deps
         if deps is None and agent.deps_type not in (object, type(None)):
             raise ConfigError(
                 f"workflow: the agent needs deps of type {agent.deps_type.__qualname__}; name a function in "
-                "workflow.deps that makes them from a task's row: {use: …, deps: 'my_agent:make_deps'}"
+                "workflow.deps that makes them from a task's row: {use: …, deps: 'my_agent.py:make_deps'}"
             )
         try:
             self._limits = None if usage_limits is None else UsageLimits(**usage_limits)
@@ -104,9 +104,9 @@ def _any_model() -> OpenAIChatModel:
     return OpenAIChatModel("default", provider=OpenAIProvider(openai_client=client))
 
 
-def _find(name: str) -> Callable[[dict[str, Any]], Any]:
-    """Import what `deps` names; the agent's own folder is on the import path already."""
-    found = resolve(name, [*user_folders(None), *map(Path, filter(None, sys.path))]).value
+def _find(name: str, base_dir: Path | None) -> Callable[[dict[str, Any]], Any]:
+    """Import what `deps` names, as everything in a config."""
+    found = resolve(name, user_folders(base_dir)).value
     if not callable(found):
         raise ConfigError(f"workflow.deps: '{name}' is of type {type(found).__name__}, expected a function of the row")
     return found

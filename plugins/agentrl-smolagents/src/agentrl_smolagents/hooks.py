@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from agentrl_core import hookimpl
@@ -19,7 +20,9 @@ def register_adapters(register: Register[Any]) -> None:
 
 
 @hookimpl
-def adapt_agent(agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None) -> Workflow | None:
+def adapt_agent(
+    agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None, base_dir: Path | None
+) -> Workflow | None:
     """Wrap any of smolagents' multi-step agents; where there is a factory, each record gets an agent of its own."""
     if "smolagents" not in {base.__module__.partition(".")[0] for base in type(agent).__mro__}:
         return None
@@ -30,6 +33,6 @@ def adapt_agent(agent: object, options: Mapping[str, Any], factory: Callable[[],
     from agentrl_core.options import construct
     from agentrl_smolagents.workflow import SmolagentsWorkflow
 
-    injected = {"agent": agent, "factory": factory}
+    injected = {"agent": agent, "factory": factory, "base_dir": base_dir}
     made = construct(SmolagentsWorkflow, options, name="smolagents", where="workflow", injected=injected)
     return cast("Workflow", made)

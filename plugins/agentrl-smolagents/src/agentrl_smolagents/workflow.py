@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -34,7 +33,7 @@ class SmolagentsWorkflow:
     `max_steps`: bound on the steps of one episode; None leaves the agent's own.
     `additional_args`: keys of the row that are passed to `agent.run` as its additional arguments.
     `prepare`: is called with the record's agent and the row before it runs; a function, or where one is
-    (`my_agent:prepare`).
+    (`my_agent.py:prepare`).
     `input_key`: the key of the row to take in place of `messages` and `query`.
     """
 
@@ -47,12 +46,13 @@ class SmolagentsWorkflow:
         additional_args: tuple[str, ...] = (),
         prepare: str | Prepare | None = None,
         input_key: str | None = None,
+        base_dir: Path | None = None,
     ) -> None:
         self._agent = agent
         self._factory = cast("Callable[[], MultiStepAgent] | None", factory)
         self._max_steps = max_steps
         self._additional_args = additional_args
-        self._prepare = _find(prepare) if isinstance(prepare, str) else prepare
+        self._prepare = _find(prepare, base_dir) if isinstance(prepare, str) else prepare
         self._input_key = input_key
         install()
         if factory is None:
@@ -118,10 +118,10 @@ def _as_text(output: Any) -> str:
         return str(output)
 
 
-def _find(name: str) -> Prepare:
-    """Import what `prepare` names; the agent's own folder is on the import path already."""
+def _find(name: str, base_dir: Path | None) -> Prepare:
+    """Import what `prepare` names, as everything in a config."""
     try:
-        found = resolve(name, [*user_folders(None), *map(Path, filter(None, sys.path))]).value
+        found = resolve(name, user_folders(base_dir)).value
     except PluginError as error:
         raise ConfigError(f"workflow.prepare: {error}") from error
     if not callable(found):
