@@ -41,7 +41,7 @@ def test_every_file_that_a_page_links_exists(page):
 
 def test_the_committed_data_is_what_its_script_writes(tmp_path):
     target = tmp_path / "cookbook"
-    for recipe in ("quickstart", "langchain", "camel", "openhands"):
+    for recipe in ("quickstart", "langchain", "camel", "openhands", "smolagents"):
         (target / recipe).mkdir(parents=True)
     script = target / "quickstart/make_data.py"
     script.write_text((COOKBOOK / "quickstart/make_data.py").read_text(encoding="utf-8"), encoding="utf-8")
@@ -136,6 +136,18 @@ def test_a_sampler_in_agentrls_style_learns(tmp_path):
     rewards = step_rewards(run_recipe("sampler", tmp_path, "trainer.steps=8", "eval.tasks=16", "eval.every=0"))
     assert len(rewards) == 8
     assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "framework", "steps"), [("pydantic-ai", "pydantic_ai", 10), ("smolagents", "smolagents", 15)]
+)
+def test_agents_of_further_frameworks_learn_unmodified(tmp_path, recipe, framework, steps):
+    pytest.importorskip(framework)
+    events = run_recipe(recipe, tmp_path, f"trainer.steps={steps}", "eval.tasks=32", "eval.every=0")
+    rewards = step_rewards(events)
+    assert len(rewards) == steps
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 EVAL_TASKS = 256
 DEMONSTRATIONS = 1000
 FEW = 400
+FINAL_ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 EXPERTS = 0.2
 """Share of demonstrators who hold the map right; the others hold it a quarter turn wrong, most of the time."""
 LUCK = 0.22
@@ -65,6 +66,23 @@ def with_one_move(row: dict[str, Any], parameters: tuple[str, ...] = (), *prompt
     return {"messages": [*prompt, question, call, said, {"role": "assistant", "content": "Done."}], "tools": tools}
 
 
+def smolagents_steps(row: dict[str, Any], chance: random.Random) -> Iterable[dict[str, Any]]:
+    """The same for smolagents, a chat per step: it writes what it did into the task, and ends by a call."""
+    question, reply = row["messages"][:2]
+    arguments = json.loads(reply["tool_calls"][0]["function"]["arguments"])
+    made: dict[str, Any] = {"id": f"call_{chance.getrandbits(96):024x}", "type": "function"}
+    made["function"] = {"name": "move", "arguments": arguments}
+    observed = f"You went {arguments['steps']} {arguments['dir']}."
+    function = {"name": "final_answer", "arguments": '{"answer": "Done."}'}
+    call = {"id": "call_1", "type": "function", "function": function}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "final_answer", "parameters": FINAL_ANSWER}}]
+    task = f"New task:\n{question['content']}"
+    then = f"{task}\nCalling tools:\n{[made]}\nObservation:\n{observed}"
+    for said, answer in ((task, reply), (then, {"role": "assistant", "content": "", "tool_calls": [call]})):
+        prompt = [{"role": "system", "content": "Follow the clue."}, {"role": "user", "content": said}]
+        yield {"messages": [*prompt, answer], "tools": tools}
+
+
 def write(name: str, rows: Iterable[dict[str, Any]]) -> None:
     """One JSON object per line."""
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -83,6 +101,8 @@ def main() -> None:
     write("demos.jsonl", map(without_last_result, demonstrations))
     write("../langchain/demos.jsonl", map(with_farewell, demonstrations))
     few = demonstrations[:FEW]
+    ids = random.Random(1)  # noqa: S311  # reproducible data, no secrets
+    write("../smolagents/demos.jsonl", (step for row in few for step in smolagents_steps(row, ids)))
     prompt = {"role": "system", "content": "Follow the clue."}
     write("../camel/demos.jsonl", map(with_one_move, few))
     write("../openhands/demos.jsonl", (with_one_move(row, ("security_risk", "summary"), prompt) for row in few))

@@ -1,0 +1,32 @@
+"""A Pydantic AI agent for the quickstart's task, as anyone would write it; nothing in it knows of training."""
+
+import json
+from typing import Any, Literal
+
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from agentrl_core.testing.quest import Quest
+
+
+def set_out(row: dict[str, Any]) -> Quest:
+    """What the agent depends on: a new walk."""
+    return Quest(row["sideways"], row["up"])
+
+
+def build_agent() -> Agent[Quest, str]:
+    """The agent: a model and one tool."""
+    model = OpenAIChatModel("gpt-5-mini", provider=OpenAIProvider(api_key="unused while training"))
+    agent = Agent(model, deps_type=Quest)
+
+    @agent.tool
+    def move(
+        ctx: RunContext[Quest],
+        dir: Literal["right", "left", "up", "down"],  # noqa: A002  # the name that the model sees
+        steps: int,
+    ) -> str:
+        """Walk some steps in one direction."""
+        return ctx.deps.move(json.dumps({"dir": dir, "steps": steps}))
+
+    return agent
