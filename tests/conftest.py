@@ -8,32 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.tables"]
+
 # Machines are shared: no example is timed. The same examples every time where a failure would stop a landing.
 settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
 settings.load_profile("untimed")
-
-TABLES = pytest.StashKey[dict]()
-
-
-@pytest.fixture
-def tell_row(request):
-    """Put a row into a table that is printed at the end: `tell_row("faults", "agent raises", "failed(ValueError)")`."""
-
-    def tell(title, *cells):
-        request.config.stash.setdefault(TABLES, {}).setdefault(title, []).append([str(cell) for cell in cells])
-
-    return tell
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    for title, rows in config.stash.get(TABLES, {}).items():
-        terminalreporter.section(title)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            terminalreporter.write_line("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)))
-
 
 FAULTY = '''
 import asyncio

@@ -1,8 +1,6 @@
 """A gateway with its store and witness for every cell, and the table of all cells at the end."""
 
 import asyncio
-import json
-from pathlib import Path
 
 import attrs
 import httpx2
@@ -20,9 +18,7 @@ from .clients.base import Door
 from .exactness import assert_one_chain, compare
 from .policy import SpellingEngine, write_model
 from .proxy import CuttingProxy
-
-REPORT = Path(__file__).parent.parent.parent / "build" / "matrix.json"
-CELLS = pytest.StashKey[dict]()
+from .table import CELL
 
 
 @pytest.fixture(scope="session")
@@ -131,60 +127,18 @@ def stage(chat, model_dir, tmp_path, request):
 NOTE = pytest.StashKey[dict]()
 
 
-def pytest_configure(config):
-    config.stash[CELLS] = {}
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
     where = getattr(item, "callspec", None)
     if where is None or not {"client", "case"} <= where.params.keys():
         return report
-    cell = item.config.stash[CELLS].setdefault((where.params["client"].name, where.params["case"]), {"doors": {}})
+    found = None
     if report.skipped:
-        cell["impossible"] = report.longrepr[2].removeprefix("Skipped: ")
+        found = {"impossible": report.longrepr[2].removeprefix("Skipped: ")}
     elif report.when == "call" or report.failed:
-        note = item.stash.get(NOTE, {})
-        cell["doors"][where.params["door"]] = {"ok": report.passed, **note}
+        found = {"door": where.params["door"], "ok": report.passed, **item.stash.get(NOTE, {})}
+    if found is not None:  # tests may run in other processes: what is found travels with the report
+        cell = [where.params["client"].name, where.params["case"], found]
+        report.user_properties.append((CELL, cell))
     return report
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    cells = config.stash[CELLS]
-    if not cells:
-        return
-    clients, cases = list(dict.fromkeys(key[0] for key in cells)), list(dict.fromkeys(key[1] for key in cells))
-    width = max(map(len, clients))
-    terminalreporter.section("clients of the gateway: share of the trained tokens that the sampler produced")
-    terminalreporter.write_line(" ".join([" " * width, *(f"{case:>14}" for case in cases)]))
-    for name in clients:
-        row = [_shown(cells.get((name, case))) for case in cases]
-        terminalreporter.write_line(" ".join([f"{name:<{width}}", *(f"{text:>14}" for text in row)]))
-    notes = dict.fromkeys(
-        f"{key[0]}: {reason}"
-        for key, cell in cells.items()
-        for reason in [cell.get("impossible"), *(door.get("forks") for door in cell["doors"].values())]
-        if reason
-    )
-    for note in notes:
-        terminalreporter.write_line(f"  {note}")
-    terminalreporter.write_line(
-        "  - cannot be done with that client; * more than one sequence; 2x by socket and in process"
-    )
-    REPORT.parent.mkdir(exist_ok=True)
-    table = [{"client": key[0], "case": key[1], **cell} for key, cell in cells.items()]
-    REPORT.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-
-
-def _shown(cell):
-    if cell is None:
-        return ""
-    if "impossible" in cell:
-        return "-"
-    doors = cell["doors"].values()
-    if not all(door["ok"] for door in doors):
-        return "FAIL"
-    share = min(door.get("exactness", 0.0) for door in doors)
-    mark = "*" if any(door.get("forks") for door in doors) else ""
-    return f"ok {share:.2f}{mark}" + (f" {len(doors)}x" if len(doors) > 1 else "")
