@@ -28,12 +28,18 @@ def test_a_row_without_input_is_told():
 def test_one_form_is_made_of_the_other():
     assert as_messages("1+1?") == [{"role": "user", "content": "1+1?"}]
     assert as_messages(ASKED) == ASKED
-    assert as_text("1+1?") == as_text(ASKED) == "1+1?"
+    assert as_text("1+1?") == as_text(ASKED[1:]) == "1+1?"
 
 
-@pytest.mark.parametrize("extra", [{"role": "assistant", "content": "2"}, {"role": "user", "content": "and?"}])
-def test_a_dialogue_is_no_single_text(extra):
-    with pytest.raises(
-        DataError, match="task 't': this framework's agents take one text, and the row's `messages` hold 2"
-    ):
-        as_text([*ASKED, extra], task_id="t")
+@pytest.mark.parametrize(
+    ("messages", "roles"),
+    [
+        (ASKED, "system, user"),
+        ([ASKED[1], {"role": "assistant", "content": "2"}, ASKED[1]], "user, assistant, user"),
+        ([{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}], "user"),
+    ],
+)
+def test_what_is_no_single_text_is_refused_and_nothing_is_left_out(messages, roles):
+    told = rf"task 't': this framework's agents take one text, and .* are not one text of the user \({roles}\)"
+    with pytest.raises(DataError, match=told):
+        as_text(messages, task_id="t")

@@ -30,16 +30,16 @@ def as_messages(given: list[dict[str, Any]] | str) -> list[dict[str, Any]]:
 
 
 def as_text(given: list[dict[str, Any]] | str, *, task_id: object = None) -> str:
-    """Return an agent's input as one text, for frameworks whose agents take a prompt: the last user message's.
+    """Return an agent's input as one text, for frameworks whose agents take a prompt: the one user message's.
 
-    Raises `DataError` where messages hold more than a system prompt and that one text: nothing is left out.
+    Raises `DataError` where messages hold more than that one text: nothing is left out.
     """
     if isinstance(given, str):
         return given
-    said = [message for message in given if message.get("role") != "system"]
-    if len(said) == 1 and said[0].get("role") == "user" and isinstance(said[0].get("content"), str):
-        return str(said[0]["content"])
+    roles = [str(message.get("role")) for message in given]
+    if roles == ["user"] and isinstance(given[0].get("content"), str):
+        return str(given[0]["content"])
     raise DataError(
-        f"task '{task_id}': this framework's agents take one text, and the row's `messages` hold "
-        f"{len(said)} messages beside system prompts; give the row a `query`"
+        f"task '{task_id}': this framework's agents take one text, and the row's `messages` are not one text of the "
+        f"user ({', '.join(roles)}); give the row a `query`, and instructions to the agent itself"
     )

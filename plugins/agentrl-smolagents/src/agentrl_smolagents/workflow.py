@@ -90,7 +90,10 @@ class SmolagentsWorkflow:
                 f"task '{data.get('id')}' has no '{missing[0]}', which the workflow's additional_args name; "
                 f"it has {', '.join(data)}"
             )
-        text = as_text(agent_input(data, input_key=self._input_key), task_id=data.get("id"))
+        given = agent_input(data, input_key=self._input_key)
+        if not isinstance(given, str):  # the system messages are among the agent's instructions
+            given = [message for message in given if message.get("role") != "system"]
+        text = as_text(given, task_id=data.get("id"))
         arguments = {key: data[key] for key in self._additional_args}
         try:
             output = agent.run(
