@@ -52,12 +52,6 @@ def numeric(request: ScoreRequest, *, rel: float = 1e-6, abs: float = 1e-9) -> f
     )
 
 
-def same_number(answer: str, reference: str, *, rel: float = 1e-6, abs: float = 1e-9) -> bool:  # noqa: A002
-    """Whether the last numbers in two texts are equal within `rel` or `abs`; False where one has none."""
-    found, expected = last_number(answer), last_number(reference)
-    return found is not None and expected is not None and math.isclose(found, expected, rel_tol=rel, abs_tol=abs)
-
-
 def last_number(text: str) -> float | None:
     """Return the last number in `text`; None where there is none, or where it is not finite."""
     text = text.replace("\N{MINUS SIGN}", "-").replace("\N{MULTIPLICATION SIGN}", "x")
