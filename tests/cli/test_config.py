@@ -156,7 +156,7 @@ def test_check_reads_the_tasks_and_their_scorers(folder, agentrl):
     assert code == 2
     assert "bad.jsonl:1: expected `query` (a text) or `messages` (a list), found neither" in problems
     assert "task 'c': no scorer named 'exact_mach' (did you mean exact_match?)" in problems
-    assert "1 tasks have no `answer`, task 'b' first; their scorer 'exact_match' needs one" in problems
+    assert "unscored.jsonl:1: task 'b': scorer 'exact_match' needs the task's `answer`" in problems
     assert ": data.eval.y: no such task file: gone.jsonl" in problems
 
 
@@ -165,14 +165,14 @@ def test_check_notes_tasks_that_only_the_workflow_can_score(folder, agentrl):
     code, output, _ = agentrl("check", "config.yaml", "data.default_scorer=nobody/judge")
     assert code == 0
     assert output == (
-        "note: tasks.jsonl: 2 tasks name no scorer, and data.default_scorer 'nobody/judge' is not installed: "
-        "the workflow must return their rewards\nok\n"
+        "note: tasks.jsonl: 2 tasks name no scorer, and data.default_scorer 'nobody/judge' cannot be used (no package "
+        "'nobody' that plugs into agentrl is installed): the workflow must return their rewards\nok\n"
     )
     code, output, _ = agentrl("check", "config.yaml", "data.default_scorer=numeric")
     assert code == 0
     assert output == (
-        "note: tasks.jsonl: 2 tasks have no `answer`, task 'a' first: "
-        "data.default_scorer 'numeric' cannot score them\nok\n"
+        "note: tasks.jsonl:1: task 'a': scorer 'numeric' needs the task's `answer` (and 1 more tasks like it): "
+        "the workflow must return their rewards\nok\n"
     )
 
 
