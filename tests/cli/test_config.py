@@ -172,7 +172,7 @@ def test_check_notes_tasks_that_only_the_workflow_can_score(folder, agentrl):
     assert code == 0
     assert output == (
         "note: tasks.jsonl:1: task 'a': scorer 'numeric' needs the task's `answer` (and 1 more tasks like it): "
-        "the workflow must return their rewards\nok\n"
+        "the workflow must return their reward\nok\n"
     )
 
 
