@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentrl_core.losses.base import LossBatch, LossOutput
     from agentrl_core.reward_wrapper import AsyncRewardWrapper
     from agentrl_core.rollout import context as workflow_context
-    from agentrl_core.rollout.samplers import AsyncSampler
+    from agentrl_core.rollout.ready_made.samplers import AsyncSampler
     from agentrl_core.run import Trainer
     from agentrl_core.scorers.registration import register_scorer
     from agentrl_core.scoring import Answer, Score, ScoreRequest
@@ -54,7 +54,7 @@ _HOMES = {
     "AgentWorkflow": "agentrl_core.workflow:AgentWorkflow",
     "Answer": "agentrl_core.scoring:Answer",
     "AsyncRewardWrapper": "agentrl_core.reward_wrapper:AsyncRewardWrapper",
-    "AsyncSampler": "agentrl_core.rollout.samplers:AsyncSampler",
+    "AsyncSampler": "agentrl_core.rollout.ready_made.samplers:AsyncSampler",
     "GenerationHyperparameters": "agentrl_core.generation:GenerationHyperparameters",
     "Interaction": "agentrl_core.types:Interaction",
     "LossBatch": "agentrl_core.losses.base:LossBatch",

@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 @hookimpl
 def register_workflows(register: Register[Any]) -> None:
     """Register the agents that need no Python of a user's."""
-    turns = "agentrl_core.rollout.turns"
+    turns = "agentrl_core.rollout.ready_made.turns"
     register("single_turn", f"{turns}:SingleTurn", summary="one question, one answer, judged by the task's scorer")
     register("multi_turn", f"{turns}:MultiTurn", summary="asks again, with feedback, until the answer is right")
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentrl_core import AsyncSampler, ModelRequest, RolloutWorkflow
-from agentrl_core.rollout.turns import MultiTurn, SingleTurn
+from agentrl_core.rollout.ready_made.turns import MultiTurn, SingleTurn
 from agentrl_core.testing import WorkflowSuite
 
 

@@ -20,12 +20,12 @@ from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.attempts import GRACE_S, Attempt, cancelled_for, run_agent, unbroken
 from agentrl_core.rollout.details import storable
-from agentrl_core.rollout.engine import RecordEngine
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of, tell
 from agentrl_core.rollout.judging import ask_scorer, early_request, judge
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.rewards import read_reward
-from agentrl_core.rollout.tensor_rows import is_tensor_rows, reward_of_rows
+from agentrl_core.rollout.token_level.engine import RecordEngine
+from agentrl_core.rollout.token_level.tensor_rows import is_tensor_rows, reward_of_rows
 from agentrl_core.rollout.workflows import ResolvedWorkflow
 from agentrl_core.scoring import Answer
 from agentrl_core.types import Episode, Interaction, Message, Outcome, Record, Task

@@ -19,7 +19,7 @@ from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.options import bind, construct, place
 from agentrl_core.rollout.calling import INJECTED, EngineCall, WorkflowCall, takes_data
-from agentrl_core.rollout.samplers import AsyncSampler, SamplerWorkflow
+from agentrl_core.rollout.ready_made.samplers import AsyncSampler, SamplerWorkflow
 from agentrl_core.workflow import RolloutWorkflow
 
 if TYPE_CHECKING:

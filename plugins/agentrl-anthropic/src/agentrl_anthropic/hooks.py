@@ -27,7 +27,7 @@ def register_adapters(register: Register[Any]) -> None:
 def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
     """Wrap the options of a Claude agent, or an object to call that holds an `Anthropic` or `AsyncAnthropic` client."""
     from agentrl_core.options import construct
-    from agentrl_core.rollout.called_object import holds_client
+    from agentrl_core.rollout.adapting.called_object import holds_client
 
     made: Any = None
     if (type(agent).__module__.partition(".")[0], type(agent).__name__) == ("claude_agent_sdk", "ClaudeAgentOptions"):

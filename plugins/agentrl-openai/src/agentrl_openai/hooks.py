@@ -29,7 +29,7 @@ def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
 
         made = construct(AgentsWorkflow, options, name="openai-agents", where="workflow", injected={"agent": agent})
         return cast("Workflow", made)
-    from agentrl_core.rollout.called_object import holds_client
+    from agentrl_core.rollout.adapting.called_object import holds_client
 
     if ("method" in options or callable(agent)) and holds_client(agent, "openai", {"OpenAI", "AsyncOpenAI"}):
         from agentrl_openai.client_workflow import ClientWorkflow

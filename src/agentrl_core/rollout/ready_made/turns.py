@@ -16,7 +16,7 @@ from agentrl_core.data.extract import extract_answer
 from agentrl_core.data.inputs import agent_input, as_messages
 from agentrl_core.references import resolve, user_folders
 from agentrl_core.rollout import context as workflow_context
-from agentrl_core.rollout.asking import ask
+from agentrl_core.rollout.ready_made.asking import ask
 from agentrl_core.scorers.call import finite_number
 
 FEEDBACK = (

@@ -5,8 +5,8 @@ import pytest
 
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.rollout import context as workflow_context
-from agentrl_core.rollout.called_object import CalledObject, holds_client
-from agentrl_core.rollout.client_routing import ClientRouting
+from agentrl_core.rollout.adapting.called_object import CalledObject, holds_client
+from agentrl_core.rollout.adapting.client_routing import ClientRouting
 from agentrl_core.scoring import Answer
 
 

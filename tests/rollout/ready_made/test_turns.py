@@ -5,7 +5,7 @@ import pytest
 from agentrl_core.builtins import register_workflows
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError
-from agentrl_core.rollout.turns import FEEDBACK, MultiTurn, SingleTurn
+from agentrl_core.rollout.ready_made.turns import FEEDBACK, MultiTurn, SingleTurn
 
 
 def right(answer, reference):
@@ -66,6 +66,6 @@ def test_they_are_registered_by_name():
     found = {}
     register_workflows(lambda name, path, *, summary: found.update({name: Component(path)}))
     assert found == {
-        "single_turn": Component("agentrl_core.rollout.turns:SingleTurn"),
-        "multi_turn": Component("agentrl_core.rollout.turns:MultiTurn"),
+        "single_turn": Component("agentrl_core.rollout.ready_made.turns:SingleTurn"),
+        "multi_turn": Component("agentrl_core.rollout.ready_made.turns:MultiTurn"),
     }

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl_core import AsyncSampler
 from agentrl_core.errors import ConfigError
-from agentrl_core.rollout.samplers import view
+from agentrl_core.rollout.ready_made.samplers import view
 from agentrl_core.types import Outcome
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}
@@ -28,7 +28,7 @@ class MathSampler(AsyncSampler):
         return 1.0 if record.meta_infos["pred_ans"] == record.task.answer else 0.0
 
 
-RECIPE = Path(__file__).parents[2] / "cookbook" / "sampler"
+RECIPE = Path(__file__).parents[3] / "cookbook" / "sampler"
 
 DATA = {"problem": "2+2?", "answer": "4"}
 

@@ -1,0 +1,1 @@
+"""Workflows on token ids: an engine that records what it is asked, and what such workflows return."""
