@@ -81,7 +81,8 @@ def rehearse(tmp_path):
                 return f'<tool_call>{{"name": "{name}", "arguments": {json.dumps(arguments)}}}</tool_call>'
             if framework.end is not None:
                 name, parameter = framework.end
-                return f'<tool_call>{{"name": "{name}", "arguments": {{"{parameter}": "36"}}}}</tool_call>'
+                call = f'<tool_call>{{"name": "{name}", "arguments": {{"{parameter}": "36"}}}}</tool_call>'
+                return f"It is <answer>36</answer>. {call}"
             return "It is <answer>36</answer>."
 
         opened.append(Rehearsal(tmp_path / "rehearsal", say))

@@ -129,6 +129,6 @@ def test_a_call_that_fails_is_not_tried_again(play):
 
 def test_an_agent_that_hangs_is_ended_and_the_next_has_a_new_process(play):
     play.engine.silent = True
-    assert play("object", timeout_s=0.5).record.outcome is Outcome.TIMED_OUT
+    assert play("object", "It is 4.", timeout_s=0.5).record.outcome is Outcome.TIMED_OUT
     play.engine.silent = False
     assert play("object", "It is 4.").record.outcome is Outcome.SCORED

@@ -148,8 +148,7 @@ class _Policy(ScriptedEngine):
         if self.refuse:
             yield Chunk(ids=(), logprobs=(), version=self.version, finish_reason=FinishReason.ABORT)
             return
-        if self.silent:
-            await self.pause()  # an abort ends that wait, as it does in every engine
+        await (self.pause() if self.silent else self.resume())  # an abort ends a pause, as it does in every engine
         async for chunk in super().generate(request):
             yield chunk
 
