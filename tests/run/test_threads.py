@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
-import math
 import re
 import subprocess
 import sys
@@ -213,21 +212,3 @@ def test_the_executor_passes_errors_on_and_drops_what_was_cancelled(release):
     release.set()
     executor.shutdown()
     assert concurrent.futures.wait([waiting], timeout=0).done == {waiting}
-
-
-def test_many_short_calls_are_no_call_that_blocks(make_loop):
-    notices, done = [], threading.Event()
-
-    async def short(number):
-        time.sleep(0.2)
-        if number == 19:
-            done.set()
-
-    loop = make_loop(notice=notices.append, patience_s=math.inf)
-
-    async def crowd():
-        await asyncio.gather(*(short(number) for number in range(20)))
-
-    loop.start(crowd())
-    assert done.wait(30)
-    assert notices == []

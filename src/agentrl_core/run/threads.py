@@ -155,22 +155,18 @@ class LoopThread:
     def _watch(self) -> None:
         """Measure for how long the loop has not turned, and tell who is at fault.
 
-        The measure adds up waits instead of comparing clocks: a process that was stopped was not blocked. At fault is
-        one call of a user's function that lasts: on a busy machine many short ones together hold up the loop, too.
+        The measure adds up waits instead of comparing clocks: a process that was stopped was not blocked.
         """
         told = False
-        lasting: tuple[object, float] = (None, 0.0)
         while not self._closing.wait(TICK_S):
             self._ticked.clear()
             with contextlib.suppress(RuntimeError):  # the loop was just closed
                 self._loop.call_soon_threadsafe(self._tick)
             while not self._ticked.wait(TICK_S) and not self._closing.is_set():
                 self._blocked_s += TICK_S
-                call = _outermost_call(self._frame())
-                lasting = (call, lasting[1] + TICK_S) if call is lasting[0] else (call, TICK_S)
-                if not told and call is not None and lasting[1] > _NOTICE_AFTER_S:
+                if not told and self._blocked_s > _NOTICE_AFTER_S:
                     told = self._tell()
-            self._blocked_s, lasting = 0.0, (None, 0.0)
+            self._blocked_s = 0.0
 
     def _tell(self) -> bool:
         """Name the user's code that blocks the loop; return whether there is any."""
@@ -202,16 +198,6 @@ def _users_places(frame: FrameType | None) -> list[str]:
             places.append(f"{shown}:{frame.f_lineno} (in {frame.f_code.co_name})")
         frame = frame.f_back
     return places
-
-
-def _outermost_call(frame: FrameType | None) -> FrameType | None:
-    """Return the frame by which a stack entered the user's own code."""
-    outermost = None
-    while frame is not None:
-        if is_users(Path(frame.f_code.co_filename)):
-            outermost = frame
-        frame = frame.f_back
-    return outermost
 
 
 def _check_time(end: float, limit_s: float) -> None:
