@@ -55,7 +55,9 @@ def tests(session: nox.Session) -> None:
     chosen = "" if "not slow" in session.posargs else " ".join(paths or session.posargs)
     frameworks = _begin_frameworks(path for path in FRAMEWORKS if path.name in chosen)
     _install_all(session)
-    session.run("coverage", "run", "-m", "pytest", *paths, *session.posargs, env=frameworks(session))
+    # a file's tests stay together, as they share what is costly to make
+    spread = ("-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile") if paths else ()
+    session.run("pytest", *spread, "--cov", "--cov-report=", *paths, *session.posargs, env=frameworks(session))
     session.run("coverage", "report", "--fail-under", "0" if session.posargs else "90")
 
 

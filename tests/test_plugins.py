@@ -1,3 +1,4 @@
+import importlib
 import logging
 import sys
 
@@ -281,3 +282,16 @@ def test_a_package_that_did_not_load_has_one_problem(install):
     registry = load_registry(environ={})
     (problem,) = plugin_problems(registry.package("agentrl-made"), registry)
     assert problem.startswith("failed to load: ModuleNotFoundError")
+
+
+def test_isolated_plugins_leaves_what_was_loaded_before(tmp_path, monkeypatch):
+    (tmp_path / "loaded_before.py").write_text("", encoding="utf-8")
+    with monkeypatch.context() as path:
+        path.syspath_prepend(tmp_path)
+        module = importlib.import_module("loaded_before")
+    try:
+        with isolated_plugins():
+            sys.path.append(str(tmp_path))
+        assert sys.modules["loaded_before"] is module
+    finally:
+        del sys.modules["loaded_before"]

@@ -73,13 +73,15 @@ def isolated_plugins(*plugins: object, core: bool = True) -> Iterator[Registry]:
     for plugin in plugins:
         name = getattr(plugin, "__name__", type(plugin).__name__)
         manager.add_module(manager.add_package(name, "0"), plugin, name)
-    path = list(sys.path)
+    path, loaded = list(sys.path), set(sys.modules)
     try:
         yield Registry(manager.packages, manager)
     finally:
         added = {Path(folder) for folder in sys.path} - {Path(folder) for folder in path}
         sys.path[:] = path
         for name, module in list(sys.modules.items()):
+            if name in loaded:  # before the block: whatever has become of the path since, it did not come from there
+                continue
             file = getattr(module, "__dict__", {}).get("__file__")
             if file and added & set(Path(file).parents):
                 del sys.modules[name]
