@@ -57,7 +57,8 @@ def tests(session: nox.Session) -> None:
     _install_all(session)
     # a file's tests stay together, as they share what is costly to make
     spread = ("-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile") if paths else ()
-    session.run("pytest", *spread, "--cov", "--cov-report=", *paths, *session.posargs, env=frameworks(session))
+    command = ("python", "-m", "pytest", *spread, "--cov", "--cov-report=", *paths, *session.posargs)
+    session.run(*command, env=frameworks(session))
     session.run("coverage", "report", "--fail-under", "0" if session.posargs else "90")
 
 
