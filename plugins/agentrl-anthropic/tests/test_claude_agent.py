@@ -34,7 +34,11 @@ def test_the_programs_environment_is_the_episodes_and_ours_stays(world, options)
     world.says("hi")
     before = dict(os.environ)
     found = []
-    scorer = lambda request: found.append(json.loads(request.answer)) or 1.0  # noqa: E731
+
+    def scorer(request):
+        found.append(json.loads(request.answer))
+        return 1.0
+
     episodes = world.run(options, *[{"query": "environment"}] * 2, scorer=scorer)
     assert [episode.record.outcome for episode in episodes] == [Outcome.SCORED] * 2, episodes[0].record.detail
     assert dict(os.environ) == before
@@ -49,7 +53,11 @@ def test_the_programs_environment_is_the_episodes_and_ours_stays(world, options)
 def test_a_working_directory_of_the_agents_own_is_kept(world, tmp_path):
     world.says("hi")
     found = []
-    scorer = lambda request: found.append(json.loads(request.answer)["PWD"]) or 1.0  # noqa: E731
+
+    def scorer(request):
+        found.append(json.loads(request.answer)["PWD"])
+        return 1.0
+
     named = ClaudeAgentWorkflow(options={"cli_path": str(PROGRAM), "cwd": str(tmp_path)}, input_key="question")
     world.run(named, {"question": "environment"}, scorer=scorer)
     assert found == [str(tmp_path)]

@@ -58,7 +58,11 @@ def test_a_config_names_the_class_its_options_and_the_method(world, tmp_path):
     world.says("hi")
     options = {"greeting": "dear", "method": "ask", "input_key": "question"}
     judged = []
-    scorer = lambda request: judged.append(request.answer) or 1.0  # noqa: E731
+
+    def scorer(request):
+        judged.append(request.answer)
+        return 1.0
+
     [episode] = world.run(f"{tmp_path}/chatty_claude.py:Chatty", {"question": "who?"}, options=options, scorer=scorer)
     assert episode.record.outcome is Outcome.SCORED, episode.record.detail
     assert episode.interactions[0].messages[0]["content"] == "dear, who?"

@@ -90,4 +90,4 @@ def test_the_last_numbers_are_compared(answer, same):
 
 def test_the_agents_need_nothing_but_the_sdk():
     blocked = "import sys; sys.modules['agentrl_core'] = None; import agentrl_anthropic.math_agent"
-    subprocess.run([sys.executable, "-c", blocked], check=True)
+    assert subprocess.run([sys.executable, "-c", blocked], check=False).returncode == 0

@@ -84,8 +84,11 @@ def test_the_environment_is_as_good_as_arguments(world, monkeypatch):
 def test_agents_of_the_agents_sdk_are_named_by_their_factories(world, call, name):
     calls = [call("calculator", operation="add", a=2, b=2)] if name == "build_math_tool_agent" else []
     world.says(*calls, "It is <answer>4.0</answer>.")
-    scorer = lambda request: float(same_number(request.answer, "4"))  # noqa: E731
-    [episode] = world.run(f"agentrl_openai.agents_math_agent:{name}", TASK, scorer=scorer)
+    [episode] = world.run(
+        f"agentrl_openai.agents_math_agent:{name}",
+        TASK,
+        scorer=lambda request: float(same_number(request.answer, "4")),
+    )
     assert (episode.record.outcome, episode.record.reward) == (Outcome.SCORED, 1.0), episode.record.detail
     assert [item.messages[0]["content"] for item in episode.interactions[1:]] == ["4"] * len(calls)
 
@@ -108,4 +111,4 @@ def test_the_last_numbers_are_compared(answer, same):
 
 def test_the_agents_need_nothing_but_the_sdk():
     blocked = "import sys; sys.modules['agentrl_core'] = None; import agentrl_openai.math_agent"
-    subprocess.run([sys.executable, "-c", blocked], check=True)
+    assert subprocess.run([sys.executable, "-c", blocked], check=False).returncode == 0

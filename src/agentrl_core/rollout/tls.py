@@ -57,9 +57,9 @@ def _share(module: Any) -> None:
     _originals[module.__name__] = original
 
     def create_ssl_context(
-        verify: Any = True,  # noqa: FBT002  (as the original's)
+        verify: Any = True,  # noqa: FBT002 - httpx2's signature  (as the original's)
         cert: Any = None,
-        trust_env: Any = True,  # noqa: FBT002
+        trust_env: Any = True,  # noqa: FBT002 - httpx2's signature
         **others: Any,
     ) -> Any:
         if verify is not True or cert or others:

@@ -129,7 +129,7 @@ def normalize_scorer(function: object, name: str) -> NormalizedScorer:
         raise PluginError(f"scorer '{name}': expected {_EXPECTED}, found {_found(function)}")
     takes_texts = _positional_parameters(function, name) == 2  # noqa: PLR2004  (answer and reference)
     declared = _innermost(function)
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - not whether
     cpu_bound = bool(getattr(declared, "cpu_bound", False))
     if cpu_bound:
         _check_for_process(function, name, is_async=is_async)

@@ -83,9 +83,9 @@ def _drop_privileges(folder: str) -> list[str]:
 
 def _readable_by_all(path: str) -> bool:
     while path != "/":
-        if not os.stat(path).st_mode & (0o001 if os.path.isdir(path) else 0o004):  # noqa: PTH112, PTH116 (quick to start)
+        if not os.stat(path).st_mode & (0o001 if os.path.isdir(path) else 0o004):
             return False
-        path = os.path.dirname(path)  # noqa: PTH120
+        path = os.path.dirname(path)
     return True
 
 
@@ -95,8 +95,8 @@ def _run_test(
     """Run the program with one test in a process; `why` is empty where it passed."""
     if time.monotonic() >= deadline:
         return {"why": "not run: the time was over"}
-    folder = os.path.join(job["folder"], str(number))  # noqa: PTH118
-    os.mkdir(folder)  # noqa: PTH102
+    folder = os.path.join(job["folder"], str(number))
+    os.mkdir(folder)
     told, tell = os.pipe()
     said, say = os.pipe()
     token = secrets.token_hex(16)
@@ -181,9 +181,9 @@ def _end(pid: int) -> int:
 
 def _children() -> Iterator[int]:
     """Find this process's children; those of a dead program have become so."""
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():  # noqa: PTH208, PTH112
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8") as file:  # noqa: PTH123
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8") as file:
                 if int(file.read().rpartition(")")[2].split()[1]) == os.getpid():
                     yield int(name)
 
@@ -228,9 +228,9 @@ def _run(program: str, test: Mapping[str, Any]) -> str:
     sys.argv = ["answer.py"]
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (as long as the process)
     try:
-        exec(compile(program, "answer.py", "exec"), vars(module))  # noqa: S102 (that is what this is for)
+        exec(compile(program, "answer.py", "exec"), vars(module))  # noqa: S102 - what it is for (that is what this is for)
         if "asserts" in test:
-            exec(compile(test["asserts"], "test.py", "exec"), vars(module))  # noqa: S102
+            exec(compile(test["asserts"], "test.py", "exec"), vars(module))  # noqa: S102 - what it is for
     except SystemExit as error:
         if "asserts" in test or error.code not in (None, 0):
             return f"SystemExit: {error.code}"
@@ -271,10 +271,10 @@ def _only_these_files(libc: ctypes.CDLL) -> bool:
     allowed_at = dict.fromkeys((*_SYSTEM, sys.prefix, sys.base_prefix, *sys.path), _READS)
     allowed_at |= {**dict.fromkeys(_DEVICES, 0x6), ".": rights}  # 0x6: reading and writing a file
     for path, allowed in allowed_at.items():
-        if not path or not os.path.exists(path):  # noqa: PTH110 (quick to start)
+        if not path or not os.path.exists(path):
             continue
         place = os.open(path, os.O_PATH)
-        known = 0xFFFF if os.path.isdir(path) else 0x7  # noqa: PTH112 (a file, such as a zip of modules, has few rights)
+        known = 0xFFFF if os.path.isdir(path) else 0x7
         rule = struct.pack("=Qi", allowed & known, place)
         syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0)
         os.close(place)

@@ -60,7 +60,7 @@ class AdapterSuite(ConformanceSuite):
     @pytest.fixture
     def rehearsal(self, tmp_path: Path) -> Any:
         """Play episodes with a policy that always says the same."""
-        rehearsal = Rehearsal(tmp_path / "rehearsal", lambda prompt: self.said)  # noqa: ARG005
+        rehearsal = Rehearsal(tmp_path / "rehearsal", lambda prompt: self.said)  # noqa: ARG005 - any
         yield rehearsal
         rehearsal.close()
 

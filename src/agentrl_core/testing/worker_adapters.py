@@ -65,7 +65,7 @@ class WorkerAdapterSuite(ConformanceSuite):
     @pytest.fixture
     def rehearsal(self, tmp_path: Path) -> Any:
         """Play episodes with a policy that always says the same."""
-        rehearsal = Rehearsal(tmp_path / "rehearsal", lambda prompt: "The answer is 4.")  # noqa: ARG005
+        rehearsal = Rehearsal(tmp_path / "rehearsal", lambda prompt: "The answer is 4.")  # noqa: ARG005 - any
         yield rehearsal
         rehearsal.close()
 

@@ -543,7 +543,7 @@ class Worker:
                 while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
                     time.sleep(0.001)
         if names:
-            print(f"the agent left processes running, which were ended: {names}", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"the agent left processes running, which were ended: {names}", file=sys.stderr, flush=True)  # noqa: T201 - to the log
 
     def _told(self, error: BaseException) -> dict[str, Any]:
         """What the run needs to know of an exception."""
