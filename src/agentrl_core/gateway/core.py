@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.exchange import ChatRequest, Reply
     from agentrl_core.gateway.online.leases import Claim
     from agentrl_core.gateway.serving.server import GatewayServer
-    from agentrl_core.gateway.serving.transport import SharedClient
+    from agentrl_core.gateway.serving.transport import InProcessClient
     from agentrl_core.gateway.serving.web import HttpRequest, HttpResponse
     from agentrl_core.stores.base import Store
     from agentrl_core.types import Interaction, Record
@@ -142,11 +142,11 @@ class Gateway:
         return self._api.fatal
 
     @functools.cached_property
-    def http_client(self) -> SharedClient:
+    def http_client(self) -> InProcessClient:
         """The client that agents borrow: it reaches the gateway in process, and closing it does nothing."""
-        from agentrl_core.gateway.serving.transport import SharedClient
+        from agentrl_core.gateway.serving.transport import InProcessClient
 
-        return SharedClient(self.handle, self.url)
+        return InProcessClient(self.handle, self.url)
 
     def start(self) -> None:
         """Listen; `RunError` if the port is in use, or others could reach it and no admin key was chosen."""

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import http.cookiejar
 import warnings
 from typing import TYPE_CHECKING, Any, Self, cast
 
 if TYPE_CHECKING:
     import aiohttp
     import httpx
-
-_TIMEOUT_S = 600.0
-"""As the OpenAI SDK's own default: a generation may take minutes."""
 
 _clients: dict[tuple[asyncio.AbstractEventLoop, str], Any] = {}
 """A client belongs to the loop on which it was first used."""
@@ -45,20 +41,20 @@ def _client(kind: str, make: Any) -> Any:
 
 def _make_httpx() -> Any:
     from agentrl_core.gateway.serving.transport import ssl_context
+    from agentrl_core.shared_client import TIMEOUT_S, no_cookies
 
-    # Episodes share the client, not what a web site wants to remember of them.
-    cookies = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
-    return _httpx_class()(verify=ssl_context(), timeout=_TIMEOUT_S, cookies=cookies)
+    return _httpx_class()(verify=ssl_context(), timeout=TIMEOUT_S, cookies=no_cookies())
 
 
 def _make_aiohttp() -> Any:
     import aiohttp
 
     from agentrl_core.gateway.serving.transport import ssl_context
+    from agentrl_core.shared_client import TIMEOUT_S
 
     return _aiohttp_class()(
         connector=aiohttp.TCPConnector(ssl=ssl_context()),
-        timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+        timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
     )
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import aiohttp
     import httpx
 
-    from agentrl_core.gateway.serving.transport import SharedClient
+    from agentrl_core.shared_client import SharedClient
     from agentrl_core.types import Message
 
 

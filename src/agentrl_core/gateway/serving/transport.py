@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import http.cookiejar
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import httpx2
 
 from agentrl_core.gateway.serving.routes import too_large
 from agentrl_core.gateway.serving.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 from agentrl_core.gateway.sessions import without_secrets
+from agentrl_core.shared_client import SharedClient
 
 if TYPE_CHECKING:
     import ssl
-    from types import TracebackType
 
 Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
-
-_TIMEOUT_S = 600.0
-"""As the OpenAI SDK's own default: a generation may take minutes."""
 
 
 @functools.cache
@@ -94,42 +90,12 @@ class _WithoutTokens(logging.Filter):
 _WITHOUT_TOKENS = _WithoutTokens()
 
 
-class SharedClient(httpx2.AsyncClient):
-    """An `AsyncClient` that many borrow: closing it is its owner's business.
-
-    `async with AsyncOpenAI(http_client=shared)` closes the client that it was given, which would take it
-    from every other agent.
-    """
+class InProcessClient(SharedClient):
+    """A client that reaches the gateway without a socket, and other hosts as ever."""
 
     def __init__(self, handle: Handle, url: str) -> None:
         logging.getLogger("httpx2").addFilter(_WITHOUT_TOKENS)  # once, however many clients there are
         super().__init__(
             mounts={url.replace("http://", "all://"): InProcessTransport(handle)},
             verify=ssl_context(),
-            timeout=_TIMEOUT_S,
-            # Episodes share the client, not what a web site wants to remember of them.
-            cookies=http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=())),
         )
-
-    async def aclose(self) -> None:
-        """Do nothing: the client is borrowed."""
-
-    async def close_for_good(self) -> None:
-        """Close the connections to other hosts; for the owner, on the event loop that used them."""
-        await super().aclose()
-
-    def __await__(self) -> Generator[None, None, Self]:
-        """Return the client itself: AReaL's `get_httpx_client` is awaited."""
-        return self
-        yield  # never reached; it makes this a generator, as `await` wants one
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        """Leave the client open."""

@@ -2,61 +2,19 @@
 
 from __future__ import annotations
 
-import http.cookiejar
 import multiprocessing.spawn
 import pickle
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
-
-import httpx2
+from typing import Any
 
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins import load_registry
-from agentrl_core.rollout import borrowed
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.borrowed import close_borrowed
 from agentrl_core.rollout.calling import WorkflowCall
 from agentrl_core.rollout.workflows import resolve_workflow
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-_TIMEOUT_S = 600.0
-"""As the OpenAI SDK's own default: a generation may take minutes."""
-
-
-class WorkerClient(httpx2.AsyncClient):
-    """The HTTP client of all episodes of a worker: closing it is the worker's business."""
-
-    def __init__(self) -> None:
-        # Episodes share the client, not what a web site wants to remember of them.
-        jar = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
-        super().__init__(timeout=_TIMEOUT_S, cookies=jar)
-
-    async def aclose(self) -> None:
-        """Do nothing: the client is borrowed."""
-
-    async def close_for_good(self) -> None:
-        """Close the connections, and those of the other clients that episodes share."""
-        await close_borrowed()
-        await super().aclose()
-
-    def __await__(self) -> Generator[None, None, Self]:
-        """Return the client itself: AReaL's `get_httpx_client` is awaited."""
-        return self
-        yield  # never reached; it makes this a generator, as `await` wants one
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        """Leave the client open."""
+from agentrl_core.shared_client import SharedClient
 
 
 class Own:
@@ -83,12 +41,12 @@ class Own:
         self.name = resolved.name.replace("__mp_main__", "__main__")
         self.function: Callable[..., Any] = resolved.call.function
         self.accepted = resolved.call.accepted
-        self.http_client = WorkerClient()
+        self.http_client = SharedClient()
 
     async def close(self) -> None:
         """Close the clients that the agents have borrowed."""
         await self.http_client.close_for_good()
-        await borrowed.close_borrowed()
+        await close_borrowed()
 
     @staticmethod
     def enter(episode: Mapping[str, Any]) -> None:

@@ -1,0 +1,54 @@
+"""The HTTP client that many borrow: what it keeps to itself, and who may close it."""
+
+from __future__ import annotations
+
+import http.cookiejar
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx2
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+TIMEOUT_S = 600.0
+"""As the OpenAI SDK's own default: a generation may take minutes."""
+
+
+def no_cookies() -> http.cookiejar.CookieJar:
+    """Return a jar that keeps nothing: episodes share the client, not what a web site wants to remember of them."""
+    return http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
+
+
+class SharedClient(httpx2.AsyncClient):
+    """An `AsyncClient` whose closing is its owner's business.
+
+    `async with AsyncOpenAI(http_client=shared)` closes the client that it was given, which would take it
+    from every other agent. `options` are those of `AsyncClient`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(timeout=TIMEOUT_S, cookies=no_cookies(), **options)
+
+    async def aclose(self) -> None:
+        """Do nothing: the client is borrowed."""
+
+    async def close_for_good(self) -> None:
+        """Close the connections; for the owner, on the event loop that used them."""
+        await super().aclose()
+
+    def __await__(self) -> Generator[None, None, Self]:
+        """Return the client itself: AReaL's `get_httpx_client` is awaited."""
+        return self
+        yield  # never reached; it makes this a generator, as `await` wants one
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        """Leave the client open."""
