@@ -251,6 +251,12 @@ class TrainerConfig:
     """End early once the mean training reward of the last 3 steps reaches this."""
     max_steps_without_signal: int = field(default=10, validator=positive)
     """The run stops after this many steps in a row in which no group had a signal."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """What happens where an advantage, a log-prob, the loss or the gradient is not finite; that update never takes
+    place. `stop` ends the run, naming the records; `skip` takes the update without their loss terms, or not at all
+    where no record is to blame or none is left."""
+    max_steps_not_finite: int = field(default=5, validator=positive)
+    """With `non_finite: skip`: the run stops after this many steps in a row in which something was left out."""
     threads: int = field(default=1, validator=positive)
     """Torch threads of the learner."""
 

@@ -43,7 +43,7 @@ class TrainingLoop:
         self._learner, self._store = start.learner, start.store
         self._step, self._version = start.step, start.version
         self._evals: list[EvalReport] = []
-        self._without_signal = 0
+        self._without_signal = self._not_finite = 0
         self._recent_rewards: list[float] = []
         self._sampled_at: float | None = None
         self._sampling = SamplingSide(
@@ -94,6 +94,7 @@ class TrainingLoop:
             report = self._take_step()
             self._audience.step_finished(report)
             self._check_signal(report)
+            self._check_finite(report)
             if self._reached_target(report):
                 break
             every = self._config.eval.every
@@ -140,7 +141,13 @@ class TrainingLoop:
         asyncio.run(self._store.add_step(row))
         if self._step % self._config.trainer.save_steps == 0:
             self._save()
-        return StepReport(step=self._step, version=self._version, metrics=metrics, outcomes=outcomes)
+        return StepReport(
+            step=self._step,
+            version=self._version,
+            metrics=metrics,
+            outcomes=outcomes,
+            left_out=self._learner.left_out,
+        )
 
     def _sampling_since(self, begin: float) -> float:
         """When the sampling of a step's groups began: off-policy, it went on while the last step was trained."""
@@ -195,6 +202,26 @@ class TrainingLoop:
                 f"reward (mean of the last step: {report.metrics.get('reward/mean', float('nan')):.3f}). "
                 "Look at `agentrl trace list`: is the task too hard, too easy, or is the reward constant? "
                 "Raise rollout.group_size, mix task difficulties, or change the scorer"
+            )
+
+    def _check_finite(self, report: StepReport) -> None:
+        """Tell what `trainer.non_finite: skip` left out; stop a run in which that does not end."""
+        if not report.left_out:
+            self._not_finite = 0
+            return
+        self._not_finite += 1
+        records = "; ".join(f"{record}: {what}" for record, what in sorted(report.left_out.items()))
+        skipped = report.metrics.get("batch/updates_skipped", 0.0)
+        self._audience.notice(
+            f"step {report.step}: not finite, so left out of its loss: {records}"
+            + (f"; {skipped:.0f} of its updates did not take place" if skipped else "")
+        )
+        limit = self._config.trainer.max_steps_not_finite
+        if self._not_finite >= limit:
+            raise RunError(
+                f"{limit} steps in a row had something that is not finite, in the last: {records}. Look at these "
+                "records (agentrl trace show), and lower trainer.lr if loss/grad_norm grows; "
+                "trainer.max_steps_not_finite is how many are accepted"
             )
 
     def _tell_forced_temperatures(self) -> None:

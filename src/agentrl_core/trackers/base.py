@@ -33,6 +33,8 @@ class StepReport:
     """`group/name_unit` -> value: reward/mean, rollout/tool_calls_per_episode, loss/clip_fraction, time/step_s, …"""
     outcomes: Mapping[str, int]
     """Outcome (with reason) -> records since the last step."""
+    left_out: Mapping[str, str] = attrs.field(factory=dict)
+    """Id of a record that the step left out -> what of it was not finite."""
 
 
 @attrs.frozen(kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +14,21 @@ import torch
 from agentrl_core.batching.packing import pack, split_updates
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.batching.signal import Signal, training_signal
-from agentrl_core.errors import ConfigError, TrainingError
+from agentrl_core.errors import ConfigError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
-from agentrl_core.training.metrics import Means, rollout_metrics
-from agentrl_core.training.optimizer import Updater, adamw, set_lr
+from agentrl_core.training.diagnosis import Guard, LogprobGap
+from agentrl_core.training.metrics import Means, ratio_shares, rollout_metrics
+from agentrl_core.training.optimizer import Before, Updater, adamw, set_lr
 from agentrl_core.training.policy import Policy
 from agentrl_core.training.warm_start import warm_start
 from agentrl_core.weights.base import ModuleWeights
 from agentrl_core.witness import NOTHING
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from agentrl_core.batching.advantages import AdvantageEstimator
     from agentrl_core.batching.credit import Credit
     from agentrl_core.batching.filters import Filter
-    from agentrl_core.batching.packing import MicroBatch, Update
+    from agentrl_core.batching.packing import Update
     from agentrl_core.batching.samples import ExportStyle, Samples
     from agentrl_core.config.schema import TrainerConfig, WarmStartConfig
     from agentrl_core.losses.aggregate import AggregationConfig
@@ -74,11 +74,15 @@ class Learner:
         self._loss, self._aggregation = loss, aggregation
         self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)
         self._export_style, self._config, self._seed = export_style, config, seed
-        self._updater = Updater(self._policy, loss, aggregation, max_grad_norm=config.max_grad_norm)
+        self._updater = Updater(
+            self._policy, loss, aggregation, max_grad_norm=config.max_grad_norm, observe=ratio_shares
+        )
         self._optimizer = self._new_optimizer()
         self._cpu_seconds = 0.0
         self.fidelity = NOTHING
         """How many of the tokens in all steps so far are what the sampler produced."""
+        self.left_out: Mapping[str, str] = {}
+        """Id of a record that the last step left out -> what of it was not finite (`trainer.non_finite: skip`)."""
 
     @property
     def cpu_seconds(self) -> float:
@@ -97,9 +101,11 @@ class Learner:
 
         `step` is 1-based and sets the learning rate, `version` is the policy version of the present weights.
         Without a group with signal nothing is updated and the metrics say so. Raises `TrainingError`, before
-        the weights change, where engine and learner disagree about a lag-0 token or the update is not finite.
+        the update, where engine and learner disagree about a lag-0 token, and where the update would not be finite;
+        with `trainer.non_finite: skip` the records to blame for that are left out instead.
         """
         wall = time.perf_counter()
+        self.left_out = {}
         signal = groups if isinstance(groups, Signal) else self.judge(groups)
         cpu = time.thread_time()
         samples = training_samples(signal.groups, signal.advantages, style=self._export_style)
@@ -109,8 +115,15 @@ class Learner:
             self.fidelity += samples.fidelity
             set_lr(self._optimizer, lr)
             metrics |= self._train(samples, version)
-        self._cpu_seconds += time.thread_time() - cpu
-        return metrics | {"time/train_s": time.perf_counter() - wall}
+        cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+        self._cpu_seconds += cpu
+        tokens = metrics.get("loss/tokens", 0.0)
+        return metrics | {
+            "time/train_s": wall,
+            "time/train_cpu_s": cpu,
+            "loss/tokens_per_s": tokens / max(wall, 1e-9),
+            "loss/tokens_per_cpu_s": tokens / max(cpu, 1e-9),
+        }
 
     def _train(self, samples: Samples, version: int) -> dict[str, float]:
         """The step's optimizer updates, on its samples in shares."""
@@ -123,38 +136,41 @@ class Learner:
             )
             for share in split_updates(samples.samples, self._config.updates)
         ]
-        proximal = self._proximal(updates)
+        before = [self._before(update) for update in updates]
         gap = LogprobGap(samples, version, limit=self._config.max_logprob_gap if self._policy.precise else None)
+        guard = Guard(self._config.non_finite, samples.records)
         means = Means()
-        for update, old in zip(updates, proximal, strict=True):
-            value = self._updater.update(
+        for update, computed in zip(updates, before, strict=True):
+            apply = partial(
+                self._updater.update,
                 self._optimizer,
-                update,
                 means=means,
                 version=version,
-                proximal=old,
                 inspect=gap.inspect if update is updates[0] else None,
                 names=samples.records,
             )
-            means.add("value", value)
+            value = guard.attempt(update, computed, apply)
+            if value is not None:
+                means.add("value", value)
+        self.left_out = guard.left_out
         batches = [batch for update in updates for batch in update.micro_batches]
         used, padded = sum(batch.tokens for batch in batches), sum(batch.ids.numel() for batch in batches)
-        measured = {} if gap.largest is None else {"loss/logprob_gap_max": gap.largest}
         return {f"loss/{name}": value for name, value in means.means().items()} | {
-            **measured,
+            **gap.metrics(),
             "loss/tokens": float(sum(len(batch.record) for batch in batches)),
             "batch/rows": float(len(samples.samples)),
             "batch/sequences": float(samples.num_sequences),
             "fidelity/exact_share": samples.fidelity.share,
             "batch/padding_fraction": 1.0 - used / padded,
+            "batch/records_not_finite": float(len(guard.left_out)),
+            "batch/updates_skipped": float(guard.skipped_updates),
         }
 
     @torch.no_grad()
-    def _proximal(self, updates: Sequence[Update]) -> list[list[Tensor] | None]:
-        """Log-probs before the step, per update and micro-batch, where the calculator reads them."""
-        if "proximal" not in self._loss.needs:
-            return [None] * len(updates)
-        return [[self._policy.logprobs(batch)[0] for batch in update.micro_batches] for update in updates]
+    def _before(self, update: Update) -> list[Before]:
+        """What is computed of each micro-batch before the step, because the calculator reads it."""
+        wanted = "proximal" in self._loss.needs
+        return [Before(proximal=self._policy.logprobs(batch)[0] if wanted else None) for batch in update.micro_batches]
 
     def warm_start(self, rows: Sequence[Mapping[str, Any]], config: WarmStartConfig) -> list[float]:
         """Fine-tune on demonstrations before the first step; returns the loss of each of its steps.
@@ -202,39 +218,3 @@ class Learner:
             betas=self._config.betas,
             weight_decay=self._config.weight_decay,
         )
-
-
-class LogprobGap:
-    """Compares the engine's log-probs with the learner's before the first update, on tokens of lag 0.
-
-    Both come from the same weights there, so a difference beyond rounding means that the two do not see the same
-    tokens, template, temperature or weights, and training would go wrong without a sign.
-    """
-
-    def __init__(self, samples: Samples, version: int, *, limit: float | None) -> None:
-        self._samples, self._version, self._limit = samples, version, limit
-        self.largest: float | None = None
-        """Largest |learner - engine|, in nats; None where no token of lag 0 was compared."""
-
-    def inspect(self, batch: MicroBatch, logprobs: Tensor) -> None:
-        """Look at one micro-batch; raise `TrainingError` beyond the limit.
-
-        All of the first update are looked at: rows are sorted by length, so the first holds the shortest only.
-        """
-        fresh = batch.version == self._version
-        if not fresh.any():
-            return
-        gaps = (logprobs - batch.behaviour_logprobs).abs()
-        worst = int(gaps.nan_to_num(nan=torch.inf).where(fresh, -1.0).argmax())
-        gap = gaps[worst].item()
-        self.largest = gap if self.largest is None or not gap <= self.largest else self.largest
-        if self._limit is not None and not gap <= self._limit:
-            interaction = int(batch.interaction[worst])
-            token = int((batch.interaction[: worst + 1] == interaction).sum()) - 1
-            raise TrainingError(
-                f"record {self._samples.records[int(batch.record[worst])]}, interaction "
-                f"{self._samples.interactions[interaction]}, output token {token} (id {int(batch.targets[worst])}): "
-                f"the engine sampled it with logprob {batch.behaviour_logprobs[worst].item():.6f}, the learner with "
-                f"the same weights gives {logprobs[worst].item():.6f}; more than trainer.max_logprob_gap = "
-                f"{self._limit} apart. Engine and learner differ in weights, temperature, ids or precision"
-            )

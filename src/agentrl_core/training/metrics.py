@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
+
+import torch
 
 from agentrl_core.batching.credit import is_trained
 
@@ -13,7 +17,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl_core.batching.signal import Signal
+    from agentrl_core.losses.base import LossBatch
     from agentrl_core.types import Group
+
+
+RATIO_EDGES = (0.5, 0.8, 0.9, 0.98, 1.02, 1.1, 1.2, 1.5, 2.0)
+"""Where the bins of the importance ratio meet: the usual clip bounds, and what on-policy rounding stays within."""
+RATIO_SHARES = (
+    f"ratio_share_below_{RATIO_EDGES[0]}",
+    *(f"ratio_share_{low}_{high}" for low, high in itertools.pairwise(RATIO_EDGES)),
+    f"ratio_share_from_{RATIO_EDGES[-1]}",
+)
+_LAGS = 8
+"""Lags that have a count of their own."""
 
 
 class Means:
@@ -27,6 +43,11 @@ class Means:
         """Add one micro-batch's share."""
         self._sums[name] = self._sums.get(name, 0.0) + float(total)
         self._counts[name] = self._counts.get(name, 0.0) + float(count)
+
+    def join(self, other: Means) -> None:
+        """Add all that `other` has."""
+        for name, total in other._sums.items():
+            self.add(name, total, other._counts[name])
 
     def means(self) -> dict[str, float]:
         """Name -> sum / count; names without a count are left out."""
@@ -54,4 +75,26 @@ def rollout_metrics(groups: Sequence[Group], signal: Signal, *, version: int) ->
         "rollout/tokens": float(tokens),
         "rollout/lag_mean": sum(lag * count for lag, count in lags) / max(tokens, 1),
         "rollout/lag_max": float(max((lag for lag, _ in lags), default=0)),
+        **_lag_counts(lags),
     }
+
+
+def _lag_counts(lags: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """Tokens of each lag up to the largest; those from `_LAGS` on are counted together."""
+    counts = Counter[int]()
+    for lag, count in lags:
+        counts[min(lag, _LAGS)] += count
+    names = [str(lag) for lag in range(_LAGS)] + [f"{_LAGS}_or_more"]
+    return {f"rollout/tokens_of_lag/{names[lag]}": float(counts[lag]) for lag in range(max(counts, default=-1) + 1)}
+
+
+def ratio_shares(batch: LossBatch) -> dict[str, tuple[float, float]]:
+    """Histogram of the importance ratio rho = exp(log pi_theta - log mu): the share of the masked tokens in each bin.
+
+    A bin holds its lower edge. As (sum, count), like a calculator's metrics.
+    """
+    ratio = torch.exp(batch.logprobs.detach() - batch.behaviour_logprobs)
+    edges = torch.tensor(RATIO_EDGES, dtype=ratio.dtype, device=ratio.device)
+    bins = torch.bucketize(ratio, edges, right=True)
+    counts = ratio.new_zeros(len(RATIO_EDGES) + 1).index_add(0, bins, batch.mask).tolist()
+    return {name: (count, sum(counts)) for name, count in zip(RATIO_SHARES, counts, strict=True)}

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import attrs
 import torch
 
-from agentrl_core.errors import TrainingError
 from agentrl_core.losses.aggregate import aggregate
 from agentrl_core.losses.base import LossBatch
+from agentrl_core.training.diagnosis import NotFiniteError, bisect, culprits_of, select
+from agentrl_core.training.metrics import Means
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
     from agentrl_core.batching.packing import MicroBatch, Update
-    from agentrl_core.losses.aggregate import AggregationConfig
-    from agentrl_core.losses.base import LossCalculator
-    from agentrl_core.training.metrics import Means
+    from agentrl_core.losses.aggregate import AggregationConfig, Denominators
+    from agentrl_core.losses.base import LossCalculator, LossOutput
+    from agentrl_core.training.diagnosis import Culprits
     from agentrl_core.training.policy import Policy
 
 
@@ -34,6 +37,32 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Before:
+    """What was computed of one micro-batch before the step's first update."""
+
+    proximal: Tensor | None = None
+    """Log-probs of its loss tokens under the policy of then, where the calculator reads them. [N]"""
+
+    def select(self, tokens: Tensor) -> Before:
+        """Return it for the loss tokens `tokens` (bool [N]) only."""
+        return attrs.evolve(self, proximal=None if self.proximal is None else self.proximal[tokens])
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Forward:
+    """A micro-batch's way to its share of the loss."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    view: LossBatch
+    output: LossOutput
+    loss: Tensor
+
+
+_Parts: TypeAlias = "Sequence[tuple[MicroBatch, Before]]"
+
+
 class Updater:
     """Forward, loss and backward of an update's micro-batches, then clipping and one optimizer step.
 
@@ -42,76 +71,129 @@ class Updater:
     """
 
     def __init__(
-        self, policy: Policy, calculator: LossCalculator, aggregation: AggregationConfig, *, max_grad_norm: float
+        self,
+        policy: Policy,
+        calculator: LossCalculator,
+        aggregation: AggregationConfig,
+        *,
+        max_grad_norm: float,
+        observe: Callable[[LossBatch], Mapping[str, tuple[float, float]]] | None = None,
     ) -> None:
+        """`observe` gives further per-token statistics of each micro-batch: name -> (sum, count)."""
         self._policy, self._calculator, self._aggregation = policy, calculator, aggregation
-        self._max_grad_norm = max_grad_norm
+        self._max_grad_norm, self._observe = max_grad_norm, observe
 
     def update(
         self,
         optimizer: torch.optim.Optimizer,
         update: Update,
+        before: Sequence[Before] | None = None,
         *,
         means: Means,
         version: int = 0,
-        proximal: Sequence[Tensor] | None = None,
         inspect: Callable[[MicroBatch, Tensor], None] | None = None,
         names: Sequence[str] = (),
     ) -> float:
         """Change the weights once; returns the loss. Per-token statistics go into `means`.
 
-        `proximal`: log-probs per micro-batch, where the calculator reads them. `inspect` sees each micro-batch
-        with its log-probs before its backward. `names`: record names behind `MicroBatch.record`. Raises
-        `TrainingError`, with the weights as they were, where loss or gradient is not finite.
+        `before`: of each micro-batch; none where nothing was computed. `inspect` sees each micro-batch with its
+        log-probs, all finite, before its backward. `names`: record names behind `MicroBatch.record`. Raises
+        `NotFiniteError`, with weights, optimizer and `means` as they were, where an advantage, a log-prob, the loss or
+        the gradient is not finite.
         """
+        parts = list(zip(update.micro_batches, before or [Before()] * len(update.micro_batches), strict=True))
+        parts = [(batch, item) for batch, item in parts if len(batch.record)]
         optimizer.zero_grad(set_to_none=True)
-        value = 0.0
-        for index, batch in enumerate(update.micro_batches):
-            logprobs, entropy = self._policy.logprobs(batch, entropy_gradient="entropy" in self._calculator.needs)
+        value, found = 0.0, Means()
+        culprits: Culprits = {}
+        for batch, item in parts:
+            done = self._forward(batch, item, update.denominators, version)
+            culprits |= culprits_of(batch, done.logprobs.detach(), done.output)
+            if culprits:
+                continue  # the others are looked at only
             if inspect is not None:
-                inspect(batch, logprobs.detach())
-            view = _loss_batch(batch, logprobs, entropy, version, proximal[index] if proximal else None)
-            output = self._calculator.loss(view)
-            loss = aggregate(self._aggregation, view, output, update.denominators)
-            if not torch.isfinite(loss):
-                bad = sorted(set(batch.record[~torch.isfinite(output.per_token)].tolist()) or set(update.records))
-                raise TrainingError(_refusal("loss", loss.item(), [names[i] for i in bad] if names else []))
-            loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
-            value += loss.item()
-            means.add("entropy", entropy.detach().sum(), len(entropy))
-            for name, (total, count) in output.metrics.items():
-                means.add(name, total, count)
+                inspect(batch, done.logprobs.detach())
+            done.loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+            value += done.loss.item()
+            self._count(found, done)
+        if culprits:
+            optimizer.zero_grad(set_to_none=True)
+            raise NotFiniteError(culprits, names)
+        if not math.isfinite(value):  # each term is, their sum is not
+            optimizer.zero_grad(set_to_none=True)
+            raise NotFiniteError(dict.fromkeys(_records(parts), f"loss {value}"), names, alone=False)
         norm = torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._max_grad_norm)
         if not torch.isfinite(norm):
-            involved = [names[i] for i in update.records] if names else []
-            raise TrainingError(_refusal("gradient norm", norm.item(), involved))
+            error = self._blamed(parts, update.denominators, version, names)
+            optimizer.zero_grad(set_to_none=True)
+            raise error
         optimizer.step()
-        means.add("grad_norm", norm)
+        found.add("grad_norm", norm)
+        means.join(found)
         return value
 
+    def _forward(self, batch: MicroBatch, before: Before, denominators: Denominators, version: int) -> _Forward:
+        logprobs, entropy = self._policy.logprobs(batch, entropy_gradient="entropy" in self._calculator.needs)
+        view = LossBatch(
+            logprobs=logprobs,
+            behaviour_logprobs=batch.behaviour_logprobs,
+            advantages=batch.advantages,
+            mask=batch.mask,
+            sequence=batch.sequence,
+            num_sequences=batch.num_sequences,
+            record=batch.record,
+            group=batch.group,
+            lag=version - batch.version,
+            proximal_logprobs=before.proximal,
+            entropy=entropy,
+        )
+        output = self._calculator.loss(view)
+        loss = aggregate(self._aggregation, view, output, denominators)
+        return _Forward(logprobs=logprobs, entropy=entropy, view=view, output=output, loss=loss)
 
-def _loss_batch(
-    batch: MicroBatch, logprobs: Tensor, entropy: Tensor, version: int, proximal: Tensor | None
-) -> LossBatch:
-    return LossBatch(
-        logprobs=logprobs,
-        behaviour_logprobs=batch.behaviour_logprobs,
-        advantages=batch.advantages,
-        mask=batch.mask,
-        sequence=batch.sequence,
-        num_sequences=batch.num_sequences,
-        record=batch.record,
-        group=batch.group,
-        lag=version - batch.version,
-        proximal_logprobs=proximal,
-        entropy=entropy,
-    )
+    def _blamed(self, parts: _Parts, denominators: Denominators, version: int, names: Sequence[str]) -> NotFiniteError:
+        """Find whose gradient is not finite, by going through the micro-batches of a refused update again.
+
+        First by the gradient at each log-prob, where the loss has already gone wrong; else by halves of the records.
+        """
+        culprits: Culprits = {}
+        for batch, before in parts:
+            at_tokens, norm = self._gradient(batch, before, denominators, version)
+            if torch.isfinite(norm):
+                continue
+
+            def is_finite(records: Sequence[int], batch: MicroBatch = batch, before: Before = before) -> bool:
+                tokens = torch.isin(batch.record, batch.record.new_tensor(records))
+                _, norm = self._gradient(select(batch, tokens), before.select(tokens), denominators, version)
+                return bool(torch.isfinite(norm))
+
+            found = set(batch.record[~torch.isfinite(at_tokens)].tolist())
+            found = found or bisect(sorted(set(batch.record.tolist())), is_finite)
+            culprits |= dict.fromkeys(found, f"gradient norm {norm.item()}")
+        if culprits:
+            return NotFiniteError(culprits, names)
+        return NotFiniteError(dict.fromkeys(_records(parts), "gradient norm of all together"), names, alone=False)
+
+    def _gradient(
+        self, batch: MicroBatch, before: Before, denominators: Denominators, version: int
+    ) -> tuple[Tensor, Tensor]:
+        """Gradient of a micro-batch's share of the loss at its log-probs [N], and the norm of that at the weights."""
+        self._policy.model.zero_grad(set_to_none=True)
+        done = self._forward(batch, before, denominators, version)
+        done.logprobs.retain_grad()
+        done.loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        gradients = [weight.grad for weight in self._policy.model.parameters() if weight.grad is not None]
+        at_tokens = torch.zeros_like(done.logprobs) if done.logprobs.grad is None else done.logprobs.grad
+        return at_tokens, torch.nn.utils.get_total_norm(gradients)
+
+    def _count(self, means: Means, done: _Forward) -> None:
+        """Add a micro-batch's statistics."""
+        means.add("entropy", done.entropy.detach().sum(), len(done.entropy))
+        for name, (total, count) in done.output.metrics.items():
+            means.add(name, total, count)
+        for name, (part, tokens) in (self._observe(done.view) if self._observe else {}).items():
+            means.add(name, part, tokens)
 
 
-def _refusal(what: str, value: float, records: Sequence[str]) -> str:
-    shown = ", ".join(records[:8]) + (f" and {len(records) - 8} more" if len(records) > 8 else "")  # noqa: PLR2004
-    return (
-        f"the {what} is {value}, so the optimizer update was refused and the weights are unchanged"
-        f"{f'; records: {shown}' if records else ''}. Look at their rewards and logprobs (agentrl trace show), "
-        "and lower trainer.lr if earlier steps show a growing loss/grad_norm"
-    )
+def _records(parts: _Parts) -> list[int]:
+    return sorted({record for batch, _ in parts for record in batch.record.tolist()})
