@@ -1,21 +1,27 @@
-"""Log-probabilities of chosen tokens from hidden states, without ever holding all logits.
+"""Log-probabilities of chosen tokens from hidden states, without ever holding their logits.
 
-N tokens, H hidden width, V vocabulary. Logits live for one chunk of tokens at a time and are computed again in
-the backward pass, because a token's gradient is known only after the whole loss is. What fits into one chunk
-is kept instead, which costs nothing then.
+N tokens, H hidden width, V vocabulary rows here. Logits live for one tile of tokens and vocabulary at a time and are
+computed again in the backward pass, because a token's gradient is known only after the whole loss is. Tiles go
+over the tokens first: each part of the head is read once, and its gradient written once, however many tokens there
+are. All sums and products are carried in fp32, or in fp64 for fp64 input.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK_ELEMENTS = 2**24
-"""Logits held at once: 64 MB in fp32. Half of it is slower by a third at V = 152k on a CPU, more gains nothing."""
+    from agentrl_core.losses.vocab_parallel import VocabularyShard
+
+_TILE_ROWS, _CPU_TILE = 1024, 2**20
+"""Tokens and logits of a CPU's tile: 4 MB in fp32 stay in its cache, which is worth a factor of 2."""
+_GPU_TILE = 2**26
+"""Logits of a tile elsewhere: 256 MB, of 8 times as many tokens at most; kernels are long beside their launch."""
 
 
 def token_logprobs(
@@ -25,15 +31,19 @@ def token_logprobs(
     *,
     temperature: Tensor | float = 1.0,
     entropy: bool = False,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    shard: VocabularyShard | None = None,
+    tile: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute log softmax(hidden @ weight.T / temperature) at `targets`, and on request the entropy.
 
     hidden [N, H], weight [V, H], targets [N] long, temperature of each token [N] or of all -> [N] and [N] or None,
-    in nats, fp32 (fp64 for fp64 input), both differentiable. Sums over the vocabulary run in fp32 for narrower inputs.
+    in nats, fp32 (fp64 for fp64 input), both differentiable; an entropy that is detached costs no backward. With a
+    `shard`, `weight` is this process's rows of the head, and every process of the group calls with the same tokens.
+    `tile` is how many tokens and vocabulary rows to hold logits for; None: what suits the device.
     """
+    _check_targets(targets, len(weight) if shard is None else shard.vocabulary)
     logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # autograd's own signature
-        hidden, weight, targets, _divisor(temperature, hidden), entropy, max(1, chunk_elements // weight.shape[0])
+        hidden, weight, targets, _divisor(temperature, hidden), entropy, shard, tile or _tile(hidden)
     )
     return logprobs, entropies
 
@@ -49,8 +59,44 @@ def logits_logprobs(
     return chosen, -(distribution.exp() * distribution).sum(-1) if entropy else None
 
 
+@attrs.define(kw_only=True, eq=False)
+class SoftmaxSums:
+    """What log-probs and entropies are made of, over the vocabulary rows seen so far. All [N]."""
+
+    maximum: Tensor
+    """Largest logit."""
+    total: Tensor
+    """Sum of exp(logit - maximum)."""
+    weighted: Tensor | None
+    """Sum of exp(logit - maximum) x logit, where the entropy is wanted."""
+    chosen: Tensor
+    """Logit of the token itself, 0 where its row was not seen."""
+
+    @classmethod
+    def of_nothing(cls, hidden: Tensor, *, entropy: bool) -> SoftmaxSums:
+        """Before the first vocabulary row."""
+        zeros = hidden.new_zeros(len(hidden), dtype=_wide(hidden))
+        return cls(
+            maximum=torch.full_like(zeros, -torch.inf),
+            total=zeros,
+            weighted=zeros.clone() if entropy else None,
+            chosen=zeros.clone(),
+        )
+
+    def add(self, logits: Tensor, scratch: Tensor | None, rows: slice) -> None:
+        """Take in a tile of logits [rows, columns]; they are overwritten where no `scratch` is given."""
+        maximum = torch.maximum(self.maximum[rows], logits.amax(-1))
+        old = (self.maximum[rows] - maximum).exp_()
+        self.maximum[rows] = maximum
+        shifted = torch.sub(logits, maximum[:, None], out=logits if scratch is None else scratch)
+        exponentials = shifted.exp_()
+        self.total[rows] = self.total[rows] * old + exponentials.sum(-1)
+        if self.weighted is not None:
+            self.weighted[rows] = self.weighted[rows] * old + exponentials.mul_(logits).sum(-1)
+
+
 class _TokenLogprobs(torch.autograd.Function):
-    """One chunk after the other, forward and backward."""
+    """One tile after the other, forward and backward."""
 
     @staticmethod
     def forward(
@@ -60,56 +106,93 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         divisor: Tensor | None,
         entropy: bool,  # noqa: FBT001  # autograd functions take positional arguments only
-        chunk: int,
+        shard: VocabularyShard | None,
+        tile: tuple[int, int],
     ) -> tuple[Tensor, Tensor | None]:
-        wide = _wide(hidden)
-        count = len(targets)
-        logprobs = hidden.new_empty(count, dtype=wide)
-        entropies = hidden.new_empty(count, dtype=wide) if entropy else None
-        normalisers = hidden.new_empty(count, dtype=wide)
-        logits = None
-        for part in _parts(count, chunk):
-            logits = _logits(hidden[part], weight, divisor, part)
-            normalisers[part] = torch.logsumexp(logits, -1)
-            logprobs[part] = logits.gather(1, targets[part, None]).squeeze(1) - normalisers[part]
-            if entropies is not None:
-                # H = log Z - sum p z
-                mean = ((logits - normalisers[part, None]).exp_() * logits).sum(-1)
-                entropies[part] = normalisers[part] - mean
+        start = 0 if shard is None else shard.start
+        sums = SoftmaxSums.of_nothing(hidden, entropy=entropy)
+        vectors = hidden.to(_operand(hidden))
+        buffer = torch.empty(tile, dtype=sums.total.dtype, device=hidden.device).view(-1)
+        scratch = torch.empty_like(buffer) if entropy else None
+        for columns in _parts(len(weight), tile[1]):
+            heads = weight[columns].to(vectors.dtype)
+            for rows in _parts(len(hidden), tile[0]):
+                logits = _logits(vectors[rows], heads, divisor, rows, buffer)
+                place, inside = _places(targets[rows], start + columns.start, len(heads))
+                picked = logits.gather(1, place[:, None]).squeeze(1)
+                sums.chosen[rows] = torch.where(inside, picked, sums.chosen[rows])
+                sums.add(logits, None if scratch is None else scratch[: logits.numel()].view_as(logits), rows)
+        if shard is not None:
+            shard.merge(sums)
+        # log Z, and H = log Z - sum p z
+        normalisers = sums.maximum + sums.total.log()
+        entropies = None if sums.weighted is None else normalisers - sums.weighted / sums.total
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            hidden, weight, targets, normalisers, entropies, divisor, logits if count <= chunk else None
-        )
-        ctx.chunk = chunk
-        return logprobs, entropies
+        ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, divisor)
+        ctx.start, ctx.shard, ctx.tile = start, shard, tile
+        return sums.chosen - normalisers, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, normalisers, entropies, divisor, kept = ctx.saved_tensors
-        to_logprobs, to_entropies = gradients
-        if to_logprobs is None:
-            to_logprobs = torch.zeros_like(normalisers)
-        to_hidden = torch.empty_like(hidden)
-        to_weight = torch.zeros_like(weight, dtype=normalisers.dtype)
-        for part in _parts(len(targets), ctx.chunk):
-            logits = kept if kept is not None else _logits(hidden[part], weight, divisor, part)
-            log_distribution = logits - normalisers[part, None]
-            # d log p(y) / dz = onehot(y) - p;  dH / dz = -p (log p + H)
-            scale = -to_logprobs[part, None]
-            if to_entropies is not None and entropies is not None:
-                scale = scale - (log_distribution + entropies[part, None]) * to_entropies[part, None]
-            to_logits = log_distribution.exp_().mul_(scale)
-            to_logits.scatter_add_(1, targets[part, None], to_logprobs[part, None])
-            if divisor is not None:
-                to_logits.div_(divisor[part])
-            to_hidden[part] = to_logits.to(weight.dtype) @ weight
-            to_weight.addmm_(to_logits.T, hidden[part].to(to_weight.dtype))
-        return to_hidden, to_weight.to(weight.dtype), None, None, None, None
+        hidden, weight, targets, normalisers, entropies, divisor = ctx.saved_tensors
+        to_logprobs = torch.zeros_like(normalisers) if gradients[0] is None else gradients[0]
+        to_entropies = gradients[1]
+        to_hidden = torch.zeros_like(hidden, dtype=normalisers.dtype)
+        to_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        vectors = hidden.to(_operand(hidden))
+        buffer = torch.empty(ctx.tile, dtype=normalisers.dtype, device=hidden.device).view(-1)
+        for columns in _parts(len(weight), ctx.tile[1]):
+            heads = weight[columns].to(vectors.dtype)
+            to_heads = torch.zeros_like(heads, dtype=normalisers.dtype)
+            for rows in _parts(len(hidden), ctx.tile[0]):
+                logits = _logits(vectors[rows], heads, divisor, rows, buffer)
+                log_distribution = logits.sub_(normalisers[rows, None])
+                # d log p(y) / dz = onehot(y) - p;  dH / dz = -p (log p + H)
+                scale = -to_logprobs[rows, None]
+                if to_entropies is not None and entropies is not None:
+                    scale = scale - (log_distribution + entropies[rows, None]) * to_entropies[rows, None]
+                to_logits = log_distribution.exp_().mul_(scale)
+                place, inside = _places(targets[rows], ctx.start + columns.start, len(heads))
+                to_logits.scatter_add_(1, place[:, None], (to_logprobs[rows] * inside)[:, None])
+                if divisor is not None:
+                    to_logits.div_(divisor[rows])
+                narrow = to_logits.to(vectors.dtype)
+                _add_product(to_hidden[rows], narrow, heads)
+                if to_weight is not None:
+                    _add_product(to_heads, narrow.T, vectors[rows])
+            if to_weight is not None:
+                to_weight[columns] = to_heads
+        if ctx.shard is not None:
+            ctx.shard.add_up(to_hidden)
+        return to_hidden.to(hidden.dtype), to_weight, None, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, divisor: Tensor | None, part: slice) -> Tensor:
-    logits = (hidden @ weight.T).to(_wide(hidden))
-    return logits if divisor is None else logits.div_(divisor[part])
+def _logits(vectors: Tensor, heads: Tensor, divisor: Tensor | None, rows: slice, buffer: Tensor) -> Tensor:
+    """One tile, in `buffer` where the device allows that. [rows, columns]."""
+    if vectors.dtype == buffer.dtype:
+        logits = buffer[: len(vectors) * len(heads)].view(len(vectors), len(heads))
+        torch.mm(vectors, heads.T, out=logits)
+    else:
+        logits = torch.mm(vectors, heads.T, out_dtype=buffer.dtype)
+    return logits if divisor is None else logits.div_(divisor[rows])
+
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    if left.dtype == into.dtype:
+        into.addmm_(left, right)
+    else:
+        into.add_(torch.mm(left, right, out_dtype=into.dtype))
+
+
+def _places(targets: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Columns of the targets in a tile that begins at row `first` of the vocabulary, and which of them are in it."""
+    places = targets - first
+    return places.clamp(0, count - 1), (places >= 0) & (places < count)
+
+
+def _check_targets(targets: Tensor, vocabulary: int) -> None:
+    if len(targets) and not bool(((targets >= 0) & (targets < vocabulary)).all()):
+        raise IndexError(f"targets: found ids in [{targets.min()}, {targets.max()}], expected [0, {vocabulary})")
 
 
 def _divisor(temperature: Tensor | float, like: Tensor) -> Tensor | None:
@@ -118,8 +201,22 @@ def _divisor(temperature: Tensor | float, like: Tensor) -> Tensor | None:
     return None if bool((column == 1.0).all()) else column
 
 
-def _parts(count: int, chunk: int) -> list[slice]:
-    return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+def _tile(hidden: Tensor) -> tuple[int, int]:
+    """How many tokens and vocabulary rows suit the device."""
+    if hidden.device.type == "cpu":
+        rows = min(max(len(hidden), 1), _TILE_ROWS)
+        return rows, max(1, _CPU_TILE // rows)
+    rows = min(max(len(hidden), 1), 8 * _TILE_ROWS)
+    return rows, max(1, _GPU_TILE // rows)
+
+
+def _operand(hidden: Tensor) -> torch.dtype:
+    """In what products are taken: CUDA's carry narrow numbers in fp32, others would round each result."""
+    return hidden.dtype if hidden.is_cuda else _wide(hidden)
+
+
+def _parts(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
