@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -118,13 +119,12 @@ def cell(case: Case, method: Method) -> dict[str, float]:
 
 def _memory(what: str) -> float:
     """MB of this process: VmRSS now, VmHWM at most since the peak was forgotten. Linux alone tells it."""
-    with open("/proc/self/status", encoding="ascii") as lines:
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
 
 
 def _forget_peak() -> None:
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _weighed(logprobs: Tensor, entropy: Tensor | None = None) -> Tensor:
