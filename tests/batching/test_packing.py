@@ -1,3 +1,4 @@
+import attrs
 import pytest
 import torch
 from hypothesis import given
@@ -24,30 +25,91 @@ def sample(length, *, record=0, group=0, positions=None, interactions=None):
     )
 
 
-def test_rows_are_padded_on_the_right_and_loss_tokens_point_into_them():
+def test_samples_that_begin_alike_share_their_tokens_and_loss_tokens_keep_their_own_numbers():
     (batch,) = pack(
         [sample(4, record=1, positions=[1, 3]), sample(2)], max_tokens=100, config=AggregationConfig()
     ).micro_batches
-    assert batch.ids.tolist() == [[1, 2, 0, 0], [1, 2, 3, 4]]
-    assert batch.tokens == 6
-    assert batch.targets.tolist() == [2, 2, 4]
-    assert batch.row.tolist() == [0, 1, 1]
-    assert batch.behaviour_logprobs.tolist() == [-0.5, -0.5, -1.5]
-    assert batch.temperature.tolist() == [0.75, 0.75, 1.25]
-    assert batch.advantages.tolist() == [0.0, 1.0, 1.0]
+    assert batch.ids.tolist() == [1, 2, 3]  # the last loss token of a sample predicts nothing
+    assert batch.positions.tolist() == [0, 1, 2]
+    assert batch.tokens == 3
+    assert batch.call_tokens == 6
+    assert batch.targets.tolist() == [2, 4, 2]
+    assert batch.predictions.place.tolist() == [0, 2]
+    assert batch.predictions.token.tolist() == [2, 4]
+    assert batch.predictions.temperature.tolist() == [0.75, 1.25]
+    assert batch.prediction.tolist() == [0, 1, 0]
+    assert batch.behaviour_logprobs.tolist() == [-0.5, -1.5, -0.5]
+    assert batch.advantages.tolist() == [1.0, 1.0, 0.0]
     assert batch.version.tolist() == [7, 7, 7]
-    assert batch.record.tolist() == [0, 1, 1]
+    assert batch.record.tolist() == [1, 1, 0]
 
 
-@given(lengths=st.lists(st.integers(2, 40), min_size=1, max_size=30), max_tokens=st.integers(1, 120))
-def test_a_micro_batch_keeps_its_budget_unless_one_row_is_longer(lengths, max_tokens):
-    samples = [sample(length, record=number) for number, length in enumerate(lengths)]
-    update = pack(samples, max_tokens=max_tokens, config=AggregationConfig())
+def test_the_same_token_at_two_temperatures_is_predicted_twice():
+    rows = [sample(3), attrs.evolve(sample(3, record=1), temperatures=[2.0])]
+    (batch,) = pack(rows, max_tokens=100, config=AggregationConfig()).micro_batches
+    assert batch.predictions.place.tolist() == [1, 1]
+    assert batch.predictions.temperature.tolist() == [1.0, 2.0]
+    assert batch.prediction.tolist() == [0, 1]
+
+
+def test_without_merging_every_sample_has_its_own_tokens():
+    (batch,) = pack([sample(4), sample(3)], max_tokens=100, config=AggregationConfig(), merge=False).micro_batches
+    assert batch.ids.tolist() == [1, 2, 3, 1, 2]
+    assert batch.positions.tolist() == [0, 1, 2, 0, 1]
+    assert batch.predictions.place.tolist() == [2, 4]
+    assert batch.predictions.row.tolist() == [0, 1]
+
+
+ids = st.lists(st.integers(0, 2), min_size=2, max_size=12)
+
+
+@given(
+    groups=st.lists(st.lists(ids, min_size=1, max_size=4), min_size=1, max_size=6),
+    max_tokens=st.integers(1, 40),
+    merge=st.booleans(),
+)
+def test_micro_batches_keep_their_budget_and_every_loss_token_its_own(groups, max_tokens, merge):
+    samples = [
+        attrs.evolve(sample(len(row), group=number), ids=row, record=100 * number + index)
+        for number, group in enumerate(groups)
+        for index, row in enumerate(group)
+    ]
+    update = pack(samples, max_tokens=max_tokens, config=AggregationConfig(), merge=merge)
+    found = {}
     for batch in update.micro_batches:
-        assert batch.ids.numel() <= max_tokens or len(batch.ids) == 1
-    assert sorted(torch.cat([batch.record for batch in update.micro_batches]).tolist()) == list(range(len(lengths)))
-    assert update.records == list(range(len(lengths)))
-    assert update.denominators.tokens == len(lengths)
+        assert batch.tokens <= max_tokens or len(batch.trie.lengths) == 1
+        assert merge or batch.tokens == sum(batch.trie.lengths)
+        wanted = batch.predictions
+        for record, index in zip(batch.record.tolist(), batch.prediction.tolist(), strict=True):
+            before = list(batch.trie.sequence(int(wanted.row[index])))
+            place = int(wanted.place[index])
+            assert batch.trie.places(int(wanted.row[index]), range(len(before)))[batch.positions[place]] == place
+            found[record] = [*before[: batch.positions[place] + 1], int(wanted.token[index])]
+    assert found == {item.record: list(item.ids) for item in samples}
+    assert update.records == sorted(found)
+    assert update.denominators.tokens == len(samples)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8), prompt=st.integers(1, 6), max_tokens=st.integers(6, 40)
+)
+def test_a_group_that_fits_stays_in_one_micro_batch(sizes, prompt, max_tokens):
+    samples = [
+        attrs.evolve(
+            sample(prompt + 3, record=10 * number + index, group=number), ids=[number] * prompt + [7, index, 9]
+        )
+        for number, size in enumerate(sizes)
+        for index in range(size)
+    ]
+    update = pack(samples, max_tokens=max_tokens, config=AggregationConfig())
+    for number, size in enumerate(sizes):
+        parts = sum((batch.group == number).any().item() for batch in update.micro_batches)
+        assert parts == 1 or prompt + 1 + size > max_tokens
+
+
+def test_groups_with_one_system_prompt_share_it():
+    rows = [attrs.evolve(sample(10, record=n, group=n), ids=[5] * 8 + [n, 1]) for n in range(4)]
+    assert [batch.tokens for batch in pack(rows, max_tokens=12, config=AggregationConfig()).micro_batches] == [12]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +126,7 @@ def test_sequences_are_what_the_config_says(options, sequences):
         sample(4, record=4, interactions=[9]),
         sample(5, record=6, interactions=[11]),
     ]
-    update = pack(rows, max_tokens=3, config=AggregationConfig(**options))
+    update = pack(rows, max_tokens=100, config=AggregationConfig(**options))
     assert torch.cat([batch.sequence for batch in update.micro_batches]).tolist() == sequences
     assert update.denominators.sequences == len(set(sequences))
     assert {batch.num_sequences for batch in update.micro_batches} == {len(set(sequences))}

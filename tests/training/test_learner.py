@@ -43,9 +43,10 @@ METRICS = {
     "time/train_cpu_s",
     "batch/rows",
     "batch/sequences",
-    "batch/padding_fraction",
     "batch/records_not_finite",
     "batch/updates_skipped",
+    "batch/merge_ratio",
+    "batch/tokens",
     "fidelity/exact_share",
 } | {f"loss/{name}" for name in RATIO_SHARES}
 
@@ -188,15 +189,16 @@ def test_without_signal_nothing_is_updated(learner, sampler, weights):
 )
 def test_the_gradient_does_not_depend_on_micro_batches(learner, sampler, options):
     groups = sampler.groups(count=2, size=3)
-    gradients = []
-    for max_tokens in (1, 60, 10_000):  # one row at a time; two or three with padding; all at once
+    gradients, forwarded = [], []
+    for max_tokens in (1, 25, 10_000):  # one record at a time; some of a group together; all in one trie
         one = learner(
             trainer={"lr": 0.0, "max_tokens_per_microbatch": max_tokens, "max_grad_norm": 1e9},
             aggregation=AggregationConfig(**options),
         )
         metrics = one.step(groups, step=1, version=0)
-        assert (metrics["batch/padding_fraction"] == 0.0) == (max_tokens == 1)
+        forwarded.append(metrics["batch/tokens"])
         gradients.append(torch.cat([weight.grad.flatten() for weight in one.weights().module.parameters()]))
+    assert forwarded[0] > forwarded[1] > forwarded[2]
     scale = gradients[0].abs().max()
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-5 * scale.item())

@@ -53,7 +53,7 @@ def test_logprobs_are_those_of_the_models_own_logits(architecture):
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.2)
     policy = Policy(model)
-    assert (policy._head is not None) == plain
+    assert (policy._network.head is not None) == plain
     samples, micro_batch = batch()
     logprobs, entropy = policy.logprobs(micro_batch)
     expected_logprobs, expected_entropy = [], []

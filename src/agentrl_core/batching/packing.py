@@ -1,6 +1,6 @@
-"""From samples to tensors: optimizer updates, and the padded micro-batches of each.
+"""From samples to tensors: optimizer updates, and the micro-batches of each, merged where samples begin alike.
 
-B rows of a micro-batch, T its longest row, N its loss tokens, S sequences of the update.
+T tokens of a micro-batch, N its loss tokens, U different predictions among them, S sequences of the update.
 """
 
 from __future__ import annotations
@@ -9,35 +9,58 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 import torch
 
+from agentrl_core.batching.trie import Overlap, TokenTrie
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from agentrl_core.batching.samples import Sample
     from agentrl_core.losses.aggregate import Unit
 
+_PREDICTION = np.dtype([("place", np.int64), ("token", np.int64), ("temperature", np.float32)])
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Predictions:
+    """The U different log-probs that the loss tokens of a micro-batch ask for.
+
+    Loss tokens with the same tokens before them, of the same id and temperature, share one.
+    """
+
+    place: Tensor
+    """Which of the T tokens predicts it: the one before it. Long, rising. [U]"""
+    token: Tensor
+    """Token id. Long. [U]"""
+    temperature: Tensor
+    """Float. [U]"""
+    row: Tensor
+    """A sequence of the trie that it lies on. Long. [U]"""
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class MicroBatch:
-    """What one forward takes. Rows are padded on the right, so causal attention needs no mask."""
+    """What one forward takes: the T tokens of a trie, and the N loss tokens on it."""
 
+    trie: TokenTrie
+    """Its sequences are the samples, each without its last loss token, which predicts nothing."""
     ids: Tensor
-    """Token ids, 0 in the padding. Long. [B, T]"""
-    tokens: int
-    """Token ids that are not padding."""
-    row: Tensor
-    """Row of each loss token. Long. [N]"""
-    position: Tensor
-    """Place of each loss token in its row. Long. [N]"""
+    """Token ids. Long. [T]"""
+    positions: Tensor
+    """Place of each token in its sequences. Long. [T]"""
+    call_tokens: int
+    """Tokens that the calls would take one by one, each with its whole prompt."""
+    predictions: Predictions
+    prediction: Tensor
+    """Which of the predictions each loss token is. Long. [N]"""
     behaviour_logprobs: Tensor
     """Float. [N]"""
-    temperature: Tensor
-    """Sampling temperature of each loss token. Float. [N]"""
     advantages: Tensor
     """Float. [N]"""
     version: Tensor
@@ -54,9 +77,14 @@ class MicroBatch:
     """S."""
 
     @property
+    def tokens(self) -> int:
+        """T."""
+        return len(self.ids)
+
+    @property
     def targets(self) -> Tensor:
         """The loss tokens themselves. Long. [N]."""
-        return self.ids[self.row, self.position]
+        return self.predictions.token[self.prediction]
 
     @property
     def mask(self) -> Tensor:
@@ -75,6 +103,16 @@ class Update:
     def records(self) -> list[int]:
         """Indices of the records in it, rising."""
         return sorted(set(chain.from_iterable(batch.record.tolist() for batch in self.micro_batches)))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are forwarded."""
+        return sum(batch.tokens for batch in self.micro_batches)
+
+    @property
+    def call_tokens(self) -> int:
+        """Tokens that the calls would take one by one, each with its whole prompt."""
+        return sum(batch.call_tokens for batch in self.micro_batches)
 
 
 def split_updates(samples: Sequence[Sample], updates: int) -> list[list[Sample]]:
@@ -99,17 +137,19 @@ def split_updates(samples: Sequence[Sample], updates: int) -> list[list[Sample]]
     return shares
 
 
-def pack(samples: Sequence[Sample], *, max_tokens: int, config: AggregationConfig, device: str = "cpu") -> Update:
-    """Lay out one update: rows sorted by length, each micro-batch of at most `max_tokens` ids with its padding.
+def pack(
+    samples: Sequence[Sample], *, max_tokens: int, config: AggregationConfig, device: str = "cpu", merge: bool = True
+) -> Update:
+    """Lay out one update in micro-batches of at most `max_tokens` tokens after merging.
 
-    A longer row goes alone.
+    A group stays in one micro-batch if it fits, else sequences that begin alike stay together; a sequence that is
+    too long by itself goes alone. Without `merge` no token is shared, and every sample's all count.
     """
     numbers = _number_sequences(samples, config.sequence)
     num_sequences = 1 + max(chain.from_iterable(numbers))
-    order = sorted(range(len(samples)), key=lambda index: len(samples[index].ids))
     batches = tuple(
-        _micro_batch([samples[i] for i in part], [numbers[i] for i in part], num_sequences, device)
-        for part in _partition(order, [len(sample.ids) for sample in samples], max_tokens)
+        _micro_batch([samples[i] for i in part], [numbers[i] for i in part], num_sequences, device, merge=merge)
+        for part in _partition(samples, max_tokens, merge=merge)
     )
     denominators = Denominators.count(
         torch.cat([batch.mask for batch in batches]), torch.cat([batch.sequence for batch in batches]), num_sequences
@@ -132,21 +172,69 @@ def _number_sequences(samples: Sequence[Sample], unit: Unit) -> list[list[int]]:
     return result
 
 
-def _partition(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Fill micro-batches in rising order of length, so that the newest row sets the padded width."""
-    parts: list[list[int]] = []
-    for index in order:
-        if parts and (len(parts[-1]) + 1) * lengths[index] <= max_tokens:
-            parts[-1].append(index)
+def _partition(samples: Sequence[Sample], max_tokens: int, *, merge: bool) -> list[list[int]]:
+    """Fill micro-batches with groups, the largest first, each where it adds the fewest tokens; places in `samples`."""
+    groups: dict[int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(index)
+    units = [unit for members in groups.values() for unit in _units(samples, members, max_tokens, merge=merge)]
+    bins: list[_Unit] = []
+    for unit in sorted(units, key=lambda unit: -unit.tokens):
+        fitting = [(total - one.tokens, one) for one in bins if (total := one.tokens_with(unit)) <= max_tokens]
+        if fitting:
+            min(fitting, key=lambda choice: choice[0])[1].take(unit)
         else:
-            parts.append([index])
-    return parts
+            bins.append(unit)
+    return [sorted(one.members) for one in bins]
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Unit:
+    """Samples that share a micro-batch."""
+
+    members: list[int]
+    tokens: int = 0
+    overlap: Overlap | None = None
+    """None where nothing is merged."""
+
+    def tokens_with(self, other: _Unit) -> int:
+        """Tokens of both together."""
+        if self.overlap is None or other.overlap is None:
+            return self.tokens + other.tokens
+        return self.overlap.joint_tokens(other.overlap)
+
+    def take(self, other: _Unit) -> None:
+        """Put the other's samples to these."""
+        self.members += other.members
+        self.tokens += other.tokens
+        if self.overlap is not None and other.overlap is not None:
+            self.overlap.join(other.overlap)
+            self.tokens = self.overlap.tokens
+
+
+def _units(samples: Sequence[Sample], members: Sequence[int], max_tokens: int, *, merge: bool) -> list[_Unit]:
+    """A group in as few parts as fit; neighbours in the order of their ids share the most, so parts are cut there."""
+    units: list[_Unit] = []
+    inputs = {index: _inputs(samples[index]) for index in members}
+    for index in sorted(members, key=inputs.__getitem__):
+        ids = inputs[index]
+        if units:
+            last = units[-1]
+            added = len(ids) if last.overlap is None else last.overlap.added_by(ids)
+            if last.tokens + added <= max_tokens:
+                last.members.append(index)
+                last.tokens += added
+                if last.overlap is not None:
+                    last.overlap.add(ids)
+                continue
+        units.append(_Unit(members=[index], tokens=len(ids), overlap=Overlap([ids]) if merge else None))
+    return units
 
 
 def _micro_batch(
-    samples: Sequence[Sample], sequences: Sequence[Sequence[int]], num_sequences: int, device: str
+    samples: Sequence[Sample], sequences: Sequence[Sequence[int]], num_sequences: int, device: str, *, merge: bool
 ) -> MicroBatch:
-    width = max(len(sample.ids) for sample in samples)
+    trie = TokenTrie.build(map(_inputs, samples), merge=merge)
 
     def longs(values: Iterable[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.long, device=device)
@@ -157,13 +245,15 @@ def _micro_batch(
     def spread(of: Callable[[Sample], int]) -> Tensor:
         return longs(of(sample) for sample in samples for _ in sample.positions)
 
+    predictions, prediction = _predictions(samples, trie, device)
     return MicroBatch(
-        ids=torch.tensor([[*sample.ids, *[0] * (width - len(sample.ids))] for sample in samples], device=device),
-        tokens=sum(len(sample.ids) for sample in samples),
-        row=longs(row for row, sample in enumerate(samples) for _ in sample.positions),
-        position=longs(chain.from_iterable(sample.positions for sample in samples)),
+        trie=trie,
+        ids=longs(trie.ids),
+        positions=longs(trie.positions),
+        call_tokens=sum(sample.call_tokens for sample in samples),
+        predictions=predictions,
+        prediction=prediction,
         behaviour_logprobs=floats(lambda sample: sample.logprobs),
-        temperature=floats(lambda sample: sample.temperatures),
         advantages=floats(lambda sample: sample.advantages),
         version=longs(chain.from_iterable(sample.versions for sample in samples)),
         interaction=longs(chain.from_iterable(sample.interactions for sample in samples)),
@@ -171,4 +261,37 @@ def _micro_batch(
         group=spread(lambda sample: sample.group),
         sequence=longs(chain.from_iterable(sequences)),
         num_sequences=num_sequences,
+    )
+
+
+def _inputs(sample: Sample) -> list[int]:
+    """What a forward needs of a sample: all but its last loss token, after which nothing is predicted."""
+    return list(sample.ids[: sample.positions[-1]])
+
+
+def _predictions(samples: Sequence[Sample], trie: TokenTrie, device: str) -> tuple[Predictions, Tensor]:
+    """The different predictions, and which of them every loss token is. U, [N]."""
+    wanted = np.empty(sum(len(sample.positions) for sample in samples), dtype=_PREDICTION)
+    row = np.empty(len(wanted), dtype=np.int64)
+    start = 0
+    for index, sample in enumerate(samples):
+        part = slice(start, start + len(sample.positions))
+        wanted["place"][part] = trie.places(index, [position - 1 for position in sample.positions])
+        wanted["token"][part] = [sample.ids[position] for position in sample.positions]
+        wanted["temperature"][part] = sample.temperatures
+        row[part] = index
+        start = part.stop
+    different, first, prediction = np.unique(wanted, return_index=True, return_inverse=True)
+
+    def tensor(values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values.copy()).to(device)  # a field of records is not contiguous
+
+    return (
+        Predictions(
+            place=tensor(different["place"]),
+            token=tensor(different["token"]),
+            temperature=tensor(different["temperature"]),
+            row=tensor(row[first]),
+        ),
+        tensor(prediction),
     )

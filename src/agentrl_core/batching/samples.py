@@ -48,6 +48,8 @@ class Sample:
     """Index into `Samples.records`."""
     group: int
     """Index into `Samples.groups`."""
+    call_tokens: int = attrs.field(default=attrs.Factory(lambda self: len(self.ids), takes_self=True))
+    """Tokens that its calls would take one by one, each with its whole prompt."""
 
 
 @attrs.frozen(kw_only=True)
@@ -140,6 +142,7 @@ def _sample(
     values: list[float] = []
     versions: list[int] = []
     owners: list[int] = []
+    call_tokens = 0
     for item in lineage:
         ids.extend(item.prompt_ids)
         if item.id in new:
@@ -151,6 +154,7 @@ def _sample(
             versions.extend(item.output_versions)
             owners.extend([numbers[item.id]] * count)
         ids.extend(item.output_ids)
+        call_tokens += len(ids) if item.id in new else 0
     return Sample(
         ids=ids[: positions[-1] + 1],
         positions=positions,
@@ -162,6 +166,7 @@ def _sample(
         sequences=owners,
         record=record,
         group=group,
+        call_tokens=call_tokens,
     )
 
 

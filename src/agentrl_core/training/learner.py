@@ -69,7 +69,7 @@ class Learner:
                 f"not compute; it gives {', '.join(sorted(_PROVIDED))}"
             )
         torch.set_num_threads(config.threads)
-        self._policy = Policy.load(model_dir, dtype=dtype)
+        self._policy = Policy.load(model_dir, dtype=dtype, attention=config.attention)
         self._model_dir, self._companions = model_dir, Companions.read(model_dir)
         self._loss, self._aggregation = loss, aggregation
         self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)
@@ -133,6 +133,7 @@ class Learner:
                 max_tokens=self._config.max_tokens_per_microbatch,
                 config=self._aggregation,
                 device=self._policy.device,
+                merge=self._policy.merges,
             )
             for share in split_updates(samples.samples, self._config.updates)
         ]
@@ -153,15 +154,15 @@ class Learner:
             if value is not None:
                 means.add("value", value)
         self.left_out = guard.left_out
-        batches = [batch for update in updates for batch in update.micro_batches]
-        used, padded = sum(batch.tokens for batch in batches), sum(batch.ids.numel() for batch in batches)
+        forwarded = sum(update.tokens for update in updates)
         return {f"loss/{name}": value for name, value in means.means().items()} | {
             **gap.metrics(),
-            "loss/tokens": float(sum(len(batch.record) for batch in batches)),
+            "loss/tokens": float(sum(len(batch.record) for update in updates for batch in update.micro_batches)),
             "batch/rows": float(len(samples.samples)),
             "batch/sequences": float(samples.num_sequences),
             "fidelity/exact_share": samples.fidelity.share,
-            "batch/padding_fraction": 1.0 - used / padded,
+            "batch/tokens": float(forwarded),
+            "batch/merge_ratio": sum(update.call_tokens for update in updates) / forwarded,
             "batch/records_not_finite": float(len(guard.left_out)),
             "batch/updates_skipped": float(guard.skipped_updates),
         }

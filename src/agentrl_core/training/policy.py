@@ -5,31 +5,43 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.losses.logprob import logits_logprobs, token_logprobs
 from agentrl_core.models.loading import load_causal_lm
+from agentrl_core.training.attention import choose
+from agentrl_core.training.network import Network
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from agentrl_core.batching.packing import MicroBatch
+    from agentrl_core.training.attention import AttentionName
 
 
 class Policy:
     """Any Hugging Face causal LM. Dropout stays off, as it is while sampling."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, attention: AttentionName = "auto") -> None:
         self.model: Any = model.eval()
-        self._head = _plain_head(self.model)
+        self._network = Network.of(self.model)
+        self._attention = choose(self._network, attention)
 
     @classmethod
-    def load(cls, directory: Path, *, dtype: str = "float32") -> Policy:
-        """Read a model directory; `ConfigError` where it is broken or lacks weights."""
-        return cls(load_causal_lm(directory, getattr(torch, dtype), error=ConfigError))
+    def load(cls, directory: Path, *, dtype: str = "float32", attention: AttentionName = "auto") -> Policy:
+        """Read a model directory; `ConfigError` where it is broken, lacks weights, or `attention` does not fit."""
+        return cls(load_causal_lm(directory, getattr(torch, dtype), error=ConfigError), attention=attention)
+
+    @property
+    def attention(self) -> str:
+        """How micro-batches are run (`trainer.attention`)."""
+        return self._attention.name
+
+    @property
+    def merges(self) -> bool:
+        """Whether tokens that sequences share are computed once; else micro-batches are best packed without."""
+        return self._attention.merges
 
     @property
     def device(self) -> str:
@@ -57,37 +69,9 @@ class Policy:
     def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probs of the loss tokens under the policy, and that distribution's entropy.
 
-        Each at the temperature that its token was sampled at. [N] each, in nats. The entropy carries a gradient
-        only on request.
+        What several loss tokens share is computed once, and gets the sum of their gradients. Each at the
+        temperature that its token was sampled at. [N] each, in nats. The entropy carries a gradient only on request.
         """
-        before = batch.position - 1  # a token's distribution is at the place before it
-        if self._head is None:
-            logits = self.model(input_ids=batch.ids, use_cache=False).logits[batch.row, before]
-            logprobs, entropy = logits_logprobs(logits, batch.targets, temperature=batch.temperature, entropy=True)
-        else:
-            hidden = self.model.base_model(input_ids=batch.ids, use_cache=False).last_hidden_state
-            logprobs, entropy = token_logprobs(
-                hidden[batch.row, before], self._head, batch.targets, temperature=batch.temperature, entropy=True
-            )
-        if entropy is None:
-            raise AssertionError("entropy was asked for")
+        logprobs, entropy = self._attention.logprobs(self._network, batch)
+        logprobs, entropy = logprobs[batch.prediction], entropy[batch.prediction]
         return logprobs, entropy if entropy_gradient else entropy.detach()
-
-
-@torch.no_grad()
-def _plain_head(model: Any) -> nn.Parameter | None:
-    """The output embedding, where logits are nothing but hidden states times it; else None.
-
-    Some models scale or cap their logits, or add a bias. Asking the model itself is the test that needs no list
-    of them: both ways must give the same for two tokens.
-    """
-    head, base = model.get_output_embeddings(), model.base_model
-    if base is model or not isinstance(head, nn.Linear) or head.bias is not None:
-        return None
-    ids = torch.tensor([[0, 1]], device=head.weight.device)
-    hidden = base(input_ids=ids, use_cache=False).last_hidden_state
-    logits = model(input_ids=ids, use_cache=False).logits
-    same = logits.shape == (1, 2, len(head.weight)) and torch.allclose(
-        hidden @ head.weight.T, logits, rtol=1e-3, atol=1e-5
-    )
-    return head.weight if same else None

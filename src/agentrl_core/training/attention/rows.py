@@ -1,0 +1,70 @@
+"""Every sequence by itself, in padded rows: right for any model, and nothing is merged.
+
+B rows of W tokens, U predictions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from agentrl_core.batching.packing import MicroBatch
+    from agentrl_core.training.network import Network
+
+_PADDED = 1.25
+"""Tokens of a forward at most, in multiples of those that are not padding."""
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """The model's own attention over the sequences of a micro-batch, whatever it is."""
+
+    name: str = "rows"
+    merges = False
+
+    def logprobs(self, network: Network, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the batch's predictions. [U] each."""
+        wanted = batch.predictions
+        states, chosen = [], []
+        for rows in _parts(batch, single=network.head is None):
+            own = torch.isin(wanted.row, torch.tensor(rows, device=wanted.row.device)).nonzero().squeeze(1)
+            if len(own):
+                states.append(_states(network, batch, rows, own))
+                chosen.append(own)
+        place = torch.cat(chosen).argsort()  # back into the order of the predictions
+        return network.score(torch.cat(states)[place], wanted.token, wanted.temperature)
+
+
+def _states(network: Network, batch: MicroBatch, rows: Sequence[int], own: Tensor) -> Tensor:
+    """Run over some of the sequences; the states of the predictions `own` on them."""
+    wanted = batch.predictions
+    width = max(batch.trie.lengths[row] for row in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long, device=batch.ids.device)
+    number = torch.zeros(len(batch.trie.lengths), dtype=torch.long, device=batch.ids.device)
+    for index, row in enumerate(rows):
+        ids[index, : batch.trie.lengths[row]] = torch.tensor(batch.trie.sequence(row), device=ids.device)
+        number[row] = index
+    # padded on the right, so causal attention needs no mask
+    return network.states(ids, number[wanted.row[own]], batch.positions[wanted.place[own]])
+
+
+def _parts(batch: MicroBatch, *, single: bool) -> list[list[int]]:
+    """Sequences of about equal length together, so that little is padding."""
+    lengths = batch.trie.lengths
+    parts: list[list[int]] = []
+    real = 0
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        real += lengths[row]
+        if parts and not single and (len(parts[-1]) + 1) * lengths[row] <= _PADDED * real:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+            real = lengths[row]
+    return parts
