@@ -55,10 +55,16 @@ def register_losses(register: Register[Any]) -> None:
 
 @hookimpl
 def register_advantages(register: Register[Any]) -> None:
-    """Register the baselines over a group."""
-    register("grpo", "agentrl_core.batching.advantages:GRPO", summary="reward minus the group's mean, over its std")
-    register("leave_one_out", "agentrl_core.batching.advantages:LeaveOneOut", summary="reward minus the others' mean")
-    register("none", "agentrl_core.batching.advantages:NoBaseline", summary="the reward itself")
+    """Register the baselines over a group, and over a step."""
+    advantages, normalisation = "agentrl_core.batching.advantages", "agentrl_core.batching.normalisation"
+    register("grpo", f"{advantages}:GRPO", summary="reward minus the group's mean, over its std")
+    register("dr_grpo", f"{advantages}:DrGRPO", summary="reward minus the group's mean")
+    register("leave_one_out", f"{advantages}:LeaveOneOut", summary="reward minus the others' mean")
+    register("agentcpm", f"{advantages}:AgentCPM", summary="leave_one_out, and what is wrong never gains")
+    register("per_turn", f"{advantages}:PerTurn", summary="grpo with a baseline for every turn")
+    register("reinforce_pp", f"{normalisation}:ReinforcePP", summary="minus the group's mean, whitened over the step")
+    register("norm", f"{normalisation}:Norm", summary="mean and std over group, step or nothing")
+    register("none", f"{advantages}:NoBaseline", summary="the reward itself")
 
 
 @hookimpl
@@ -75,6 +81,16 @@ def register_credits(register: Register[Any]) -> None:
 
 
 @hookimpl
+def register_shapings(register: Register[Any]) -> None:
+    """Register what may be done to rewards before the baseline."""
+    shaping = "agentrl_core.batching.shaping"
+    register("overlong", f"{shaping}:Overlong", summary="less for responses near their limit of tokens")
+    register("rank", f"{shaping}:Rank", summary="more for short right records and for long wrong ones")
+    register("affine", f"{shaping}:Affine", summary="another scale, and clipped")
+    register("malformed", f"{shaping}:Malformed", summary="calls with malformed tool calls never gain")
+
+
+@hookimpl
 def register_filters(register: Register[Any]) -> None:
     """Register the choices of groups to train on."""
     register("zero_variance", "agentrl_core.batching.filters:ZeroVariance", summary="drops groups with one reward")
@@ -83,6 +99,8 @@ def register_filters(register: Register[Any]) -> None:
         "agentrl_core.batching.filters:BalanceSample",
         summary="trains about as many wrong records as right ones",
     )
+    register("overlong", "agentrl_core.batching.filters:Overlong", summary="leaves out records that were cut")
+    register("min_turns", "agentrl_core.batching.filters:MinTurns", summary="leaves out what was right at once")
 
 
 @hookimpl

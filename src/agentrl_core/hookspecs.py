@@ -119,6 +119,22 @@ def register_credits(register: Register[Callable[..., Any]]) -> None:
 
 
 @hookspec
+def register_shapings(register: Register[Callable[..., Any]]) -> None:
+    """Register shapings: what the advantages see in place of the rewards, in the order of the config's `shaping`.
+
+    A class with `shape(group, rewards)`, or a function of a group and its rewards, its options keyword-only.
+
+    Added in 0.1.
+
+        from agentrl_core import hookimpl
+
+        @hookimpl
+        def register_shapings(register):
+            register("per_token", "agentrl_robust.shaping:PerToken", summary="rewards by the number of tokens")
+    """
+
+
+@hookspec
 def register_filters(register: Register[Callable[..., Any]]) -> None:
     """Register filters: which groups are worth a training step, in the order of the config's `filters`.
 

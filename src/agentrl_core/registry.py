@@ -24,6 +24,7 @@ KINDS: Mapping[str, str] = {
     "losses": "loss",
     "advantages": "advantage",
     "credits": "credit",
+    "shapings": "shaping",
     "filters": "filter",
     "engines": "engine",
     "stores": "store",

@@ -8,11 +8,12 @@ import pytest
 from agentrl_core import hookimpl
 from agentrl_core.batching.advantages import NoBaseline
 from agentrl_core.batching.credit import TreeCredit
-from agentrl_core.batching.filters import BalanceSample, FunctionFilter, ZeroVariance, as_filter
+from agentrl_core.batching.filters import BalanceSample, FunctionFilter, MinTurns, Overlong, ZeroVariance, as_filter
 from agentrl_core.batching.signal import Signal, training_signal
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import PluginError, TrainingError
 from agentrl_core.testing.plugins import isolated_plugins
+from agentrl_core.types import FinishReason
 
 
 @pytest.fixture
@@ -63,6 +64,55 @@ def test_the_draw_follows_from_the_seed_and_the_group(members):
     assert len(draws) > 5
     assert BalanceSample().keep(members(*rewards), {}) == BalanceSample().keep(members(*rewards), {})
     assert len({frozenset(BalanceSample().keep(members(*rewards, index=i), {})) for i in range(20)}) > 5
+
+
+@pytest.fixture
+def cut(episode, interaction, group):
+    """A group of records, each given by the finish reasons of its calls; record i is `r<i>`, rewarded with i."""
+
+    def make(*records, **fields):
+        episodes = [
+            episode(
+                [interaction(f"r{i}c{n}", finish_reason=FinishReason(why), **fields) for n, why in enumerate(reasons)],
+                reward=float(i),
+                name=f"r{i}",
+            )
+            for i, reasons in enumerate(records)
+        ]
+        return group(episodes)
+
+    return make
+
+
+def test_records_that_were_cut_are_left_out_and_counted(cut):
+    group = cut(["stop"], ["stop", "length"], ["length", "stop"], ["stop", "abort"], ["stop"])
+    found = signal([group], Overlong())
+    assert [episode.record.id for episode in found.groups[0].episodes] == ["r0", "r3", "r4"]
+    assert (found.left_out, found.dropped) == ({"overlong": 2}, {})
+    assert set(found.advantages) == {"r0c0", "r3c0", "r4c0"}
+    assert signal([cut(["length"], ["length"])], Overlong()).dropped == {"overlong": 1}
+
+
+def test_a_call_of_another_model_cuts_no_record(cut):
+    assert Overlong().keep(cut(["length"], trainable=False), {}) == {"r0"}
+
+
+def test_some_of_the_cut_records_may_be_kept(cut):
+    group = cut(["stop"], ["length"], ["length"], ["length"])
+    kept = Overlong(reserve=2).keep(group, {})
+    assert "r0" in kept
+    assert len(kept) == 3
+    assert Overlong(reserve=2).keep(group, {}) == kept
+    assert len({frozenset(Overlong(reserve=1, seed=seed).keep(group, {})) for seed in range(20)}) == 3
+    assert Overlong(reserve=9).keep(group, {}) == {"r0", "r1", "r2", "r3"}
+
+
+def test_what_was_right_at_once_may_be_left_out(cut):
+    group = cut(["stop"], ["stop"], ["stop", "stop"], ["stop", "stop", "stop"])
+    assert MinTurns().keep(group, {}) == {"r0", "r2", "r3"}
+    assert MinTurns(turns=2).keep(group, {}) == {"r0", "r3"}
+    assert MinTurns(turns=2, right_above=2.5).keep(group, {}) == {"r0", "r1", "r2", "r3"}
+    assert MinTurns(turns=0).keep(group, {}) == {"r0", "r1", "r2", "r3"}
 
 
 def test_records_that_a_filter_leaves_out_keep_their_place_in_the_baseline(members):

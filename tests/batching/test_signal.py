@@ -1,10 +1,11 @@
 import attrs
 import pytest
 
-from agentrl_core.batching.advantages import GRPO, LeaveOneOut, NoBaseline
+from agentrl_core.batching.advantages import GRPO, LeaveOneOut, NoBaseline, PerTurn
 from agentrl_core.batching.credit import TreeCredit
-from agentrl_core.batching.filters import ZeroVariance
-from agentrl_core.batching.signal import group_advantages, training_signal
+from agentrl_core.batching.filters import ZeroVariance, as_filter
+from agentrl_core.batching.normalisation import Norm, ReinforcePP
+from agentrl_core.batching.signal import Signal, finished, group_advantages, training_signal
 from agentrl_core.errors import TrainingError
 
 LINE = {"t1": None, "t2": "t1"}
@@ -107,3 +108,113 @@ def test_the_first_filter_that_refuses_is_counted(episode, group):
 
     flat = group([episode({"a": None}, reward=1.0), episode({"b": None}, reward=1.0)])
     assert signal([flat], filters=(Never(), ZeroVariance())).dropped == {"never": 1}
+
+
+def pair(episode, group, index, *, calls=1, rewards=(1.0, 0.0)):
+    """A group of records with `calls` calls each, `<name><turn>`: a right one and a wrong one."""
+    episodes = [
+        episode(
+            {f"{name}{index}{turn}": f"{name}{index}{turn - 1}" if turn else None for turn in range(calls)},
+            reward=reward,
+            name=f"{name}{index}",
+        )
+        for name, reward in zip("rw", rewards, strict=True)
+    ]
+    return attrs.evolve(group(episodes, name=f"g{index}"), index=index)
+
+
+def whole(groups, advantage, filters=(), credit=None):
+    """Judge each group alone, join them, and finish the step."""
+    parts = [
+        training_signal([item], credit=credit or TreeCredit(), advantage=advantage, filters=filters) for item in groups
+    ]
+    return finished(Signal.joined(parts), advantage=advantage)
+
+
+def test_a_step_is_normalised_over_the_groups_that_passed(episode, group):
+    groups = [pair(episode, group, 0), pair(episode, group, 1, rewards=(3.0, 0.0)), pair(episode, group, 2)]
+    found = whole(groups, ReinforcePP(eps=1e-300), [as_filter(lambda group: group.index != 2, "not_2")])
+    # Deviations 0.5 and 1.5, twice: squares 2 * (0.25 + 2.25) over three degrees of freedom.
+    root = (5 / 3) ** 0.5
+    assert found.advantages == pytest.approx(
+        {"r00": 0.5 / root, "w00": -0.5 / root, "r10": 1.5 / root, "w10": -1.5 / root}, rel=1e-14
+    )
+    assert found.dropped == {"not_2": 1}
+
+
+def test_what_a_step_makes_of_its_groups_does_not_depend_on_their_arrival(episode, group):
+    groups = [pair(episode, group, index, calls=index + 1, rewards=(index * 0.3, 0.1)) for index in range(4)]
+    credit = TreeCredit(turn_discount=0.7)
+    advantage = ReinforcePP()
+    assert whole(groups, advantage, credit=credit) == whole(groups[::-1], advantage, credit=credit)
+    at_once = training_signal(groups, credit=credit, advantage=advantage, filters=())
+    assert finished(at_once, advantage=advantage).advantages == whole(groups, advantage, credit=credit).advantages
+
+
+def test_filters_see_what_the_group_gave(episode, group):
+    seen = {}
+
+    def look(group, advantages):
+        seen.update(advantages)
+        return True
+
+    whole([pair(episode, group, 0), pair(episode, group, 1)], ReinforcePP(), [as_filter(look, "look")])
+    assert seen == {"r00": 0.5, "w00": -0.5, "r10": 0.5, "w10": -0.5}
+
+
+def test_a_step_weighs_records_by_their_shares_of_calls_and_tokens(episode, interaction, group):
+    long = episode([interaction("a", output=(1, 2, 3)), interaction("b", output=(4,))], reward=1.0)
+    short = episode([interaction("c", output=(5, 6))], reward=0.0, name="short")
+    step = [group([long, short])]
+    raw = Norm(mean_level="batch", std_level=None)
+    assert whole(step, raw).advantages == {"a": 0.5, "b": 0.5, "c": -0.5}
+    by_token = whole(step, attrs.evolve(raw, weigh="token")).advantages
+    assert by_token == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": -2 / 3}, rel=1e-15)
+
+
+def test_groups_that_are_flat_alone_have_a_signal_in_the_step(episode, group):
+    groups = [pair(episode, group, 0, rewards=(1.0, 1.0)), pair(episode, group, 1, rewards=(0.0, 0.0))]
+    found = whole(groups, ReinforcePP(baseline=False, eps=1e-300))
+    assert found.with_signal == 2
+    assert found.advantages["r00"] == found.advantages["w00"] == pytest.approx(0.5 / (1 / 3) ** 0.5, rel=1e-14)
+
+
+def test_an_estimator_of_groups_leaves_a_step_as_it_is(episode, group):
+    groups = [pair(episode, group, 0)]
+    judged = training_signal(groups, credit=TreeCredit(), advantage=GRPO(), filters=())
+    assert finished(judged, advantage=GRPO()) == judged
+    assert finished(Signal.joined([]), advantage=ReinforcePP()).advantages == {}
+
+
+def test_equal_turns_of_a_group_are_compared(episode, group):
+    first = episode(named(LINE, "+"), reward=1.0, rewards={"t1+": 1.0})
+    second = episode(named(LINE, "-"), reward=1.0, rewards={"t2-": 1.0}, name="second")
+    found = group_advantages(group([first, second]), TreeCredit(), PerTurn(std=False))
+    # Returns: (1, 0) and (1, 1).
+    assert found == {"t1+": 0.0, "t2+": -0.5, "t1-": 0.0, "t2-": 0.5}
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
+def test_a_reward_that_is_no_number_is_refused(episode, group, reward):
+    with pytest.raises(TrainingError, match=r"record record of group group has the reward -?(nan|inf), so"):
+        signal([group([episode(LINE, reward=reward)])])
+
+
+def test_an_advantage_that_is_no_number_is_refused_with_where_it_came_from(episode, group):
+    @attrs.frozen
+    class Careless(NoBaseline):
+        def advantages(self, rewards):
+            return [float("nan") for _ in rewards]
+
+        def normalise(self, calls):
+            return [float("inf") for _ in calls]
+
+    step = [pair(episode, group, 0)]
+    with pytest.raises(
+        TrainingError,
+        match=r"Careless gave interaction r00 of group g0 \(task 'task'\) the advantage nan, .* 1.0, 0.0;",
+    ):
+        training_signal(step, credit=TreeCredit(), advantage=Careless(), filters=())
+    judged = training_signal(step, credit=TreeCredit(), advantage=NoBaseline(), filters=())
+    with pytest.raises(TrainingError, match=r"estimator Careless returned \[inf, inf\] for a step; expected 2 finite"):
+        finished(judged, advantage=Careless())

@@ -60,6 +60,7 @@ configs = st.builds(
     ),
     loss=components,
     launcher=components,
+    shaping=st.lists(components, max_size=2).map(tuple),
     filters=st.lists(components, max_size=2).map(tuple),
     trackers=st.lists(components, max_size=2).map(tuple),
     trainer=st.builds(TrainerConfig, lr=amounts, stop_at_reward=st.none() | amounts),

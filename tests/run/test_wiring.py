@@ -14,6 +14,7 @@ from agentrl_core import Trainer, workflow_context
 from agentrl_core.batching.advantages import LeaveOneOut
 from agentrl_core.batching.credit import TreeCredit
 from agentrl_core.batching.filters import ZeroVariance
+from agentrl_core.batching.shaping import Overlong, Rank
 from agentrl_core.errors import RunError
 from agentrl_core.losses.minirl import MiniRL
 from agentrl_core.plugins import PluginManager
@@ -209,6 +210,7 @@ def test_every_option_about_training_reaches_the_learner(project, monkeypatch):
         model={"dtype": "bfloat16"},
         loss={"use": "minirl", "clip": 0.3, "aggregation": "seq_mean_token_sum", "unit": "interaction"},
         advantage={"use": "leave_one_out", "scale": 2.0},
+        shaping=["rank", {"use": "overlong", "max_tokens": 9, "buffer_tokens": 3}],
         filters=[{"use": "zero_variance", "tolerance": 0.25}],
         rollout={"agent": {"turn_discount": 0.5}},
         trainer={"betas": [0.5, 0.6], "max_grad_norm": 0.7},
@@ -219,6 +221,7 @@ def test_every_option_about_training_reaches_the_learner(project, monkeypatch):
     assert (given["aggregation"].aggregation, given["aggregation"].unit) == ("seq_mean_token_sum", "interaction")
     assert given["advantage"] == LeaveOneOut(scale=2.0)
     assert given["credit"] == TreeCredit(turn_discount=0.5)
+    assert given["shaping"] == [Rank(), Overlong(max_tokens=9, buffer_tokens=3)]
     assert given["filters"] == [ZeroVariance(tolerance=0.25)]
     assert (given["config"].betas, given["config"].max_grad_norm) == ((0.5, 0.6), 0.7)
     assert (given["seed"], given["dtype"]) == (5, "bfloat16")

@@ -8,9 +8,12 @@ import attrs
 import pytest
 import typer
 
-from agentrl_core.batching.advantages import GRPO, LeaveOneOut, NoBaseline
+from agentrl_core.batching.advantages import GRPO, AgentCPM, DrGRPO, LeaveOneOut, NoBaseline, PerTurn
 from agentrl_core.batching.credit import InsertionOrderCredit, TreeCredit
-from agentrl_core.batching.filters import BalanceSample, ZeroVariance
+from agentrl_core.batching.filters import BalanceSample, MinTurns, Overlong, ZeroVariance
+from agentrl_core.batching.normalisation import Norm, ReinforcePP
+from agentrl_core.batching.shaping import Affine, Malformed, Rank
+from agentrl_core.batching.shaping import Overlong as OverlongPunishment
 from agentrl_core.chat.parsers.hermes import HermesParser
 from agentrl_core.chat.parsers.llama3 import Llama3Parser
 from agentrl_core.cli.plugins import app
@@ -23,6 +26,7 @@ from agentrl_core.testing import (
     DatasetSuite,
     FilterSuite,
     ModelSuite,
+    ShapingSuite,
     ToolParserSuite,
     TrackerSuite,
     check_advantage,
@@ -30,6 +34,7 @@ from agentrl_core.testing import (
     check_credit,
     check_dataset,
     check_filter,
+    check_shaping,
     check_tool_parser,
     check_tracker,
 )
@@ -41,7 +46,21 @@ QUICKSTART = Path(__file__).parent.parent.parent / "cookbook" / "quickstart"
 
 
 class TestAdvantages(AdvantageSuite):
-    @pytest.fixture(params=[GRPO(), GRPO(std=False), LeaveOneOut(), LeaveOneOut(sign_clip=True), NoBaseline()])
+    @pytest.fixture(
+        params=[
+            GRPO(),
+            GRPO(std=False),
+            DrGRPO(),
+            PerTurn(),
+            LeaveOneOut(),
+            AgentCPM(),
+            NoBaseline(),
+            ReinforcePP(),
+            ReinforcePP(baseline=False, weigh="token"),
+            Norm(),
+            Norm(mean_level="batch", std_level="group"),
+        ]
+    )
     def estimator(self, request):
         return request.param
 
@@ -53,8 +72,14 @@ class TestCredits(CreditSuite):
 
 
 class TestFilters(FilterSuite):
-    @pytest.fixture(params=[ZeroVariance(), ZeroVariance(min_range=0.1), BalanceSample()])
+    @pytest.fixture(params=[ZeroVariance(), ZeroVariance(min_range=0.1), BalanceSample(), Overlong(), MinTurns()])
     def group_filter(self, request):
+        return request.param
+
+
+class TestShapings(ShapingSuite):
+    @pytest.fixture(params=[OverlongPunishment(max_tokens=6, buffer_tokens=4), Rank(), Affine(bias=1.0), Malformed()])
+    def shaping(self, request):
         return request.param
 
 
@@ -154,6 +179,62 @@ def test_an_estimator_that_breaks_a_rule_is_caught(answer, told):
 def test_a_credit_that_breaks_a_rule_is_caught(answer, told):
     with pytest.raises(AssertionError, match=told):
         check_credit(Rigged(answer))
+
+
+@attrs.frozen
+class RiggedStep(NoBaseline):
+    """An estimator whose second stage is whatever a test needs."""
+
+    answer: object
+
+    def normalise(self, calls):
+        return self.answer([call.advantage for call in calls])
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda values: values[1:], "1 calls of a step got 0 advantages"),
+        (lambda values: [math.nan for _ in values], "a step's advantages 0.5 got .nan."),
+        (lambda values: [value + index for index, value in enumerate(values)], "the order counts"),
+        (lambda values: [-value for value in values], "a step's advantages 0.5, 0.25, .* got"),
+    ],
+)
+def test_an_estimator_that_spoils_a_step_is_caught(answer, told):
+    with pytest.raises(AssertionError, match=told):
+        check_advantage(RiggedStep(answer))
+    check_advantage(RiggedStep(list))
+
+
+@attrs.frozen
+class RiggedShaping:
+    """Whatever a test needs a shaping to answer."""
+
+    answer: object = list
+    bounds: object = dict
+
+    def shape(self, group, rewards):
+        return self.answer(rewards)
+
+    def bound(self, group, advantages):
+        return self.bounds(advantages)
+
+
+@pytest.mark.parametrize(
+    ("rigged", "told"),
+    [
+        (RiggedShaping(lambda rewards: [1.0]), "2 rewards got 1 shaped ones"),
+        (RiggedShaping(lambda rewards: [math.inf for _ in rewards]), "got .inf"),
+        (RiggedShaping(lambda rewards: [float(index) for index, _ in enumerate(rewards)]), "rewards"),
+        (RiggedShaping(lambda rewards: rewards.clear() or [0.0] if isinstance(rewards, list) else [0.0]), "rewards"),
+        (RiggedShaping(bounds=lambda advantages: {}), "became those of"),
+        (RiggedShaping(bounds=lambda advantages: dict.fromkeys(advantages, math.nan)), "got .*nan"),
+    ],
+)
+def test_a_shaping_that_breaks_a_rule_is_caught(rigged, told):
+    with pytest.raises(AssertionError, match=told):
+        check_shaping(rigged)
+    check_shaping(RiggedShaping())
 
 
 def test_a_filter_that_breaks_a_rule_is_caught():

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 from attrs import field, validators
 
+from agentrl_core.batching.credit import is_trained
 from agentrl_core.errors import PluginError
+from agentrl_core.types import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from agentrl_core.types import Group, Record
+    from agentrl_core.types import Episode, Group, Record
 
 
 class Filter(Protocol):
@@ -84,12 +86,62 @@ class BalanceSample:
         wrong = [record for record in records if not self._is_right(record)]
         right = [record for record in records if self._is_right(record)]
         fewer = min(len(wrong), len(right))
-        draw = random.Random(f"{self.seed}:{group.task_id}:{group.index}")  # noqa: S311 - a draw, not a secret
+        draw = _draw(self.seed, group)
         drawn = draw.sample(wrong, min(fewer + 1, len(wrong))) + draw.sample(right, min(fewer + 2, len(right)))
         return {record.id for record in drawn}
 
     def _is_right(self, record: Record) -> bool:
         return record.reward is not None and record.reward > self.right_above
+
+
+@attrs.frozen(kw_only=True)
+class Overlong:
+    """Leaves out records that were cut: the policy ran into max_tokens or the end of its context in some call.
+
+    DAPO's overlong filtering (arXiv 2503.14476, Section 3.4): whether a cut response would have been right is not
+    known. `reserve` of them are trained all the same: AgentRL's `reserve_context_error_count`. The draw is made as
+    `balance_sample` makes it.
+    """
+
+    reserve: int = field(default=0, validator=validators.ge(0))
+    seed: int = 0
+
+    @property
+    def reason(self) -> str:
+        """Short stable word for counting."""
+        return "overlong"
+
+    def keep(self, group: Group, advantages: Mapping[str, float]) -> set[str]:  # noqa: ARG002  # the filter protocol
+        """Ids of the records that ended by themselves, and of those that were drawn."""
+        cut = [episode.record.id for episode in group.episodes if _was_cut(episode)]
+        drawn = _draw(self.seed, group).sample(cut, min(self.reserve, len(cut)))
+        return {episode.record.id for episode in group.episodes}.difference(cut).union(drawn)
+
+
+@attrs.frozen(kw_only=True)
+class MinTurns:
+    """Leaves out right records of at most `turns` LLM calls: what was solved at once teaches nothing of acting.
+
+    AgentRL's `min_turns`.
+    """
+
+    turns: int = field(default=1, validator=validators.ge(0))
+    right_above: float = 0.0
+    """A record with a higher reward is right."""
+
+    @property
+    def reason(self) -> str:
+        """Short stable word for counting."""
+        return "min_turns"
+
+    def keep(self, group: Group, advantages: Mapping[str, float]) -> set[str]:  # noqa: ARG002  # the filter protocol
+        """Ids of the wrong records, and of the right ones with more calls."""
+        return {
+            episode.record.id
+            for episode in group.episodes
+            if (episode.record.reward or 0.0) <= self.right_above
+            or sum(call.trainable for call in episode.interactions) > self.turns
+        }
 
 
 @attrs.frozen(kw_only=True)
@@ -122,6 +174,14 @@ def as_filter(built: object, name: str, *, where: str = "filters") -> Any:
             f"parameters, found {found}"
         )
     return FunctionFilter(reason=re.split(r"[.:/]", name)[-1], function=built, takes_advantages=len(positional) > 1)
+
+
+def _draw(seed: int, group: Group) -> random.Random:
+    return random.Random(f"{seed}:{group.task_id}:{group.index}")  # noqa: S311 - a draw, not a secret
+
+
+def _was_cut(episode: Episode) -> bool:
+    return any(is_trained(call) and call.finish_reason is FinishReason.LENGTH for call in episode.interactions)
 
 
 def has_signal(advantages: Mapping[str, float], *, tolerance: float = 1e-6) -> bool:

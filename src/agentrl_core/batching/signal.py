@@ -1,28 +1,33 @@
 """The training signal of a step: every interaction's advantage, and the groups that have none.
 
-Credit first, then the group's baseline, then the filters.
+Of each group when it arrives: credit and shaping first, then the group's baseline, then the filters. Of the step, once
+all of its groups are known: what an estimator or a shaping does to advantages over the step (`finished`).
 """
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.batching.advantages import StepEstimator, TrainedCall
 from agentrl_core.batching.credit import is_trained
 from agentrl_core.batching.filters import has_signal
+from agentrl_core.batching.shaping import Bounds
 from agentrl_core.errors import AgentRLError, TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from agentrl_core.batching.advantages import AdvantageEstimator
     from agentrl_core.batching.credit import Credit
     from agentrl_core.batching.filters import Filter
-    from agentrl_core.types import Group
+    from agentrl_core.batching.shaping import Shaping
+    from agentrl_core.types import Episode, Group
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +46,8 @@ class Signal:
     """Groups among `groups` in which some advantage is not 0."""
     left_out: Mapping[str, int] = attrs.field(factory=dict)
     """Reason -> records of `groups` that a filter left out."""
+    shaped: Mapping[str, float] = attrs.field(factory=dict)
+    """Record id -> shaped reward, of all records that were looked at; empty without `shaping`."""
 
     @classmethod
     def joined(cls, parts: Iterable[Signal]) -> Signal:
@@ -57,20 +64,30 @@ class Signal:
             dropped=sum((Counter(part.dropped) for part in parts), Counter()),
             with_signal=sum(part.with_signal for part in parts),
             left_out=sum((Counter(part.left_out) for part in parts), Counter()),
+            shaped={name: value for part in parts for name, value in part.shaped.items()},
         )
 
 
 def training_signal(
-    groups: Sequence[Group], *, credit: Credit, advantage: AdvantageEstimator, filters: Sequence[Filter]
+    groups: Sequence[Group],
+    *,
+    credit: Credit,
+    advantage: AdvantageEstimator,
+    filters: Sequence[Filter],
+    shaping: Sequence[Shaping] = (),
 ) -> Signal:
     """Give every trained interaction its advantage; drop the groups that a filter refuses, or with none to train."""
     kept: list[Group] = []
     advantages: dict[str, float] = {}
     dropped: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
+    shaped: dict[str, float] = {}
     with_signal = 0
     for sampled in groups:
-        group, of_group = sampled, group_advantages(sampled, credit, advantage)
+        rewards = shaped_rewards(sampled, shaping)
+        if shaping:
+            shaped |= {episode.record.id: value for episode, value in zip(sampled.episodes, rewards, strict=True)}
+        group, of_group = sampled, group_advantages(sampled, credit, advantage, rewards)
         reason = ""
         for item in filters:
             before = len(group.episodes)
@@ -95,7 +112,45 @@ def training_signal(
         dropped=dict(dropped),
         with_signal=with_signal,
         left_out=dict(left_out),
+        shaped=shaped,
     )
+
+
+def finished(signal: Signal, *, advantage: AdvantageEstimator, shaping: Sequence[Shaping] = ()) -> Signal:
+    """Let the estimator go over the advantages of a whole step, then the shapings that bound them."""
+    advantages = dict(signal.advantages)
+    if isinstance(advantage, StepEstimator):
+        names, calls = _trained_calls(signal)
+        found = advantage.normalise(calls)
+        _check(found, len(calls), f"advantage estimator {type(advantage).__name__}", "a step", "calls")
+        advantages |= dict(zip(names, found, strict=True))
+    for item in (item for item in shaping if isinstance(item, Bounds)):
+        for group in signal.groups:
+            of_group = {name: advantages[name] for name in _trained(group) if name in advantages}
+            advantages |= item.bound(group, of_group)
+    with_signal = sum(
+        has_signal({name: advantages[name] for name in _trained(group) if name in advantages})
+        for group in signal.groups
+    )
+    return attrs.evolve(signal, advantages=advantages, with_signal=with_signal)
+
+
+def _trained(group: Group) -> list[str]:
+    return [item.id for episode in group.episodes for item in episode.interactions if is_trained(item)]
+
+
+def _trained_calls(signal: Signal) -> tuple[list[str], list[TrainedCall]]:
+    """Return the names of the step's trained interactions, and what its estimator sees of them."""
+    names: list[str] = []
+    calls: list[TrainedCall] = []
+    records = [(index, episode) for index, group in enumerate(signal.groups) for episode in group.episodes]
+    for record, (group, episode) in enumerate(records):
+        for item in episode.interactions:
+            if is_trained(item) and item.id in signal.advantages:
+                names.append(item.id)
+                value, tokens = signal.advantages[item.id], len(item.output_ids)
+                calls.append(TrainedCall(advantage=value, tokens=tokens, record=record, group=group))
+    return names, calls
 
 
 def _filtered(item: Filter, group: Group, advantages: dict[str, float]) -> tuple[Group, dict[str, float]]:
@@ -139,41 +194,95 @@ def _reason(item: Filter) -> str:
     return str(getattr(item, "reason", "") or type(item).__name__)
 
 
-def group_advantages(group: Group, credit: Credit, advantage: AdvantageEstimator) -> dict[str, float]:
+def shaped_rewards(group: Group, shaping: Sequence[Shaping] = ()) -> list[float]:
+    """The rewards of a group's records, in their order, as the shapings leave them.
+
+    Raises `TrainingError` for a reward that is missing or not finite.
+    """
+    rewards = [_reward(group, episode) for episode in group.episodes]
+    for item in shaping:
+        name = f"shaping '{getattr(item, 'name', '') or type(item).__name__}'"
+        found = item.shape(group, tuple(rewards))
+        _check(found, len(rewards), name, f"group {group.id} of task '{group.task_id}'", "records")
+        rewards = [float(value) for value in found]
+    return rewards
+
+
+def group_advantages(
+    group: Group, credit: Credit, advantage: AdvantageEstimator, rewards: Sequence[float] | None = None
+) -> dict[str, float]:
     """Interaction id -> advantage, of the trained interactions of one group.
 
     Scalar rewards: the record's advantage times the interaction's share. Where any record of the group was
     rewarded per interaction, every interaction has a return (share x reward in a record with a scalar) and the
-    estimator's per-turn form compares those.
+    estimator's per-turn form compares those. `rewards` are the records' shaped ones; None: as they were given.
     """
-    shares_of = [credit.credit(episode) for episode in group.episodes]
+    rewards = shaped_rewards(group) if rewards is None else rewards
     trained = [[item.id for item in episode.interactions if is_trained(item)] for episode in group.episodes]
-    rewards = [_reward(group, index) for index in range(len(group.episodes))]
-    per_turn = [bool(episode.record.rewards) for episode in group.episodes]
-    if any(per_turn):
-        returns = [
-            [shares[name] * (1.0 if own else reward) for name in names]
-            for shares, names, own, reward in zip(shares_of, trained, per_turn, rewards, strict=True)
-        ]
-        by_turn = advantage.turn_advantages(returns)
+    paid = list(zip(group.episodes, rewards, trained, strict=True))
+    if any(episode.record.rewards for episode in group.episodes):
+        returns = [(_returns(episode, reward, credit), names) for episode, reward, names in paid]
+        found = advantage.turn_advantages([[by_name[name] for name in names] for by_name, names in returns])
     else:
-        by_record = advantage.advantages(rewards)
-        by_turn = [
+        found = [
             [value * shares[name] for name in names]
-            for value, shares, names in zip(by_record, shares_of, trained, strict=True)
+            for value, shares, (_, _, names) in zip(
+                advantage.advantages(rewards), map(credit.credit, group.episodes), paid, strict=True
+            )
         ]
-    return {
+    advantages = {
         name: value
-        for names, values in zip(trained, by_turn, strict=True)
+        for names, values in zip(trained, found, strict=True)
         for name, value in zip(names, values, strict=True)
     }
+    for name, value in advantages.items():
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"advantage estimator {type(advantage).__name__} gave interaction {name} of group {group.id} (task "
+                f"'{group.task_id}') the advantage {value}, from the rewards {', '.join(map(str, rewards)):.200}; "
+                "expected a finite number"
+            )
+    return advantages
 
 
-def _reward(group: Group, index: int) -> float:
-    record = group.episodes[index].record
+def _returns(episode: Episode, reward: float, credit: Credit) -> Mapping[str, float]:
+    """Interaction id -> return; what shaping changed of the record's sum is paid by shares, as a scalar is."""
+    record = episode.record
+    change = reward - (record.reward or 0.0)
+    if record.rewards and not change:
+        return credit.credit(episode)
+    shares = credit.credit(attrs.evolve(episode, record=attrs.evolve(record, rewards={})))
+    if not record.rewards:
+        return {name: share * reward for name, share in shares.items()}
+    return {name: value + change * shares[name] for name, value in credit.credit(episode).items()}
+
+
+def _reward(group: Group, episode: Episode) -> float:
+    record = episode.record
     if record.reward is None:
         raise TrainingError(
             f"record {record.id} of group {group.id} has no reward, so its group has no baseline; "
             "a store gives scored records only"
         )
+    if not math.isfinite(record.reward):
+        raise TrainingError(
+            f"record {record.id} of group {group.id} has the reward {record.reward}, so its group has no baseline; "
+            "expected a finite number"
+        )
     return record.reward
+
+
+def _check(found: Any, count: int, who: str, where: str, what: str) -> None:
+    """Raise `TrainingError` unless `found` holds `count` finite numbers."""
+    numbers = list(found) if isinstance(found, Sequence) or hasattr(found, "__array__") else None
+    if numbers is None or len(numbers) != count or not all(_is_finite(value) for value in numbers):
+        raise TrainingError(
+            f"{who} returned {found!r:.100} for {where}; expected {count} finite numbers, of its {what}"
+        )
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except TypeError:
+        return False

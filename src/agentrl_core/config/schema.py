@@ -310,6 +310,8 @@ class RunConfig:
     gateway: GatewayConfig = field(factory=GatewayConfig)
     rollout: RolloutConfig = field(factory=RolloutConfig)
     credit: Component = Component("tree")
+    shaping: tuple[Component, ...] = ()
+    """What the advantages see in place of the rewards as given, one after the other."""
     advantage: Component = Component("grpo")
     filters: tuple[Component, ...] = (Component("zero_variance"),)
     loss: Component = Component("grpo")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.batching.filters import as_filter
+from agentrl_core.batching.shaping import as_shaping
 from agentrl_core.chat import Chat
 from agentrl_core.data.jsonl import line_of, load_tasks
 from agentrl_core.errors import DataError, PluginError, UsageError
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 NO_WORKFLOW = "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`"
 ONLINE_WORKFLOW = "with rollout.agent.mode online nothing is run here: leave the agent out, it opens its own sessions"
 NO_TASKS = "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`"
-_METHODS = {"losses": "loss", "advantages": "advantages", "credits": "credit", "filters": "keep"}
+_METHODS = {"losses": "loss", "advantages": "advantages", "credits": "credit", "filters": "keep", "shapings": "shape"}
 """Kind of component -> the method without which it is none."""
+_OF_FUNCTIONS = {"filters": as_filter, "shapings": as_shaping}
+"""Kind of component that may be a plain function -> what makes one of it."""
 _INJECTED = {
     "engines": ("model_dir", "seed", "dtype"),
     "stores": ("path",),
@@ -186,6 +189,8 @@ class Checks:
         yield from _problems(self._build_loss)
         yield from self._built("advantages", "advantage", run.advantage)
         yield from self._built("credits", "credit", run.credit, turn_discount=run.rollout.agent.turn_discount)
+        for index, item in enumerate(run.shaping):
+            yield from self._built("shapings", f"shaping.{index}", item)
         for index, item in enumerate(run.filters):
             yield from self._built("filters", f"filters.{index}", item)
 
@@ -296,8 +301,8 @@ class Checks:
         places, base_dir = self._given.places(key), self._given.base_dir
         built = self._registry.build(kind, component, where=places, base_dir=base_dir, **injected)
         method = _METHODS[kind]
-        if kind == "filters":
-            built = as_filter(built, component.use, where=places(""))
+        if kind in _OF_FUNCTIONS:
+            built = _OF_FUNCTIONS[kind](built, component.use, where=places(""))
         if not callable(getattr(built, method, None)):
             found = getattr(built, "__qualname__", type(built).__qualname__)
             raise PluginError(

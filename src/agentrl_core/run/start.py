@@ -14,6 +14,7 @@ import attrs
 
 from agentrl_core import config as configs
 from agentrl_core.batching.filters import as_filter
+from agentrl_core.batching.shaping import as_shaping
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.stores.base import RunRow
@@ -158,6 +159,7 @@ def _learner(components: Components, model_dir: Path) -> Learner:
         aggregation=aggregation,
         advantage=components.build("advantages", "advantage", config.advantage),
         credit=components.build("credits", "credit", config.credit, turn_discount=config.rollout.agent.turn_discount),
+        shaping=[as_shaping(components.build("shapings", "shaping", item), item.use) for item in config.shaping],
         filters=[as_filter(components.build("filters", "filters", item), item.use) for item in config.filters],
         export_style=config.rollout.agent.export_style,
         config=config.trainer,

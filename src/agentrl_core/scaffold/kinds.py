@@ -55,6 +55,13 @@ SCAFFOLDS: Mapping[str, Scaffold] = {
         usage="credit: $component",
         summary="A credit assignment for agentrl",
     ),
+    "shaping": Scaffold(
+        kind="shapings",
+        file="shaping",
+        attribute="",
+        usage="shaping: [{use: $component, cost: 0.01}]",
+        summary="A reward shaping for agentrl",
+    ),
     "filter": Scaffold(
         kind="filters",
         file="filter",

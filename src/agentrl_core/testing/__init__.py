@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agentrl_core.testing.policy import toy_policy
     from agentrl_core.testing.scorers import ScorerSuite, check_scorer
     from agentrl_core.testing.scripted import ScriptedEngine
+    from agentrl_core.testing.shapings import ShapingSuite, check_shaping
     from agentrl_core.testing.stores import StoreSuite
     from agentrl_core.testing.tool_parsers import ToolParserSuite, check_tool_parser
     from agentrl_core.testing.trackers import TrackerSuite, check_tracker
@@ -43,6 +44,7 @@ _MODULES = {
     "ModelSuite": "models",
     "ScorerSuite": "scorers",
     "ScriptedEngine": "scripted",
+    "ShapingSuite": "shapings",
     "StoreSuite": "stores",
     "ToolParserSuite": "tool_parsers",
     "TrackerSuite": "trackers",
@@ -57,6 +59,7 @@ _MODULES = {
     "check_model": "models",
     "check_plugin": "plugins",
     "check_scorer": "scorers",
+    "check_shaping": "shapings",
     "check_tool_parser": "tool_parsers",
     "check_tracker": "trackers",
     "isolated_plugins": "plugins",
@@ -78,6 +81,7 @@ __all__ = [
     "ModelSuite",
     "ScorerSuite",
     "ScriptedEngine",
+    "ShapingSuite",
     "StoreSuite",
     "ToolParserSuite",
     "TrackerSuite",
@@ -92,6 +96,7 @@ __all__ = [
     "check_model",
     "check_plugin",
     "check_scorer",
+    "check_shaping",
     "check_tool_parser",
     "check_tracker",
     "isolated_plugins",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agentrl_core.batching.advantages import StepEstimator, TrainedCall
 from agentrl_core.testing.base import ConformanceSuite
 
 if TYPE_CHECKING:
@@ -22,6 +23,17 @@ _GROUPS: tuple[tuple[float, ...], ...] = (
     (1e6, -1e6, 0.0),
 )
 _TURNS: tuple[tuple[tuple[float, ...], ...], ...] = (((1.0, 0.5), (), (0.0,)), ((0.0, 0.0), (0.0,)), ((1.0,),))
+_STEPS: tuple[tuple[TrainedCall, ...], ...] = (
+    (),
+    (TrainedCall(advantage=0.5, tokens=3, record=0, group=0),),
+    tuple(TrainedCall(advantage=0.0, tokens=3, record=index, group=index // 2) for index in range(4)),
+    tuple(TrainedCall(advantage=-0.1, tokens=1 + index, record=index // 2, group=0) for index in range(6)),
+    tuple(
+        TrainedCall(advantage=value, tokens=tokens, record=record, group=record // 2)
+        for value, tokens, record in ((0.5, 7, 0), (0.25, 1, 0), (-0.5, 5, 1), (1e6, 2, 2), (-1.0, 90, 3), (-3.0, 1, 3))
+    ),
+)
+"""What a step trains: nothing, a single call, calls that are equal, records of several calls and an outlier."""
 
 
 class AdvantageSuite(ConformanceSuite):
@@ -52,10 +64,31 @@ class AdvantageSuite(ConformanceSuite):
         """Within a group."""
         _check_monotone(estimator)
 
+    def test_every_call_of_a_step_gets_one_finite_number(self, estimator: AdvantageEstimator) -> None:
+        """Where it has `normalise`: steps of nothing, of one call and of equal ones included."""
+        _check_steps(estimator)
+
+    def test_the_order_of_a_steps_calls_changes_no_bit(self, estimator: AdvantageEstimator) -> None:
+        """Where it has `normalise`: groups arrive in any order, and a run must repeat itself."""
+        _check_step_order(estimator)
+
+    def test_normalising_a_step_keeps_the_order_within_each_group(self, estimator: AdvantageEstimator) -> None:
+        """Where it has `normalise`: more advantage never becomes less than another's, equal ones stay equal."""
+        _check_step_monotone(estimator)
+
 
 def check_advantage(estimator: AdvantageEstimator) -> None:
     """Raise AssertionError where `estimator` breaks its contract; prints nothing."""
-    for check in (_check_finite, _check_turns, _check_agreement, _check_order, _check_monotone):
+    for check in (
+        _check_finite,
+        _check_turns,
+        _check_agreement,
+        _check_order,
+        _check_monotone,
+        _check_steps,
+        _check_step_order,
+        _check_step_monotone,
+    ):
         check(estimator)
 
 
@@ -92,6 +125,33 @@ def _check_monotone(estimator: AdvantageEstimator) -> None:
         found = estimator.advantages(rewards)
         for value, other in _pairs(rewards, found):
             assert value[0] <= other[0] or value[1] >= other[1], f"rewards {rewards} got {found}"
+
+
+def _check_steps(estimator: AdvantageEstimator) -> None:
+    for calls in _STEPS if isinstance(estimator, StepEstimator) else ():
+        found = estimator.normalise(calls)
+        assert len(found) == len(calls), f"{len(calls)} calls of a step got {len(found)} advantages"
+        assert all(math.isfinite(value) for value in found), f"{_told(calls)} got {found}"
+
+
+def _check_step_order(estimator: AdvantageEstimator) -> None:
+    for calls in _STEPS if isinstance(estimator, StepEstimator) else ():
+        found = estimator.normalise(calls)
+        assert estimator.normalise(calls[::-1])[::-1] == found, f"{_told(calls)}: the order counts"
+
+
+def _check_step_monotone(estimator: AdvantageEstimator) -> None:
+    for calls in _STEPS if isinstance(estimator, StepEstimator) else ():
+        found = estimator.normalise(calls)
+        for group in {call.group for call in calls}:
+            given = [call.advantage for call in calls if call.group == group]
+            got = [value for call, value in zip(calls, found, strict=True) if call.group == group]
+            for value, other in _pairs(given, got):
+                assert value[0] < other[0] or value[1] >= other[1], f"{_told(calls)} got {found}"
+
+
+def _told(calls: Sequence[TrainedCall]) -> str:
+    return f"a step's advantages {', '.join(f'{call.advantage:g}' for call in calls)}"
 
 
 def _pairs(rewards: Sequence[float], found: Sequence[float]) -> list[tuple[tuple[float, float], tuple[float, float]]]:

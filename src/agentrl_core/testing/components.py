@@ -68,6 +68,13 @@ def _filter(group_filter: Any) -> None:
     check_filter(as_filter(group_filter, "filter"))
 
 
+def _shaping(shaping: Any) -> None:
+    from agentrl_core.batching.shaping import as_shaping
+    from agentrl_core.testing.shapings import check_shaping
+
+    check_shaping(as_shaping(shaping, "shaping"))
+
+
 def _tool_parser(parser: Any) -> None:
     from agentrl_core.testing.tool_parsers import check_tool_parser
 
@@ -87,6 +94,7 @@ _CHECKS: Mapping[str, _Check] = {
     "filters": _filter,
     "losses": _loss,
     "scorers": _scorer,
+    "shapings": _shaping,
     "tool_parsers": _tool_parser,
 }
 """Kind -> its checks that need neither examples nor a folder, a network or minutes."""

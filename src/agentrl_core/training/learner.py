@@ -13,7 +13,7 @@ import torch
 
 from agentrl_core.batching.packing import pack, split_updates
 from agentrl_core.batching.samples import training_samples
-from agentrl_core.batching.signal import Signal, training_signal
+from agentrl_core.batching.signal import Signal, finished, training_signal
 from agentrl_core.errors import ConfigError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.diagnosis import Guard, LogprobGap
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentrl_core.batching.filters import Filter
     from agentrl_core.batching.packing import Update
     from agentrl_core.batching.samples import ExportStyle, Samples
+    from agentrl_core.batching.shaping import Shaping
     from agentrl_core.config.schema import TrainerConfig, WarmStartConfig
     from agentrl_core.losses.aggregate import AggregationConfig
     from agentrl_core.losses.base import LossCalculator
@@ -57,6 +58,7 @@ class Learner:
         advantage: AdvantageEstimator,
         credit: Credit,
         filters: Sequence[Filter],
+        shaping: Sequence[Shaping] = (),
         config: TrainerConfig,
         export_style: ExportStyle = "individual",
         seed: int = 0,
@@ -73,6 +75,7 @@ class Learner:
         self._model_dir, self._companions = model_dir, Companions.read(model_dir)
         self._loss, self._aggregation = loss, aggregation
         self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)
+        self._shaping = tuple(shaping)
         self._export_style, self._config, self._seed = export_style, config, seed
         self._updater = Updater(
             self._policy, loss, aggregation, max_grad_norm=config.max_grad_norm, observe=ratio_shares
@@ -92,7 +95,9 @@ class Learner:
     def judge(self, groups: Sequence[Group]) -> Signal:
         """Give the trained interactions of `groups` their advantages, and filter; each group is judged once."""
         cpu = time.thread_time()
-        signal = training_signal(groups, credit=self._credit, advantage=self._advantage, filters=self._filters)
+        signal = training_signal(
+            groups, credit=self._credit, advantage=self._advantage, filters=self._filters, shaping=self._shaping
+        )
         self._cpu_seconds += time.thread_time() - cpu
         return signal
 
@@ -108,6 +113,7 @@ class Learner:
         self.left_out = {}
         signal = groups if isinstance(groups, Signal) else self.judge(groups)
         cpu = time.thread_time()
+        signal = finished(signal, advantage=self._advantage, shaping=self._shaping)
         samples = training_samples(signal.groups, signal.advantages, style=self._export_style)
         lr = self._config.lr * min(1.0, step / max(self._config.warmup_steps, 1))
         metrics = dict(rollout_metrics(signal.sampled, signal, version=version)) | {"loss/lr": lr}

@@ -66,6 +66,7 @@ def rollout_metrics(groups: Sequence[Group], signal: Signal, *, version: int) ->
     return {
         "reward/mean": mean,
         "reward/std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / max(len(rewards), 1)),
+        **({"reward/shaped_mean": math.fsum(signal.shaped.values()) / len(signal.shaped)} if signal.shaped else {}),
         "rollout/groups": float(len(groups)),
         "rollout/groups_with_signal": float(signal.with_signal),
         **{f"rollout/groups_dropped/{reason}": float(count) for reason, count in signal.dropped.items()},
