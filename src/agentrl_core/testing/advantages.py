@@ -11,7 +11,7 @@ from agentrl_core.batching.advantages import StepEstimator, TrainedCall
 from agentrl_core.testing.base import ConformanceSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from agentrl_core.batching.advantages import AdvantageEstimator
 
@@ -128,26 +128,32 @@ def _check_monotone(estimator: AdvantageEstimator) -> None:
 
 
 def _check_steps(estimator: AdvantageEstimator) -> None:
-    for calls in _STEPS if isinstance(estimator, StepEstimator) else ():
-        found = estimator.normalise(calls)
+    for calls, found in _normalised(estimator):
         assert len(found) == len(calls), f"{len(calls)} calls of a step got {len(found)} advantages"
         assert all(math.isfinite(value) for value in found), f"{_told(calls)} got {found}"
 
 
 def _check_step_order(estimator: AdvantageEstimator) -> None:
-    for calls in _STEPS if isinstance(estimator, StepEstimator) else ():
-        found = estimator.normalise(calls)
-        assert estimator.normalise(calls[::-1])[::-1] == found, f"{_told(calls)}: the order counts"
+    for (calls, found), (_, turned) in zip(_normalised(estimator), _normalised(estimator, order=-1), strict=True):
+        assert turned[::-1] == found, f"{_told(calls)}: the order counts"
 
 
 def _check_step_monotone(estimator: AdvantageEstimator) -> None:
-    for calls in _STEPS if isinstance(estimator, StepEstimator) else ():
-        found = estimator.normalise(calls)
+    for calls, found in _normalised(estimator):
         for group in {call.group for call in calls}:
             given = [call.advantage for call in calls if call.group == group]
             got = [value for call, value in zip(calls, found, strict=True) if call.group == group]
             for value, other in _pairs(given, got):
                 assert value[0] < other[0] or value[1] >= other[1], f"{_told(calls)} got {found}"
+
+
+def _normalised(
+    estimator: AdvantageEstimator, *, order: int = 1
+) -> Iterator[tuple[Sequence[TrainedCall], list[float]]]:
+    """Yield steps, -1: the other way round, and what becomes of them; nothing for an estimator of single groups."""
+    if isinstance(estimator, StepEstimator):
+        for calls in _STEPS:
+            yield calls[::order], estimator.normalise(calls[::order])
 
 
 def _told(calls: Sequence[TrainedCall]) -> str:
