@@ -260,6 +260,9 @@ class TrainerConfig:
     where no record is to blame or none is left."""
     max_steps_not_finite: int = field(default=5, validator=positive)
     """With `non_finite: skip`: the run stops after this many steps in a row in which something was left out."""
+    routing_replay: bool = False
+    """For mixture-of-experts models with several updates per step: every update takes, token by token, the experts that
+    the weights before the step chose. What is trained and how the gate weighs them stays as it is."""
     threads: int = field(default=1, validator=positive)
     """Torch threads of the learner."""
 

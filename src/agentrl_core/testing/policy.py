@@ -48,7 +48,7 @@ Call one with <tool_call>{"name": NAME, "arguments": ARGUMENTS}</tool_call>.<|im
 def toy_policy(
     directory: Path,
     *,
-    architecture: Literal["qwen3", "qwen2", "llama"] = "qwen3",
+    architecture: Literal["qwen3", "qwen2", "llama", "qwen3_moe", "mixtral", "olmoe"] = "qwen3",
     seed: int = 0,
     vocab_size: int = NUM_TOKENS,
     hidden_size: int = 32,
@@ -63,7 +63,7 @@ def toy_policy(
     """Write model, tokenizer and chat template into `directory` and return it.
 
     The tokenizer has one token per byte and the special tokens of ChatML and Hermes tool calls; `vocab_size` may
-    add token ids that stand for nothing. `options` go into the model's config (`rope_parameters`, …).
+    add token ids that stand for nothing. `options` go into the model's config (`rope_parameters`, `num_experts`, …).
     """
     if vocab_size < NUM_TOKENS:
         raise ValueError(f"vocab_size {vocab_size} is too small: the tokenizer has {NUM_TOKENS} tokens")

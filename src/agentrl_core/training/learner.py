@@ -20,6 +20,7 @@ from agentrl_core.training.diagnosis import Guard, LogprobGap
 from agentrl_core.training.metrics import Means, ratio_shares, rollout_metrics
 from agentrl_core.training.optimizer import Before, Updater, adamw, set_lr
 from agentrl_core.training.policy import Policy
+from agentrl_core.training.routing import RoutingReplay
 from agentrl_core.training.warm_start import warm_start
 from agentrl_core.weights.base import ModuleWeights
 from agentrl_core.witness import NOTHING
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from agentrl_core.batching.advantages import AdvantageEstimator
     from agentrl_core.batching.credit import Credit
     from agentrl_core.batching.filters import Filter
-    from agentrl_core.batching.packing import Update
+    from agentrl_core.batching.packing import MicroBatch, Update
     from agentrl_core.batching.samples import ExportStyle, Samples
     from agentrl_core.batching.shaping import Shaping
     from agentrl_core.config.schema import TrainerConfig, WarmStartConfig
@@ -77,6 +78,7 @@ class Learner:
         self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)
         self._shaping = tuple(shaping)
         self._export_style, self._config, self._seed = export_style, config, seed
+        self._replay = RoutingReplay(self._policy.model) if config.routing_replay else None
         self._updater = Updater(
             self._policy, loss, aggregation, max_grad_norm=config.max_grad_norm, observe=ratio_shares
         )
@@ -143,7 +145,7 @@ class Learner:
             )
             for share in split_updates(samples.samples, self._config.updates)
         ]
-        before = [self._before(update) for update in updates]
+        before = [self._before(update, first=update is updates[0]) for update in updates]
         gap = LogprobGap(samples, version, limit=self._config.max_logprob_gap if self._policy.precise else None)
         guard = Guard(self._config.non_finite, samples.records)
         means = Means()
@@ -174,10 +176,18 @@ class Learner:
         }
 
     @torch.no_grad()
-    def _before(self, update: Update) -> list[Before]:
-        """What is computed of each micro-batch before the step, because the calculator reads it."""
-        wanted = "proximal" in self._loss.needs
-        return [Before(proximal=self._policy.logprobs(batch)[0] if wanted else None) for batch in update.micro_batches]
+    def _before(self, update: Update, *, first: bool) -> list[Before]:
+        """What each micro-batch needs of the policy as it is before the step; the step's first update runs on that."""
+        proximal = "proximal" in self._loss.needs
+        replay = self._replay if proximal or not first else None
+        return [self._looked_at(batch, proximal=proximal, replay=replay) for batch in update.micro_batches]
+
+    def _looked_at(self, batch: MicroBatch, *, proximal: bool, replay: RoutingReplay | None) -> Before:
+        if replay is None:
+            return Before(proximal=self._policy.logprobs(batch)[0] if proximal else None)
+        with replay.recording() as routes:
+            logprobs, _ = self._policy.logprobs(batch)
+        return Before(proximal=logprobs if proximal else None, routes=routes)
 
     def warm_start(self, rows: Sequence[Mapping[str, Any]], config: WarmStartConfig) -> list[float]:
         """Fine-tune on demonstrations before the first step; returns the loss of each of its steps.

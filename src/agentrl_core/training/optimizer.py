@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
@@ -15,6 +16,7 @@ from agentrl_core.training.metrics import Means
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from agentrl_core.losses.base import LossCalculator, LossOutput
     from agentrl_core.training.diagnosis import Culprits
     from agentrl_core.training.policy import Policy
+    from agentrl_core.training.routing import Routes
 
 
 def adamw(model: Any, *, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
@@ -43,9 +46,15 @@ class Before:
 
     proximal: Tensor | None = None
     """Log-probs of its loss tokens under the policy of then, where the calculator reads them. [N]"""
+    routes: Routes | None = None
+    """The experts that its tokens took then, where every update is to take the same."""
+
+    def replayed(self) -> AbstractContextManager[None]:
+        """Let the forward pass inside take those experts."""
+        return nullcontext() if self.routes is None else self.routes.replayed()
 
     def select(self, tokens: Tensor) -> Before:
-        """Return it for the loss tokens `tokens` (bool [N]) only."""
+        """Return it for the loss tokens `tokens` (bool [N]) only; the token ids stay."""
         return attrs.evolve(self, proximal=None if self.proximal is None else self.proximal[tokens])
 
 
@@ -133,7 +142,8 @@ class Updater:
         return value
 
     def _forward(self, batch: MicroBatch, before: Before, denominators: Denominators, version: int) -> _Forward:
-        logprobs, entropy = self._policy.logprobs(batch, entropy_gradient="entropy" in self._calculator.needs)
+        with before.replayed():
+            logprobs, entropy = self._policy.logprobs(batch, entropy_gradient="entropy" in self._calculator.needs)
         view = LossBatch(
             logprobs=logprobs,
             behaviour_logprobs=batch.behaviour_logprobs,
