@@ -29,10 +29,8 @@ Culprits: TypeAlias = "dict[int, str]"
 _SHOWN = 8
 """Records that a message names."""
 _PER_TOKEN = (
-    "row",
-    "position",
+    "prediction",
     "behaviour_logprobs",
-    "temperature",
     "advantages",
     "version",
     "interaction",
@@ -76,7 +74,8 @@ class Guard:
         """Return what `apply` makes of the update, or of what is left of it; None where nothing is.
 
         With `stop`, the error goes on to the caller. With `skip`, the loss terms of the records to blame leave the
-        update, and its denominators are counted anew: it is the update that would have been without them.
+        update, and its denominators are counted anew: it is the update that would have been without them. Their token
+        ids are still forwarded, so one whose hidden states are not finite takes its micro-batch along.
         """
         while True:
             try:
@@ -113,7 +112,7 @@ def reduced(update: Update, kept: Sequence[Tensor]) -> Update:
 
 
 def select(batch: MicroBatch, tokens: Tensor) -> MicroBatch:
-    """Return the micro-batch with the loss tokens `tokens` (bool [N]) only."""
+    """Return the micro-batch with the loss tokens `tokens` (bool [N]) only; what is forwarded stays the same."""
     return attrs.evolve(batch, **{name: getattr(batch, name)[tokens] for name in _PER_TOKEN})
 
 
