@@ -162,6 +162,14 @@ def test_a_shaping_must_give_every_record_a_finite_reward(members, value):
         signal([group], as_shaping(lambda group, rewards: value, "mine"))
 
 
+def test_a_shaping_that_raises_stops_the_run_with_its_name(members):
+    def careless(group, rewards):
+        return rewards[9]
+
+    with pytest.raises(TrainingError, match=r"'careless' raised IndexError: .*test_shaping.py:\d+\) on group group of"):
+        signal([members((1.0, [1]))], as_shaping(careless, "careless"))
+
+
 def test_a_malformed_call_never_gains(members):
     group = members((1.0, [1, 1]), (0.0, [1, 1]))
     broken = tuple(

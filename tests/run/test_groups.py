@@ -146,6 +146,31 @@ def test_a_function_from_a_file_is_a_filter(project):
         Trainer(config).train(workflow=Asking(flat_on()))
 
 
+SHAPING = """
+def thrift(group, rewards, *, cost: float = 0.1):
+    tokens = [sum(len(call.output_ids) for call in episode.interactions) for episode in group.episodes]
+    return [reward - cost * count for reward, count in zip(rewards, tokens, strict=True)]
+"""
+
+
+def test_shaped_rewards_are_trained_and_given_ones_are_kept(project):
+    Path("mine.py").write_text(SHAPING, encoding="utf-8")
+    config = project(
+        name="shaped",
+        shaping=[{"use": "mine.py:thrift", "cost": 0.5}, "rank"],
+        advantage="reinforce_pp",
+        trainer={"steps": 1},
+    )
+    summary = Trainer(config).train(workflow=Asking(lambda here: here.sample_index % 2))
+    metrics = metrics_of(summary.directory)[0]
+    # Each call samples one or two tokens; the ranks are those of equal numbers of calls.
+    assert metrics["reward/mean"] == 0.5
+    assert -0.5 <= metrics["reward/shaped_mean"] <= 0.0
+    with sqlite3.connect(f"file:{summary.directory}/agentrl.db?mode=ro", uri=True) as db:
+        assert {row[0] for row in db.execute("SELECT reward FROM records WHERE is_eval = 0")} == {0.0, 1.0}
+    db.close()
+
+
 def test_both_export_styles_train_the_same_tokens(project):
     """With one call in each record the styles agree; one at a time, episodes are equal to the last bit."""
     weights = []

@@ -10,6 +10,7 @@ import math
 import traceback
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -21,7 +22,7 @@ from agentrl_core.batching.shaping import Bounds
 from agentrl_core.errors import AgentRLError, TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from agentrl_core.batching.advantages import AdvantageEstimator
     from agentrl_core.batching.credit import Credit
@@ -170,14 +171,8 @@ def _filtered(item: Filter, group: Group, advantages: dict[str, float]) -> tuple
 def _asked(item: Filter, group: Group, advantages: Mapping[str, float]) -> bool | Collection[str]:
     """Return what a filter says; raises `TrainingError` with its name where it raises, or says nothing of use."""
     name = f"filter '{_reason(item)}'"
-    try:
+    with _blamed(name, group):
         verdict: Any = item.keep(group, advantages)
-    except AgentRLError:
-        raise
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-        raise TrainingError(f"{name} raised {what} on group {group.id} of task '{group.task_id}'") from error
     if not isinstance(verdict, bool) and getattr(verdict, "ndim", None) == 0:  # numpy's and torch's
         verdict = verdict.item()
     if isinstance(verdict, bool):
@@ -187,6 +182,19 @@ def _asked(item: Filter, group: Group, advantages: Mapping[str, float]) -> bool 
     raise TrainingError(
         f"{name} returned {verdict!r:.60} for group {group.id}; expected True, False or the ids of the records to train"
     )
+
+
+@contextmanager
+def _blamed(name: str, group: Group) -> Iterator[None]:
+    """Name the component and the group in what a component raises."""
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        raise TrainingError(f"{name} raised {what} on group {group.id} of task '{group.task_id}'") from error
 
 
 def _reason(item: Filter) -> str:
@@ -202,7 +210,8 @@ def shaped_rewards(group: Group, shaping: Sequence[Shaping] = ()) -> list[float]
     rewards = [_reward(group, episode) for episode in group.episodes]
     for item in shaping:
         name = f"shaping '{getattr(item, 'name', '') or type(item).__name__}'"
-        found = item.shape(group, tuple(rewards))
+        with _blamed(name, group):
+            found: Any = item.shape(group, tuple(rewards))
         _check(found, len(rewards), name, f"group {group.id} of task '{group.task_id}'", "records")
         rewards = [float(value) for value in found]
     return rewards
