@@ -156,6 +156,6 @@ def test_merged_equals_unmerged(model, policies, attention, drafts, max_tokens):
     loss, gradients = ours(policies[attention], made, advantages, max_tokens)
     assert abs(loss - expected_loss.item()) < 1e-5
     largest = max(gradient.abs().max().item() for gradient in expected if gradient is not None)
-    for gradient, right in zip(gradients, expected, strict=True):
-        right = torch.zeros_like(gradient) if right is None else right
+    for gradient, known in zip(gradients, expected, strict=True):
+        right = torch.zeros_like(gradient) if known is None else known
         assert (gradient - right).abs().max().item() < 1e-5 * largest + 1e-6
