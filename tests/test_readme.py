@@ -17,6 +17,7 @@ from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.run.checks import check_config
+from agentrl_core.testing.plugins import isolated_plugins
 from agentrl_core.types import Outcome, Task
 
 chat, model_dir, engine, database, online, store, make_gateway, gateway, make_record, open_session, session = (
@@ -40,6 +41,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "cookbook/models.md").read_text(encoding="utf-8")
 GROUPS = (ROOT / "cookbook/groups.md").read_text(encoding="utf-8")
+ADVANTAGES = (ROOT / "cookbook/advantages.md").read_text(encoding="utf-8")
 
 
 def block(language: str, containing: str) -> str:
@@ -191,6 +193,26 @@ def test_each_section_of_groups_md_is_a_valid_config(text, tmp_path):
         group = SimpleNamespace(episodes=records)
         assert scope["not_too_easy"](group)
         assert not scope["not_too_easy"](group, limit=0.8)
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", ADVANTAGES, re.DOTALL))
+def test_each_section_of_advantages_md_is_a_valid_config(text, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t", "query": "q"}\n', encoding="utf-8")
+    (tmp_path / "agent.py").write_text("def run(data):\n    return 1.0\n", encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(
+        "model: {use: tiny}\ndata: tasks.jsonl\nworkflow: agent.py:run\n" + text, encoding="utf-8"
+    )
+    assert check_config(config.load(tmp_path / "config.yaml"))[0] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"), [("advantages", "advantage"), ("shapings", "shaping"), ("filters", "filters")]
+)
+def test_the_tables_of_advantages_md_name_all_that_is_built_in(kind, column):
+    (table,) = re.findall(rf"\| `{column}` \|.*?\n(.*?)\n\n", ADVANTAGES, re.DOTALL)
+    with isolated_plugins() as registry:
+        built_in = {entry.name for entry in registry.entries(kind)}
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == built_in
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([^)]+)\)", README))
