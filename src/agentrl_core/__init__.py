@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentrl_core.reward_wrapper import AsyncRewardWrapper
     from agentrl_core.rollout import context as workflow_context
     from agentrl_core.rollout.ready_made.samplers import AsyncSampler
-    from agentrl_core.run import Trainer
+    from agentrl_core.run import FineTuner, Trainer
     from agentrl_core.scorers.registration import register_scorer
     from agentrl_core.scoring import Answer, Score, ScoreRequest
     from agentrl_core.types import Interaction, Record, Task
@@ -27,6 +27,7 @@ __all__ = [
     "Answer",
     "AsyncRewardWrapper",
     "AsyncSampler",
+    "FineTuner",
     "GenerationHyperparameters",
     "Interaction",
     "LossBatch",
@@ -55,6 +56,7 @@ _HOMES = {
     "Answer": "agentrl_core.scoring:Answer",
     "AsyncRewardWrapper": "agentrl_core.reward_wrapper:AsyncRewardWrapper",
     "AsyncSampler": "agentrl_core.rollout.ready_made.samplers:AsyncSampler",
+    "FineTuner": "agentrl_core.run:FineTuner",
     "GenerationHyperparameters": "agentrl_core.generation:GenerationHyperparameters",
     "Interaction": "agentrl_core.types:Interaction",
     "LossBatch": "agentrl_core.losses.base:LossBatch",

@@ -5,6 +5,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from agentrl_core.chat import Chat
+from agentrl_core.data.demonstrations import demonstration
 from agentrl_core.errors import DataError
 from agentrl_core.models.tiny import build
 from agentrl_core.training.demonstrations import Demonstrations
@@ -34,13 +35,14 @@ def directory(tmp_path_factory):
     return path
 
 
-def demonstrations(directory, rows, *, stop="<|im_end|>", context_length=64):
+def demonstrations(directory, rows, *, stop="<|im_end|>", context_length=64, **options):
     tokenizer = AutoTokenizer.from_pretrained(directory)
     return Demonstrations(
-        rows,
+        [demonstration(row, f"demos.jsonl:{line}") for line, row in enumerate(rows, start=1)],
         model_dir=directory,
         stop_token_ids=frozenset([tokenizer.convert_tokens_to_ids(stop)]),
         context_length=context_length,
+        **options,
     )
 
 
@@ -116,11 +118,10 @@ def test_text_after_the_end_of_a_turn_is_prompt_not_reply(directory, tmp_path):
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "move", "arguments": "{dir"}}]}],
             {},
-            "demonstration 2, message 1: a tool call is not",
+            r"demos\.jsonl:2: messages\.0: a tool call is not",
         ),
-        (DIALOGUE[:1], {}, "demonstration 2: no assistant message"),
-        (DIALOGUE, {"context_length": 20}, r"demonstration 2: \d+ tokens, more than the model's 20"),
-        (DIALOGUE, {"stop": "<think>"}, r"demonstration 2, message 2: .*stop tokens \['<think>'\]"),
+        (DIALOGUE, {"context_length": 20}, r"demos\.jsonl:2: \d+ tokens, more than the model's 20"),
+        (DIALOGUE, {"stop": "<think>"}, r"demos\.jsonl:2: messages\.1: .*stop tokens \['<think>'\]"),
     ],
 )
 def test_a_chat_that_cannot_be_trained_is_named(directory, messages, options, said):
@@ -131,5 +132,5 @@ def test_a_chat_that_cannot_be_trained_is_named(directory, messages, options, sa
 
 def test_a_template_that_hides_replies_is_refused(directory, tmp_path):
     hiding = template(directory, tmp_path, re.sub(r"<\|im_start\|>assistant\n\{\{ mess", "{{ mess", FORGETFUL))
-    with pytest.raises(DataError, match="message 2: the chat template does not show a finished reply"):
+    with pytest.raises(DataError, match=r"messages\.1: the chat template does not show a finished reply"):
         demonstrations(hiding, [{"messages": [DIALOGUE[0], DIALOGUE[4]]}]).samples(0)

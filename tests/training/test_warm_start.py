@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from agentrl_core.config.schema import WarmStartConfig
+from agentrl_core.data.demonstrations import demonstration
 from agentrl_core.models.tiny import build
 
-ROWS = [
+CHATS = [
     {
         "messages": [
             {"role": "user", "content": f"Say {number} times {word}."},
@@ -15,12 +16,13 @@ ROWS = [
     }
     for number, word in itertools.product((1, 2, 3), ("ab", "cd", "ef"))
 ]
+ROWS = [demonstration(chat, f"rows.jsonl:{line}") for line, chat in enumerate(CHATS, start=1)]
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny")
-    build(path, seed=0, conversations=ROWS, size="0.1M", context_length=64)
+    build(path, seed=0, conversations=CHATS, size="0.1M", context_length=64)
     return path
 
 
@@ -46,36 +48,10 @@ def test_equal_seeds_learn_equally(learner, directory, weights):
     assert not all(other)
 
 
-def test_every_demonstration_is_seen_once_per_pass(directory):
-    from agentrl_core.training.warm_start import _batches
-
-    class Lengths:
-        def __len__(self):
-            return 50
-
-        def length(self, index):
-            return index % 7
-
-    import random
-
-    batches = _batches(Lengths(), 8, random.Random(0))
-    for _ in range(2):
-        seen = list(itertools.chain.from_iterable(itertools.islice(batches, 7)))
-        assert sorted(seen) == list(range(50))
-
-
 def test_steps_start_with_a_fresh_optimizer(learner, directory):
     one = learner(directory=directory)
     one.warm_start(ROWS, config(steps=2))
     assert one._optimizer.state_dict()["state"] == {}
-
-
-def test_the_rate_rises_then_falls_to_a_tenth():
-    from agentrl_core.training.warm_start import _schedule
-
-    shares = [_schedule(step, config(steps=100, warmup_steps=4)) for step in (0, 1, 3, 50, 99)]
-    assert shares == pytest.approx([0.25, 0.5 * 0.991, 0.973, 0.55, 0.109])
-    assert _schedule(0, config(warmup_steps=0)) == 1.0
 
 
 def test_the_steps_of_a_warm_start_take_the_scheduled_rate(learner, directory, weights):

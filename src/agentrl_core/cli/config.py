@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=T
 
 _Config = Annotated[Path, typer.Argument(help="YAML file.")]
 _Overrides = Annotated[list[str] | None, typer.Argument(help="Options of the config, as a.b=c.")]
+_Sft = Annotated[bool, typer.Option("--sft", help="The config is one of `agentrl sft`.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -22,13 +24,15 @@ def config() -> None:
 
 
 @app.command()
-def show(config: _Config, overrides: _Overrides = None, *, as_json: _Json = False) -> None:
+def show(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False, as_json: _Json = False) -> None:
     """Print the whole config, defaults included, in native spelling."""
     from agentrl_core.cli.output import print_json
-    from agentrl_core.config import dump, load
+    from agentrl_core.config import dump, load_as
+    from agentrl_core.config.schema import RunConfig
+    from agentrl_core.config.sft import SftConfig
     from agentrl_core.config.yaml_text import write_yaml
 
-    plain = dump(load(config, overrides or ()).run)
+    plain = dump(load_as(SftConfig if sft else RunConfig, config, overrides or ()).run)
     if as_json:
         print_json(plain)
     else:
@@ -36,17 +40,29 @@ def show(config: _Config, overrides: _Overrides = None, *, as_json: _Json = Fals
 
 
 @app.command()
-def check(config: _Config, overrides: _Overrides = None) -> None:
+def check(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False) -> None:
     """Check what can be checked before a run starts: options, components, agent, tasks.
 
     Imports what the config names, the agent's module among it, and starts nothing.
     """
-    from agentrl_core.config import load
-    from agentrl_core.run.checks import check_config
-
-    problems, notes = check_config(load(config, overrides or ()))
+    problems, notes = _check_sft(config, overrides) if sft else _check_run(config, overrides)
     for note in notes:
         typer.echo(f"note: {note}")
     if problems:
         raise ConfigError("\n".join(problems))
     typer.echo("ok")
+
+
+def _check_run(config: Path, overrides: list[str] | None) -> tuple[Sequence[str], Sequence[str]]:
+    from agentrl_core.config import load
+    from agentrl_core.run.checks import check_config
+
+    return check_config(load(config, overrides or ()))
+
+
+def _check_sft(config: Path, overrides: list[str] | None) -> tuple[Sequence[str], Sequence[str]]:
+    from agentrl_core.config import load_as
+    from agentrl_core.config.sft import SftConfig
+    from agentrl_core.run.sft import check_config
+
+    return check_config(load_as(SftConfig, config, overrides or ())), ()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl_core.config.loading import LoadedConfig, load, parse
+    from agentrl_core.config.loading import LoadedConfig, load, load_as, parse, parse_as
     from agentrl_core.config.structure import dump
 
-__all__ = ["LoadedConfig", "dump", "load", "parse"]
+__all__ = ["LoadedConfig", "dump", "load", "load_as", "parse", "parse_as"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A config file and its overrides made into a RunConfig that knows where each option was written."""
+"""A config file and its overrides made into a config that knows where each option was written."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 
 from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
 from agentrl_core.config.merge import Tree
 from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refusal
+from agentrl_core.config.schema import RunConfig
+from agentrl_core.config.sft import SftConfig
 from agentrl_core.config.structure import Finding, InvalidError, default_of, hint_elsewhere, structure
 from agentrl_core.config.yaml_text import read_file, read_override
 from agentrl_core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from agentrl_core.config.schema import RunConfig
+C = TypeVar("C", bound=RunConfig | SftConfig)
 
 
 @attrs.frozen
-class LoadedConfig:
-    """A RunConfig and where it comes from."""
+class LoadedConfig(Generic[C]):
+    """A config and where it comes from."""
 
-    run: RunConfig
+    run: C
     path: Path
     _tree: Tree = attrs.field(repr=False)
 
@@ -46,11 +47,18 @@ class LoadedConfig:
         return lambda option: self.where(f"{key}.{option}" if option else key)
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), *, name: str | None = None) -> LoadedConfig:
-    """Read a YAML file, apply `a.b=c` overrides in their order, and check everything.
+def load(path: str | Path, overrides: Sequence[str] = (), *, name: str | None = None) -> LoadedConfig[RunConfig]:
+    """Read the YAML file of a run, apply `a.b=c` overrides in their order, and check everything.
 
     `name` names the run, as `--name` does. Raises ConfigError with one line for each problem.
     """
+    return load_as(RunConfig, path, overrides, name=name)
+
+
+def load_as(
+    schema: type[C], path: str | Path, overrides: Sequence[str] = (), *, name: str | None = None
+) -> LoadedConfig[C]:
+    """Do what `load` does for the config of another command."""
     path = Path(path)
     problems: list[Problem] = []
     root = read_file(path, problems)
@@ -59,16 +67,21 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, name: str | None = 
         late.append(
             Assignment(("name",), Node(name, Place(f"command line: --name {name}", _LAST, is_override=True)), "name")
         )
-    run, tree = _assemble(root, Place(str(path)), late, problems)
+    run, tree = _assemble(schema, root, Place(str(path)), late, problems)
     return LoadedConfig(run, path, tree)
 
 
 def parse(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     """Make a RunConfig of plain data in the shape of a config file; raises ConfigError like `load`."""
+    return parse_as(RunConfig, mapping, overrides)
+
+
+def parse_as(schema: type[C], mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> C:
+    """Do what `parse` does for the config of another command."""
     problems: list[Problem] = []
     place = Place("config")
     late = [read_override(text, index, problems) for index, text in enumerate(overrides)]
-    return _assemble(from_python(mapping, place), place, late, problems)[0]
+    return _assemble(schema, from_python(mapping, place), place, late, problems)[0]
 
 
 _LAST = 2 * 10**9
@@ -77,7 +90,9 @@ _LAUNCHER_PACKAGES = {"slurm": "agentrl-slurm", "ray": "agentrl-ray"}
 _FILES = (("data", "train"), ("data", "eval"), ("warm_start", "data"), ("model", "path"))
 
 
-def _assemble(root: Node, place: Place, late: Sequence[Assignment], problems: list[Problem]) -> tuple[RunConfig, Tree]:
+def _assemble(
+    schema: type[C], root: Node, place: Place, late: Sequence[Assignment], problems: list[Problem]
+) -> tuple[C, Tree]:
     """Put file and overrides together and structure them; every problem on the way is reported at once."""
     if root.value is not None and not isinstance(root.value, dict):
         raise ConfigError(f"{place.text}: expected a config of `option: value` lines, found {describe(root.plain())}")
@@ -92,11 +107,12 @@ def _assemble(root: Node, place: Place, late: Sequence[Assignment], problems: li
     _keep_one_policy(tree)
     problems.extend(_missing_launcher(tree))
     try:
-        run = structure(tree.root.plain())
+        run = structure(tree.root.plain(), schema)
     except InvalidError as error:
         problems.extend(problem for finding in error.findings for problem in _located(finding, tree))
         raise refusal(_first_things_first(unfilled, problems)) from error
-    problems.extend(_unusable_groups(run, tree))
+    if isinstance(run, RunConfig):
+        problems.extend(_unusable_groups(run, tree))
     if unfilled or problems:
         raise refusal(_first_things_first(unfilled, problems))
     return run, tree

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import attrs
 import cattrs
 
 from agentrl_core.config.nodes import describe
 from agentrl_core.config.schema import Component, ModelConfig, RunConfig
+from agentrl_core.config.sft import COUNTERPARTS, SftConfig
 from agentrl_core.nearest import did_you_mean
 
 Path: TypeAlias = tuple[str, ...]
+C = TypeVar("C", bound=RunConfig | SftConfig)
 
 
 @attrs.frozen
@@ -33,12 +35,12 @@ class InvalidError(ValueError):
         self.findings = findings
 
 
-def structure(data: Mapping[str, Any]) -> RunConfig:
-    """Make a RunConfig of plain data in native spelling; raises InvalidError with all findings."""
-    return _converter.structure(data, RunConfig)
+def structure(data: Mapping[str, Any], schema: type[C]) -> C:
+    """Make a config of plain data in native spelling; raises InvalidError with all findings."""
+    return _converter.structure(data, schema)
 
 
-def dump(config: RunConfig) -> dict[str, Any]:
+def dump(config: RunConfig | SftConfig) -> dict[str, Any]:
     """Return `config` as plain data, defaults included; `parse` reads it back to an equal config."""
     return cast("dict[str, Any]", _converter.unstructure(config))
 
@@ -57,7 +59,7 @@ def _class_hook(cls: type) -> Callable[[Any, Any], Any]:
     def structure_section(value: Any, _: Any) -> Any:
         if not isinstance(value, Mapping):
             raise InvalidError(Finding((), f"expected a section of options, found {describe(value)}"))
-        findings = [Finding((name,), f"unknown option{_hint(name, cls)}") for name in value if name not in attributes]
+        findings = [Finding((name,), _unknown(name, cls)) for name in value if name not in attributes]
         values = {}
         for name, attribute in attributes.items():
             given = value.get(name, attrs.NOTHING)
@@ -238,13 +240,17 @@ def _under(name: str) -> Iterator[None]:
         raise InvalidError(*findings)
 
 
-def _hint(name: str, cls: type) -> str:
-    return did_you_mean(name, attrs.fields_dict(cls)) or hint_elsewhere(name)
+def _unknown(name: str, cls: type) -> str:
+    """Say why a section has no option of that name."""
+    if cls in COUNTERPARTS and name in attrs.fields_dict(COUNTERPARTS[cls]):
+        return "has a meaning for `agentrl run` only: supervised fine-tuning samples nothing; take it out"
+    schema = SftConfig if cls in COUNTERPARTS else RunConfig
+    return f"unknown option{did_you_mean(name, attrs.fields_dict(cls)) or hint_elsewhere(name, schema)}"
 
 
-def hint_elsewhere(name: str) -> str:
+def hint_elsewhere(name: str, schema: type = RunConfig) -> str:
     """Suggest where in the config an option of that name stands, if it does."""
-    homes = [".".join(path) for path in _option_paths(RunConfig) if path[-1] == name and len(path) > 1]
+    homes = [".".join(path) for path in _option_paths(schema) if path[-1] == name and len(path) > 1]
     return f" (did you mean {homes[0]}?)" if homes else ""
 
 

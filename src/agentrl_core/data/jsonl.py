@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from agentrl_core.errors import DataError
+from agentrl_core.data.lines import BadLineError, kind, read_lines, read_objects
 from agentrl_core.types import Task
-
-_SHOWN_PROBLEMS = 20
 
 
 def load_tasks(path: str | Path) -> list[Task]:
@@ -22,53 +20,27 @@ def load_tasks(path: str | Path) -> list[Task]:
     lines are skipped; null counts as absent. Raises DataError with one line for each problem.
     """
     path = Path(path)
-    tasks: list[Task] = []
-    problems: list[str] = []
     lines: dict[str, int] = {}
-    for number, line in enumerate(_read_lines(path), start=1):
-        if not line.strip():
-            continue
-        try:
-            task = _parse_task(line)
-        except _BadLineError as error:
-            problems.append(f"{path}:{number}: {error}")
-            continue
-        if task.id in lines:
-            problems.append(f"{path}:{number}: id '{task.id}' was used before, on line {lines[task.id]}")
-        lines.setdefault(task.id, number)
-        tasks.append(task)
-    if not tasks and not problems:
-        raise DataError(f"{path}: no tasks in the file; expected one JSON object per line")
-    if problems:
-        more = len(problems) - _SHOWN_PROBLEMS
-        shown = problems[:_SHOWN_PROBLEMS] + ([f"{path}: {more} more problems"] if more > 0 else [])
-        raise DataError("\n".join(shown))
-    return tasks
+
+    def parse(row: dict[str, Any], number: int) -> Task:
+        task = _parse_task(row)
+        earlier = lines.setdefault(task.id, number)
+        if earlier != number:
+            raise BadLineError(f"id '{task.id}' was used before, on line {earlier}")
+        return task
+
+    return read_objects(path, parse, what="task")
 
 
 def line_of(path: str | Path, task_id: str) -> int | None:
     """Return the number of the line on which a task of a file stands."""
-    for number, line in enumerate(_read_lines(Path(path)), start=1):
+    for number, line in enumerate(read_lines(Path(path), what="task"), start=1):
         if line.strip() and str(json.loads(line).get("id")) == task_id:
             return number
     return None
 
 
-class _BadLineError(ValueError):
-    """A line is not a task."""
-
-
-def _read_lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            for index, line in enumerate(file):
-                yield line.removeprefix(b"\xef\xbb\xbf") if index == 0 else line
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the task file: {error.strerror}") from error
-
-
-def _parse_task(line: bytes) -> Task:
-    row = _parse_row(line)
+def _parse_task(row: Mapping[str, Any]) -> Task:
     fields = {name: value for name, value in row.items() if value is not None}
     task_id = _id(fields)
     messages = _messages(fields)
@@ -81,40 +53,18 @@ def _parse_task(line: bytes) -> Task:
     )
     for name in ("id", "answer", "scorer", "answer_schema"):  # the rest is kept as JSON, which escapes them
         if re.search("[\ud800-\udfff]", getattr(task, name) or ""):
-            raise _BadLineError(f"{name}: expected text that UTF-8 can hold, found half of a surrogate pair")
+            raise BadLineError(f"{name}: expected text that UTF-8 can hold, found half of a surrogate pair")
     return task
-
-
-def _parse_row(line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode(), parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise _BadLineError(f"expected UTF-8 text, found the byte 0x{line[error.start]:02x}") from error
-    except json.JSONDecodeError as error:
-        raise _BadLineError(f"not valid JSON: {error.msg} (column {error.colno})") from error
-    except RecursionError as error:
-        raise _BadLineError("not valid JSON: nested too deeply") from error
-    except _BadLineError:
-        raise
-    except ValueError as error:  # Python reads no whole number of more than some thousand digits
-        raise _BadLineError("expected a whole number that Python reads, found one of too many digits") from error
-    if not isinstance(row, dict):
-        raise _BadLineError(f"expected a JSON object, found {_kind(row)}")
-    return row
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise _BadLineError(f"not valid JSON: {name} is not a JSON number")
 
 
 def _id(fields: Mapping[str, Any]) -> str:
     value = fields.get("id")
     if value is None:
-        raise _BadLineError("id: missing; every task needs one of its own")
+        raise BadLineError("id: missing; every task needs one of its own")
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise _BadLineError(f"id: expected a text or a whole number, found {_kind(value)}")
+        raise BadLineError(f"id: expected a text or a whole number, found {kind(value)}")
     if value == "":
-        raise _BadLineError("id: expected a text that is not empty")
+        raise BadLineError("id: expected a text that is not empty")
     return str(value)
 
 
@@ -123,15 +73,15 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     query, messages = _text(fields, "query"), fields.get("messages")
     if messages is None:
         if query is None:
-            raise _BadLineError("expected `query` (a text) or `messages` (a list), found neither")
+            raise BadLineError("expected `query` (a text) or `messages` (a list), found neither")
         return [{"role": "user", "content": query}]
     if not isinstance(messages, list) or not messages:
-        raise _BadLineError(f"messages: expected a list of messages, found {_kind(messages)}")
+        raise BadLineError(f"messages: expected a list of messages, found {kind(messages)}")
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise _BadLineError(f"messages.{index}: expected an object with a role, found {_kind(message)}")
+            raise BadLineError(f"messages.{index}: expected an object with a role, found {kind(message)}")
         if not isinstance(message.get("role"), str):
-            raise _BadLineError(f"messages.{index}.role: expected a text, found {_kind(message.get('role'))}")
+            raise BadLineError(f"messages.{index}.role: expected a text, found {kind(message.get('role'))}")
     return messages
 
 
@@ -140,7 +90,7 @@ def _answer(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, dict):
-        raise _BadLineError("answer: expected a text, a number, true, false or a list, found an object")
+        raise BadLineError("answer: expected a text, a number, true, false or a list, found an object")
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -149,7 +99,7 @@ def _schema(fields: Mapping[str, Any]) -> str:
     if schema is None:
         return "answer"
     if not re.fullmatch(r"[^\s<>/]+", schema):
-        raise _BadLineError(f"answer_schema: expected a tag name or `boxed`, found '{schema}'")
+        raise BadLineError(f"answer_schema: expected a tag name or `boxed`, found '{schema}'")
     return schema
 
 
@@ -158,12 +108,5 @@ def _text(fields: Mapping[str, Any], name: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise _BadLineError(f"{name}: expected a text that is not empty, found {_kind(value)}")
+        raise BadLineError(f"{name}: expected a text that is not empty, found {kind(value)}")
     return value
-
-
-def _kind(value: Any) -> str:
-    """Say what a JSON value is."""
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
-    empty = "an empty text" if value == "" else "an empty list" if value == [] else ""
-    return empty or names.get(type(value), f"the number {value}")

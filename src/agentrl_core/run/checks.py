@@ -8,25 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
-from agentrl_core.batching.filters import as_filter
-from agentrl_core.batching.shaping import as_shaping
-from agentrl_core.chat import Chat
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.data.jsonl import line_of, load_tasks
 from agentrl_core.errors import DataError, PluginError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
-from agentrl_core.losses import split_options
-from agentrl_core.options import bind
 from agentrl_core.plugins import load_registry
-from agentrl_core.references import import_module, is_reference, user_folders
+from agentrl_core.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, with_options
+from agentrl_core.run.parts import Given, PartChecks, problems_of
 from agentrl_core.scorers.table import ScorerTable
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
-    from agentrl_core.config.schema import Component, RunConfig
     from agentrl_core.registry import Registry
     from agentrl_core.types import Task
 
@@ -34,46 +28,10 @@ if TYPE_CHECKING:
 NO_WORKFLOW = "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`"
 ONLINE_WORKFLOW = "with rollout.agent.mode online nothing is run here: leave the agent out, it opens its own sessions"
 NO_TASKS = "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`"
-_METHODS = {"losses": "loss", "advantages": "advantages", "credits": "credit", "filters": "keep", "shapings": "shape"}
-"""Kind of component -> the method without which it is none."""
-_OF_FUNCTIONS = {"filters": as_filter, "shapings": as_shaping}
-"""Kind of component that may be a plain function -> what makes one of it."""
-_INJECTED = {
-    "engines": ("model_dir", "seed", "dtype"),
-    "stores": ("path",),
-    "trackers": ("run_dir",),
-    "models": ("directory", "seed", "conversations"),
-}
-"""Kind of component -> the arguments that a run gives it."""
 SCORER_PACKAGES = {"agentcpm": "agentrl-judge", "judge": "agentrl-judge", "math": "agentrl-math"}
 
 
-@attrs.frozen(kw_only=True)
-class Given:
-    """A config and where it was written."""
-
-    run: RunConfig
-    base_dir: Path
-    """Relative paths in the config start from here."""
-    places: Callable[[str], Callable[[str], str]]
-    """Dotted key of a section -> its option's name ("" for the section) -> `config.yaml:9: section.option`."""
-
-    @classmethod
-    def from_file(cls, loaded: LoadedConfig) -> Given:
-        """A config that was read from a file."""
-        return cls(run=loaded.run, base_dir=loaded.base_dir, places=loaded.places)
-
-    @classmethod
-    def from_python(cls, run: RunConfig, base_dir: Path) -> Given:
-        """A config without a file; messages name the key alone."""
-        return cls(run=run, base_dir=base_dir, places=lambda key: lambda option: f"{key}.{option}" if option else key)
-
-    def where(self, key: str) -> str:
-        """Start of a message about a dotted key."""
-        return self.places(key)("")
-
-
-def check_config(loaded: LoadedConfig) -> tuple[Sequence[str], Sequence[str]]:
+def check_config(loaded: LoadedConfig[RunConfig]) -> tuple[Sequence[str], Sequence[str]]:
     """Return a line for each problem, and one for each thing that may become one.
 
     Components that are nothing but values are built; of the others, which open files and load weights, only the
@@ -84,11 +42,11 @@ def check_config(loaded: LoadedConfig) -> tuple[Sequence[str], Sequence[str]]:
     return list(dict.fromkeys([*checks.all(), *checks.workflow()])), checks.notes
 
 
-class Checks:
-    """The checks of one config, each yielding a line for everything that it finds wrong."""
+class Checks(PartChecks[RunConfig]):
+    """The checks of one run's config, each yielding a line for everything that it finds wrong."""
 
-    def __init__(self, given: Given, registry: Registry, *, load_datasets: bool = False) -> None:
-        self._given, self._run, self._registry = given, given.run, registry
+    def __init__(self, given: Given[RunConfig], registry: Registry, *, load_datasets: bool = False) -> None:
+        super().__init__(given, registry)
         self._load_datasets = load_datasets
         self.notes: list[str] = []
         self.task_sets: dict[str, Sequence[Task]] = {}
@@ -106,13 +64,8 @@ class Checks:
 
     def modules(self) -> Iterator[str]:
         """Import what may register something: the config's modules, and that of an agent in this process."""
-        folders, workflow = user_folders(self._given.base_dir), self._run.workflow
-        for index, name in enumerate(self._run.plugins.modules):
-            where = self._given.where(f"plugins.modules.{index}")
-            try:
-                import_module(name, folders)
-            except PluginError as error:
-                yield f"{where}: {error}"
+        yield from self.imports()
+        workflow = self._run.workflow
         if workflow is not None and self._run.rollout.agent.mode == "inline" and is_reference(workflow.use):
             with contextlib.suppress(PluginError):  # told where the agent is resolved
                 self._registry.find("workflows", workflow.use, base_dir=self._given.base_dir)
@@ -151,7 +104,7 @@ class Checks:
         where, gateway = self._given.where, self._run.gateway
         yield from (
             f"{where('gateway.admin_key_env')}: {text}"
-            for text in _problems(lambda: key_from_environment(gateway.admin_key_env))
+            for text in problems_of(lambda: key_from_environment(gateway.admin_key_env))
         )
         self._note_keys()
         if problem := exposed(gateway.host, gateway.admin_key_env):
@@ -163,30 +116,13 @@ class Checks:
                 where = self._given.where(f"gateway.upstreams.{name}.api_key_env")
                 self.notes.append(f"{where}: the environment variable {upstream.api_key_env} is not set here")
 
-    def model(self) -> Iterator[str]:
-        """The policy's folder or builder."""
-        model, where = self._run.model, self._given.where
-        if model.use is not None:
-            yield from self._with_options("models", "model", model.use, model.options)
-        elif model.path is None:
-            yield f"{where('model')}: name the policy: `path: FOLDER` of a model, or `use: tiny`"
-        else:
-            folder = self._given.base_dir / Path(model.path).expanduser()
-            if not (folder / "config.json").is_file():
-                yield f"{where('model.path')}: {folder} is not a model directory: it has no config.json"
-            else:
-                yield from (f"{where('model.path')}: {text}" for text in _problems(lambda: Chat.from_directory(folder)))
-
     def components(self) -> Iterator[str]:
         """Everything that is named by a registry name."""
         run = self._run
         yield from self._with_options("engines", "engine", run.engine.use, run.engine.options)
-        yield from self._with_options("stores", "store", run.store.use, run.store.options)
-        for index, item in enumerate(run.trackers):
-            yield from self._with_options("trackers", f"trackers.{index}", item.use, item.options)
+        yield from self.common()
         if run.gateway.tool_parser != "auto":
             yield from self._with_options("tool_parsers", "gateway.tool_parser", run.gateway.tool_parser, {})
-        yield from _problems(self._build_loss)
         yield from self._built("advantages", "advantage", run.advantage)
         yield from self._built("credits", "credit", run.credit, turn_discount=run.rollout.agent.turn_discount)
         for index, item in enumerate(run.shaping):
@@ -204,7 +140,7 @@ class Checks:
             yield f"{self._given.where('workflow')}: {NO_WORKFLOW}"
             return
         component = self._run.workflow
-        yield from _problems(lambda: self._close(resolve_agent(self._given, self._registry, component)))
+        yield from problems_of(lambda: self._close(resolve_agent(self._given, self._registry, component)))
 
     @staticmethod
     def _close(agent: ResolvedWorkflow) -> None:
@@ -289,44 +225,9 @@ class Checks:
         """Make the scorers of the config."""
         yield from self.scorers.problems()
 
-    def _build_loss(self) -> None:
-        loss = self._run.loss
-        options, _ = split_options(loss.options)
-        self._build("losses", "loss", attrs.evolve(loss, options=options))
-
-    def _built(self, kind: str, key: str, component: Component, **injected: Any) -> Iterator[str]:
-        yield from _problems(lambda: self._build(kind, key, component, **injected))
-
-    def _build(self, kind: str, key: str, component: Component, **injected: Any) -> Any:
-        places, base_dir = self._given.places(key), self._given.base_dir
-        built = self._registry.build(kind, component, where=places, base_dir=base_dir, **injected)
-        method = _METHODS[kind]
-        if kind in _OF_FUNCTIONS:
-            built = _OF_FUNCTIONS[kind](built, component.use, where=places(""))
-        if not callable(getattr(built, method, None)):
-            found = getattr(built, "__qualname__", type(built).__qualname__)
-            raise PluginError(
-                f"{places('')}: '{component.use}' makes {found}, which has no method `{method}`; expected an object "
-                f"(or a class of it) with `{method}(…)`"
-            )
-        return built
-
-    def _find(self, kind: str, name: str, where: str) -> Any:
-        return self._registry.load(kind, name, base_dir=self._given.base_dir, where=where)
-
-    def _with_options(self, kind: str, key: str, name: str, options: Mapping[str, Any]) -> Iterator[str]:
-        """Import a component, and hold its options against its signature."""
-        places, injected = self._given.places(key), dict.fromkeys(_INJECTED.get(kind, ()))
-
-        def look() -> None:
-            target = self._find(kind, name, places(""))
-            bind(target, options, name=name, where=places, injected=injected)
-
-        yield from _problems(look)
-
 
 def resolve_agent(
-    given: Given, registry: Registry, chosen: object, workflow_options: Mapping[str, Any] | None = None
+    given: Given[RunConfig], registry: Registry, chosen: object, workflow_options: Mapping[str, Any] | None = None
 ) -> ResolvedWorkflow:
     """Find and build the agent, where it is to run; its `workers`, if any, have then begun."""
     where, config = given.places("workflow"), given.run
@@ -344,11 +245,3 @@ def resolve_agent(
         block=config.plugins.block,
         secret_variables=(config.gateway.admin_key_env,),
     )
-
-
-def _problems(action: Callable[[], object]) -> Iterator[str]:
-    """Yield what `action` finds wrong with what the user wrote."""
-    try:
-        action()
-    except UsageError as error:
-        yield str(error)

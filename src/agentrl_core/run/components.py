@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.plugins import load_registry
-from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, Given, resolve_agent
+from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, resolve_agent
+from agentrl_core.run.parts import Given, Parts
 from agentrl_core.run.scorers import check_scorers
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from agentrl_core.config.schema import Component, RunConfig
     from agentrl_core.registry import Registry
     from agentrl_core.rollout.workflows import ResolvedWorkflow
     from agentrl_core.scorers.call import NormalizedScorer
@@ -27,44 +26,19 @@ logger = logging.getLogger(__name__)
 
 
 @attrs.define(kw_only=True)
-class Components:
-    """What the config names, as objects; those that need the run's folder are built later by `build`."""
+class Components(Parts[RunConfig]):
+    """What the config of an agent's run names."""
 
-    given: Given
-    registry: Registry
     workflow: ResolvedWorkflow | None
     """None where agents from elsewhere do the episodes."""
     tasks: Sequence[Task]
     eval_sets: Mapping[str, Sequence[Task]]
     scorers: ScorerTable
-    used: dict[str, str]
-    """`kind:name` -> `dist==version module:attr`."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The run's config."""
-        return self.given.run
-
-    @property
-    def base_dir(self) -> Path:
-        """Relative paths in the config start from here."""
-        return self.given.base_dir
 
     def close(self) -> None:
         """End the workflow's processes, where they are not yet."""
         if self.workflow is not None and self.workflow.workers is not None:
             self.workflow.workers.close_now()
-
-    def where(self, key: str) -> str:
-        """Start of a message about a dotted key, `config.yaml:9: key`."""
-        return self.given.where(key)
-
-    def build(self, kind: str, key: str, component: Component, **injected: Any) -> Any:
-        """Construct a component and remember where it came from."""
-        places, base_dir = self.given.places(key), self.base_dir
-        built = self.registry.build(kind, component, where=places, base_dir=base_dir, **injected)
-        self.used[f"{kind}:{component.use}"] = self.registry.describe(kind, component.use, base_dir=base_dir)
-        return built
 
     def scorer_for(self, task: Task) -> NormalizedScorer:
         """The scorer of a task whose workflow returned no reward; stops the run if it is not installed."""
@@ -82,7 +56,7 @@ class Components:
 
 
 def resolve(
-    given: Given, *, workflow: object | None = None, workflow_kwargs: Mapping[str, Any] | None = None
+    given: Given[RunConfig], *, workflow: object | None = None, workflow_kwargs: Mapping[str, Any] | None = None
 ) -> Components:
     """Load the registry, the tasks and the workflow; raise `UsageError` for all that would stop the run later.
 
@@ -119,7 +93,7 @@ def resolve(
 
 
 def _workflow(
-    given: Given, registry: Registry, chosen: object | None, options: Mapping[str, Any] | None
+    given: Given[RunConfig], registry: Registry, chosen: object | None, options: Mapping[str, Any] | None
 ) -> ResolvedWorkflow | None:
     online = given.run.rollout.agent.mode == "online"
     if online != (chosen is None):

@@ -116,9 +116,10 @@ class RunDirectory:
         ]
         return max(found, default=None)
 
-    def write_snapshot(self, config: Mapping[str, Any], base_dir: Path) -> None:
-        """Keep the effective config, and the folder that its relative paths start from."""
-        text = json.dumps({"base_dir": str(base_dir), "config": config}, indent=2, ensure_ascii=False)
+    def write_snapshot(self, config: Mapping[str, Any], base_dir: Path, *, command: str = "run") -> None:
+        """Keep the effective config, the folder that its relative paths start from, and whose config it is."""
+        kept = {"command": command, "base_dir": str(base_dir), "config": config}
+        text = json.dumps(kept, indent=2, ensure_ascii=False)
         try:
             self.snapshot.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -126,9 +127,27 @@ class RunDirectory:
 
     def read_snapshot(self) -> tuple[dict[str, Any], Path]:
         """The config as `write_snapshot` kept it."""
+        kept = self._kept()
+        return kept["config"], Path(kept["base_dir"])
+
+    @property
+    def command(self) -> str:
+        """Of which command the run is, `run` or `sft`."""
+        return str(self._kept().get("command", "run"))
+
+    def check_name(self, name: str) -> None:
+        """Refuse another name than the folder's."""
+        if name != self.name:
+            raise UsageError(
+                f"the folder {self.path} is that of run '{name}': a run keeps its name; rename the folder back, or "
+                "leave `name` out"
+            )
+
+    def _kept(self) -> dict[str, Any]:
         try:
-            kept = json.loads(self.snapshot.read_text(encoding="utf-8"))
-            return kept["config"], Path(kept["base_dir"])
+            kept: dict[str, Any] = json.loads(self.snapshot.read_text(encoding="utf-8"))
+            _ = kept["config"], Path(kept["base_dir"])
+            return kept  # noqa: TRY300  # whatever is wrong in it has one message
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{self.snapshot}: not the config that a run leaves there ({error}); "

@@ -20,14 +20,16 @@ from agentrl_core.errors import AgentRLError
 from agentrl_core.gateway.serving.server import bind
 from agentrl_core.plugins import load_registry
 from agentrl_core.references import one_line
-from agentrl_core.run.checks import Checks, Given
+from agentrl_core.run.checks import Checks
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
+from agentrl_core.run.parts import Given
 from agentrl_core.run.sampling import SamplingSide
 from agentrl_core.run.start import untrained_start
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
+    from agentrl_core.config.schema import RunConfig
     from agentrl_core.run.components import Components
     from agentrl_core.stores.base import Store
     from agentrl_core.types import Record, Task
@@ -135,7 +137,7 @@ def _disk(output_dir: Path) -> Finding:
     )
 
 
-def _run(given: Given) -> Iterator[Finding]:
+def _run(given: Given[RunConfig]) -> Iterator[Finding]:
     """What the config names, and one episode of it."""
     checks = Checks(given, load_registry(given.run.plugins.block), load_datasets=True)
     problems = list(dict.fromkeys([*checks.all(), *checks.workflow()]))

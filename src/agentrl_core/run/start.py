@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core import config as configs
 from agentrl_core.batching.filters import as_filter
 from agentrl_core.batching.shaping import as_shaping
-from agentrl_core.config.schema import Component
-from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
-from agentrl_core.stores.base import RunRow
+from agentrl_core.data.demonstrations import load_demonstrations
+from agentrl_core.run.origin import announce, model_directory, newest_checkpoint, rewind
 from agentrl_core.training.learner import Learner
 
 if TYPE_CHECKING:
+    from agentrl_core.config.schema import WarmStartConfig
+    from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.run.components import Components
     from agentrl_core.run.directory import RunDirectory
-    from agentrl_core.stores.base import ResumePoint, Store
-
-logger = logging.getLogger(__name__)
+    from agentrl_core.stores.base import Store
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +43,7 @@ class Start:
 
 def fresh_start(components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]) -> Start:
     """Build or find the policy, and warm-start it if the config says so."""
-    asyncio.run(_announce(store, components, directory.name))
+    asyncio.run(announce(store, components, directory.name))
     model_dir, learner = _initial_policy(components, directory, notice)
     asyncio.run(store.add_version(directory.name, 0, step=0))
     return Start(model_dir=model_dir, learner=learner, store=store)
@@ -56,8 +51,8 @@ def fresh_start(components: Components, directory: RunDirectory, store: Store, n
 
 def untrained_start(components: Components, directory: RunDirectory, store: Store) -> Start:
     """Build or find the policy, and leave it as it is: no warm start."""
-    asyncio.run(_announce(store, components, directory.name))
-    model_dir = _model_directory(components, directory)
+    asyncio.run(announce(store, components, directory.name))
+    model_dir = model_directory(components, directory, lambda: _conversations(components))
     learner = _learner(components, model_dir)
     asyncio.run(store.add_version(directory.name, 0, step=0))
     return Start(model_dir=model_dir, learner=learner, store=store)
@@ -67,21 +62,15 @@ def resumed_start(
     components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]
 ) -> Start:
     """Restore the newest checkpoint and void what was consumed after it; with none, begin anew."""
-    checkpoint = directory.latest_checkpoint()
+    checkpoint = newest_checkpoint(store, directory, steps=components.config.trainer.steps)
     if checkpoint is None:
         step = 0
         model_dir, learner = _initial_policy(components, directory, notice)
     else:
         step, model_dir = checkpoint
-        status = asyncio.run(_known_status(store, directory))
-        if step >= components.config.trainer.steps and status == "finished":
-            raise UsageError(
-                f"run '{directory.name}' is finished: {step} of {components.config.trainer.steps} steps; "
-                f"give it more with: agentrl runs resume {directory.reference} trainer.steps={2 * step}"
-            )
         learner = _learner(components, model_dir)
         learner.restore(model_dir)
-    point = asyncio.run(_rewind(store, components, directory.name, step))
+    point = asyncio.run(rewind(store, components, directory.name, step))
     lost = "" if checkpoint else f"; no checkpoint is left in {directory.checkpoints}, so all steps are taken again"
     notice(f"resumed after step {step}, at group {point.next_index}{lost}")
     version = point.last_version + 1
@@ -96,50 +85,16 @@ def resumed_start(
     )
 
 
-async def _known_status(store: Store, directory: RunDirectory) -> str:
-    """How the run ended; a checkpoint without its store would start the order of tasks and the versions anew."""
-    known = {run.id: run.status for run in await store.runs()}
-    if directory.name not in known:
-        raise UsageError(
-            f"{directory.path} has checkpoints, but its store {directory.database} does not know the run "
-            f"'{directory.name}' (it knows: {', '.join(known) or 'none'}); put the store back, or start a new run "
-            "with model.path set to the checkpoint"
-        )
-    return known[directory.name]
-
-
-async def _announce(store: Store, components: Components, run_id: str) -> None:
-    row = RunRow(
-        id=run_id,
-        created_at=time.time(),
-        status="running",
-        config=configs.dump(components.config),
-        components=components.used,
-    )
-    await store.create_run(row)
-
-
-async def _rewind(store: Store, components: Components, run_id: str, step: int) -> ResumePoint:
-    """Void what came after `step`, and publish its weights as a version that the run never had."""
-    if run_id not in {run.id for run in await store.runs()}:  # killed before the store knew of it
-        await _announce(store, components, run_id)
-    await store.void_after(run_id, step)
-    point = await store.resume_point(run_id, step)
-    await store.update_run(run_id, status="running")
-    await store.add_version(run_id, point.last_version + 1, step=step)
-    return point
-
-
 def _initial_policy(
     components: Components, directory: RunDirectory, notice: Callable[[str], None]
 ) -> tuple[Path, Learner]:
     """The policy before the first step and the folder that holds it."""
-    model_dir = _model_directory(components, directory)
+    model_dir = model_directory(components, directory, lambda: _conversations(components))
     learner = _learner(components, model_dir)
     warm_start = components.config.warm_start
     if warm_start is None:
         return model_dir, learner
-    rows = _demonstrations(components)
+    rows = _demonstrations(components, warm_start)
     notice(f"warm start: {warm_start.steps} steps on {len(rows)} demonstrations")
     losses = learner.warm_start(rows, warm_start)
     notice(f"warm start done: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
@@ -168,60 +123,12 @@ def _learner(components: Components, model_dir: Path) -> Learner:
     )
 
 
-def _model_directory(components: Components, directory: RunDirectory) -> Path:
-    """The policy before training: the config's own folder, or one that its builder fills."""
-    config, where = components.config, components.where
-    if config.model.path is not None:
-        path = (components.base_dir / config.model.path).expanduser().resolve()
-        if not (path / "config.json").is_file():
-            raise ConfigError(
-                f"{where('model.path')}: {path} is not a model directory (no config.json there); expected a folder "
-                "that from_pretrained reads: config.json, weights, tokenizer.json and a chat template"
-            )
-        return path
-    if config.model.use is None:
-        raise ConfigError(f"{where('model')}: name the policy: `path: FOLDER` or `use: tiny`")
-    if not (directory.model / "config.json").is_file():  # a resumed run has it
-        builder = Component(config.model.use, config.model.options)
-        components.build(
-            "models",
-            "model",
-            builder,
-            directory=directory.model,
-            seed=config.seed,
-            conversations=_conversations(components),
-        )()
-    return directory.model
-
-
 def _conversations(components: Components) -> list[dict[str, Any]]:
     """What a built tokenizer is trained on: the demonstrations, else the tasks' own messages."""
     if components.config.warm_start is not None:
-        return _demonstrations(components)
+        return [row.chat for row in _demonstrations(components, components.config.warm_start) if row.messages]
     return [{"messages": list(task.data["messages"])} for task in components.tasks]
 
 
-def _demonstrations(components: Components) -> list[dict[str, Any]]:
-    """The warm start's JSONL of chats."""
-    warm_start = components.config.warm_start
-    if warm_start is None:
-        raise RunError("there is no warm_start section")
-    path = (components.base_dir / warm_start.data).resolve()
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{components.where('warm_start.data')}: cannot read {path}: {error}") from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: not JSON: {error}") from error
-        if not (isinstance(row, dict) and isinstance(row.get("messages"), list)):
-            raise DataError(f'{path}:{number}: expected {{"messages": […], "tools": […]}}')
-        rows.append(row)
-    if not rows:
-        raise DataError(f"{path}: no demonstrations")
-    return rows
+def _demonstrations(components: Components, config: WarmStartConfig) -> list[Demonstration]:
+    return load_demonstrations(components.base_dir / Path(config.data).expanduser())

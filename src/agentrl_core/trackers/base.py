@@ -19,6 +19,8 @@ class RunInfo:
     config: Mapping[str, Any]
     components: Mapping[str, str]
     """`kind:name` -> `dist==version module:attr`."""
+    command: str = "run"
+    """Of which command the run is; `sft`, a supervised fine-tuning, has neither episodes nor rewards."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +53,8 @@ class EvalReport:
     """Name of the task set -> standard error of the mean reward."""
     failed: Mapping[str, int] = attrs.field(factory=dict)
     """Name of the task set -> records that gave no reward."""
+    losses: Mapping[str, float] = attrs.field(factory=dict)
+    """Name of the set of chats -> mean loss per token, in nats; of a supervised fine-tuning, which has no rewards."""
 
 
 @attrs.frozen(kw_only=True)

@@ -54,6 +54,17 @@ _COLUMNS = (
     _Column("gap", 9, _number("loss/logprob_gap_max", ".1e")),
     _Column("s/step", 7, _number("time/step_s", ".2f")),
 )
+_SUPERVISED_COLUMNS = (
+    _Column("epoch", 7, _number("train/epoch", ".2f")),
+    _Column("loss", 9, _number("loss/value", ".4f")),
+    _Column("tokens", 8, _number("loss/tokens", ",.0f")),
+    _Column("grad norm", 10, _number("loss/grad_norm", ".3f")),
+    _Column("lr", 9, _number("loss/lr", ".1e")),
+    _Column("merge", 7, _number("batch/merge_ratio", ".2f")),
+    _Column("tokens/s", 10, _number("train/tokens_per_s", ",.0f")),
+    _Column("s/step", 7, _number("time/step_s", ".2f")),
+)
+"""Of a run that samples nothing."""
 
 
 class _Output(Console):
@@ -79,6 +90,7 @@ class ConsoleTracker:
         self._bar = self._progress.add_task("training", start=True, total=None) if self._progress else None
         self._rows = 0
         self._components: Mapping[str, str] = {}
+        self._supervised = False
 
     def notice(self, message: str) -> None:
         """Print the message."""
@@ -86,24 +98,29 @@ class ConsoleTracker:
 
     def run_started(self, run: RunInfo) -> None:
         """Say what starts, and where it is kept."""
-        self._components = run.components
+        self._components, self._supervised = run.components, run.command == "sft"
         self._print(f"run {run.name} in {_near(Path(run.directory))}", style="bold")
         if self._progress is not None and self._bar is not None:
             self._progress.update(self._bar, total=run.config.get("trainer", {}).get("steps"))
             self._progress.start()
 
     def evaluated(self, report: EvalReport) -> None:
-        """Print the mean reward of each task set."""
+        """Print the mean reward, or loss, of each set."""
+        if report.losses:
+            told = ", ".join(f"{name} {loss:.4f}" for name, loss in report.losses.items())
+            self._print(f"held-out loss after step {report.step}: {told}", style="cyan")
+            return
         sets = [f"{name} {reward:.3f} ({_records(report, name)})" for name, reward in report.rewards.items()]
         self._print(f"evaluation after step {report.step}: {', '.join(sets)}", style="cyan")
 
     def step_finished(self, report: StepReport) -> None:
         """Print the step's row, and a warning where it taught nothing."""
+        columns = _SUPERVISED_COLUMNS if self._supervised else _COLUMNS
         if self._rows % _HEADER_EVERY == 0:
-            titles = "".join(column.title.rjust(column.width) for column in _COLUMNS)
+            titles = "".join(column.title.rjust(column.width) for column in columns)
             self._print(f"{'step':>5} {'version':>7}{titles}", style="bold")
         self._rows += 1
-        cells = "".join(column.cell(report.metrics).rjust(column.width) for column in _COLUMNS)
+        cells = "".join(column.cell(report.metrics).rjust(column.width) for column in columns)
         self._print(f"{report.step:>5} {report.version:>7}{cells}")
         if report.metrics.get("rollout/groups_with_signal") == 0:
             self._print(
@@ -134,14 +151,9 @@ class ConsoleTracker:
     def _summary_rows(self, summary: RunSummary) -> list[tuple[str, str]]:
         rows = [("why", summary.error)] if summary.error else []
         rows += [(f"reward on {name}", text) for name, text in _before_and_after(summary.evals).items()]
-        outcomes = sorted(summary.outcomes.items(), key=lambda item: -item[1])
-        rows.append(("records", ", ".join(f"{name} {count:,}" for name, count in outcomes) or "none"))
-        if len(summary.groups) > 1:  # more to tell than how many were sampled
-            rows.append(("groups", ", ".join(f"{name} {count:,}" for name, count in summary.groups.items() if count)))
-        rows.append(("LLM calls", f"{summary.llm_calls:,}"))
-        if summary.trained_tokens:
-            share = f"{summary.exact_tokens:,} of {summary.trained_tokens:,} trained tokens exactly as sampled"
-            rows.append(("fidelity", share))
+        rows += [(f"loss on {name}", text) for name, text in _losses_before_and_after(summary.evals).items()]
+        if not self._supervised:
+            rows += self._sampling_rows(summary)
         parts = [f"{part} {seconds:.1f}" for part, seconds in summary.cpu_seconds.items()]
         total = sum(summary.cpu_seconds.values())
         rows.append(("CPU seconds", f"{' + '.join(parts)} = {total:.1f}" if parts else "-"))
@@ -151,9 +163,23 @@ class ConsoleTracker:
             rows.append(("reward curve", _near(picture)))
         rows.append(("checkpoints", _near(directory / "checkpoints")))
         run = summary.name if directory.parent == Path("runs").resolve() else _near(directory)
-        rows.append(("episodes", f"agentrl trace list {run}"))
+        if not self._supervised:
+            rows.append(("episodes", f"agentrl trace list {run}"))
         if summary.status != "finished":
             rows.append(("go on", f"agentrl runs resume {run}"))
+        return rows
+
+    def _sampling_rows(self, summary: RunSummary) -> list[tuple[str, str]]:
+        """What became of the episodes."""
+        outcomes = sorted(summary.outcomes.items(), key=lambda item: -item[1])
+        rows = []
+        rows.append(("records", ", ".join(f"{name} {count:,}" for name, count in outcomes) or "none"))
+        if len(summary.groups) > 1:  # more to tell than how many were sampled
+            rows.append(("groups", ", ".join(f"{name} {count:,}" for name, count in summary.groups.items() if count)))
+        rows.append(("LLM calls", f"{summary.llm_calls:,}"))
+        if summary.trained_tokens:
+            share = f"{summary.exact_tokens:,} of {summary.trained_tokens:,} trained tokens exactly as sampled"
+            rows.append(("fidelity", share))
         return rows
 
     def _print(self, text: str, *, style: str | None = None) -> None:
@@ -192,6 +218,17 @@ def _before_and_after(evals: tuple[EvalReport, ...]) -> dict[str, str]:
         texts[name] = f"{_mean(first, name)} after step {first.step} ({_records(first, name)})"
         if last is not first:
             texts[name] += f" -> {_mean(last, name)} after step {last.step} ({_records(last, name)})"
+    return texts
+
+
+def _losses_before_and_after(evals: tuple[EvalReport, ...]) -> dict[str, str]:
+    """Name of each set of chats -> its first and its last loss."""
+    texts = {}
+    for name in dict.fromkeys(name for report in evals for name in report.losses):
+        first, last = (found := [report for report in evals if name in report.losses])[0], found[-1]
+        texts[name] = f"{first.losses[name]:.4f} after step {first.step}"
+        if last is not first:
+            texts[name] += f" -> {last.losses[name]:.4f} after step {last.step}"
     return texts
 
 

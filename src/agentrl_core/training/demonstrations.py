@@ -1,88 +1,150 @@
 """Demonstrations as samples: the very ids that the policy will see and must sample.
 
-A chat is rendered up to each assistant message, with the generation prompt, as a gateway does; the reply follows
-up to and including the token that ends its turn. Every part is tokenized by itself, because that is where
-sampling begins and ends; tokenizing the whole text could merge across those places.
+A row that holds token ids is trained on these. Any other chat is rendered up to each assistant message, with the
+generation prompt, as a gateway does; the reply follows up to and including the token that ends its turn. Every part is
+tokenized by itself, because that is where sampling begins and ends; tokenizing the whole text could merge across those
+places.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agentrl_core.batching.samples import Sample
 from agentrl_core.errors import DataError
 
+if TYPE_CHECKING:
+    from agentrl_core.data.demonstrations import Demonstration, TokenRow
+
+TrainOn: TypeAlias = Literal["all", "last"]
+
+_SHOWN_PROBLEMS = 20
+
 
 class Demonstrations:
-    """Chats `{"messages": […], "tools": […]}`, turned into samples when first used.
+    """Chats and token rows, turned into samples when first used; the weight of a token is its `advantage`.
 
-    Raises `DataError`, naming the row, for a chat without an assistant message, one longer than the context, and
-    where the template does not end a reply with a stop token.
+    `train_on`: which replies of a chat are trained; `exact_ids`: whether rows are trained on the ids that they hold.
+    Raises `DataError`, naming the row, for one longer than the context, with ids of another tokenizer, and where the
+    template does not end a reply with a stop token.
     """
 
     def __init__(
-        self, rows: Sequence[Mapping[str, Any]], *, model_dir: Path, stop_token_ids: frozenset[int], context_length: int
+        self,
+        rows: Sequence[Demonstration],
+        *,
+        model_dir: Path,
+        stop_token_ids: frozenset[int],
+        context_length: int,
+        train_on: TrainOn = "all",
+        exact_ids: bool = True,
     ) -> None:
         from tokenizers import Tokenizer
         from transformers import AutoTokenizer
 
         self._rows = rows
+        self._train_on, self._exact_ids = train_on, exact_ids
         self._context_length = context_length
         self._template: Any = AutoTokenizer.from_pretrained(model_dir)
         self._tokenizer: Any = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        self._digest = tokenizer_digest(model_dir)
         self._stops: list[str] = [
             self._tokenizer.decode([token], skip_special_tokens=False) for token in sorted(stop_token_ids)
         ]
         self._samples: dict[int, list[Sample]] = {}
+        self._replies = itertools.count()
 
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def names(self) -> list[str]:
+        """Where each row stands, by the `record` of its samples."""
+        return [row.where for row in self._rows]
+
+    def check(self) -> None:
+        """Convert all rows now; `DataError` with a line for each that cannot be trained."""
+        problems = []
+        for index in range(len(self)):
+            try:
+                self.samples(index)
+            except DataError as error:
+                problems.append(str(error))
+        if problems:
+            more = len(problems) - _SHOWN_PROBLEMS
+            raise DataError("\n".join(problems[:_SHOWN_PROBLEMS] + [f"{more} more problems"] * (more > 0)))
+
     def samples(self, index: int) -> list[Sample]:
-        """The samples of one chat: a single one, unless its template rewrites earlier turns."""
+        """The samples of one row: a single one, unless the template rewrites earlier turns of its chat."""
         if index not in self._samples:
-            self._samples[index] = self._convert(index)
+            row = self._rows[index]
+            if row.tokens is not None and self._exact_ids:
+                self._samples[index] = [self._exact(row, row.tokens, index)]
+            else:
+                self._samples[index] = self._convert(row, index)
         return self._samples[index]
 
     def length(self, index: int) -> int:
-        """Token ids of one chat."""
+        """Token ids of one row."""
         return sum(len(sample.ids) for sample in self.samples(index))
 
-    def _convert(self, index: int) -> list[Sample]:
-        row = self._rows[index]
+    def _exact(self, row: Demonstration, tokens: TokenRow, index: int) -> Sample:
+        """The sample of a row's own ids."""
+        spans = tokens.spans[-1:] if self._train_on == "last" else tokens.spans
+        if tokens.tokenizer and tokens.tokenizer != self._digest:
+            raise DataError(
+                f"{row.where}: its ids belong to another tokenizer ({tokens.tokenizer}) than the model's "
+                f"({self._digest}); set data.exact_ids: false to train on its messages, rendered for this model"
+            )
+        if (largest := max(tokens.ids)) >= (size := self._tokenizer.get_vocab_size()):
+            raise DataError(f"{row.where}: the id {largest} is none of the model's {size} tokens")
+        draft = _Draft()
+        for start, end, weight in spans:
+            draft.ids.extend(tokens.ids[len(draft.ids) : start])
+            draft.add_reply(tokens.ids[start:end], weight, next(self._replies))
+        if not draft.positions:
+            raise DataError(f"{row.where}: its last span has the weight 0, and data.train_on is last")
+        return self._sample(row, draft, index)
+
+    def _convert(self, row: Demonstration, index: int) -> list[Sample]:
         messages = [
-            _with_parsed_arguments(message, f"demonstration {index + 1}, message {place + 1}")
-            for place, message in enumerate(row["messages"])
+            _with_parsed_arguments(message, f"{row.where}: messages.{place}")
+            for place, message in enumerate(row.messages)
         ]
+        if not messages:
+            raise DataError(f"{row.where}: has token ids alone, which data.exact_ids: false leaves unused")
         replies = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-        if not replies:
-            raise DataError(f"demonstration {index + 1}: no assistant message, so there is nothing to learn from it")
-        tools = row.get("tools")
-        drafts: list[tuple[list[int], list[int]]] = []  # (ids, positions of the loss tokens)
+        trained = {place for place in (replies[-1:] if self._train_on == "last" else replies) if row.weights[place]}
+        if not trained:
+            raise DataError(f"{row.where}: no assistant message that is trained has a weight above 0")
+        tools = row.tools
+        drafts: list[_Draft] = []
         text = ""  # what the ids of the last draft stand for
-        for place in replies:
+        for place in (place for place in replies if place <= max(trained)):
+            where = f"{row.where}: messages.{place}"
             prompt = self._render(messages[:place], tools, prompt=True)
             # Not taken from the longer prompt of the next reply: there a template may show it changed.
             whole = self._render(messages[: place + 1], tools)
             if not whole.startswith(prompt):
                 raise DataError(
-                    f"demonstration {index + 1}, message {place + 1}: the chat template does not show a finished "
-                    "reply after its own generation prompt, so the reply's tokens cannot be told"
+                    f"{where}: the chat template does not show a finished reply after its own generation prompt, so "
+                    "the reply's tokens cannot be told"
                 )
             if not (drafts and prompt.startswith(text)):
-                drafts.append(([], []))
+                drafts.append(_Draft())
                 text = ""
-            ids, positions = drafts[-1]
-            reply = self._reply(whole[len(prompt) :], index, place)
-            reply_ids = self._encode(reply)
-            ids.extend(self._encode(prompt[len(text) :]))
-            positions.extend(range(len(ids), len(ids) + len(reply_ids)))
-            ids.extend(reply_ids)
+            reply = self._reply(whole[len(prompt) :], where)
+            drafts[-1].ids.extend(self._encode(prompt[len(text) :]))
+            drafts[-1].add_reply(
+                self._encode(reply), row.weights[place] if place in trained else 0.0, next(self._replies)
+            )
             text = prompt + reply
-        return [self._sample(ids, positions, index) for ids, positions in drafts]
+        return [self._sample(row, draft, index) for draft in drafts if draft.positions]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, prompt: bool = False) -> str:
         text: str = self._template.apply_chat_template(
@@ -90,13 +152,13 @@ class Demonstrations:
         )
         return text
 
-    def _reply(self, text: str, index: int, place: int) -> str:
+    def _reply(self, text: str, where: str) -> str:
         """The reply that `text` starts with, up to and including its first stop token."""
         ends = [found + len(stop) for stop in self._stops if (found := text.find(stop)) >= 0]
         if not ends:
             raise DataError(
-                f"demonstration {index + 1}, message {place + 1}: the chat template ends the reply with none of the "
-                f"model's stop tokens {self._stops}, so the policy would never learn to stop"
+                f"{where}: the chat template ends the reply with none of the model's stop tokens {self._stops}, so the "
+                "policy would never learn to stop"
             )
         return text[: min(ends)]
 
@@ -104,24 +166,50 @@ class Demonstrations:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _sample(self, ids: list[int], positions: list[int], index: int) -> Sample:
+    def _sample(self, row: Demonstration, draft: _Draft, index: int) -> Sample:
+        """What the draft has up to its last trained token."""
+        ids, count = draft.ids[: draft.positions[-1] + 1], len(draft.positions)
         if len(ids) > self._context_length:
-            raise DataError(
-                f"demonstration {index + 1}: {len(ids)} tokens, more than the model's {self._context_length}"
-            )
-        count = len(positions)
+            raise DataError(f"{row.where}: {len(ids)} tokens, more than the model's {self._context_length}")
         return Sample(
             ids=ids,
-            positions=positions,
+            positions=draft.positions,
             logprobs=[0.0] * count,
             temperatures=[1.0] * count,
-            advantages=[1.0] * count,
+            advantages=draft.weights,
             versions=[0] * count,
-            interactions=[index] * count,
+            interactions=draft.replies,
             sequences=[index] * count,
             record=index,
             group=index,
         )
+
+
+class _Draft:
+    """A sample in the making."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.weights: list[float] = []
+        self.replies: list[int] = []
+
+    def add_reply(self, ids: Sequence[int], weight: float, number: int) -> None:
+        """Append a reply, which is trained where its weight is above 0."""
+        if weight:
+            self.positions.extend(range(len(self.ids), len(self.ids) + len(ids)))
+            self.weights.extend([weight] * len(ids))
+            self.replies.extend([number] * len(ids))
+        self.ids.extend(ids)
+
+
+def tokenizer_digest(model_dir: Path) -> str:
+    """Return what tells a model directory's token ids from those of other tokenizers."""
+    from tokenizers import Tokenizer
+
+    vocabulary = Tokenizer.from_file(str(model_dir / "tokenizer.json")).get_vocab(with_added_tokens=True)
+    text = json.dumps(sorted(vocabulary.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _with_parsed_arguments(message: Mapping[str, Any], where: str) -> dict[str, Any]:

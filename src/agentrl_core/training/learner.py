@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agentrl_core.batching.samples import ExportStyle, Samples
     from agentrl_core.batching.shaping import Shaping
     from agentrl_core.config.schema import TrainerConfig, WarmStartConfig
+    from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig
     from agentrl_core.losses.base import LossCalculator
     from agentrl_core.types import Group
@@ -189,10 +190,10 @@ class Learner:
             logprobs, _ = self._policy.logprobs(batch)
         return Before(proximal=logprobs if proximal else None, routes=routes)
 
-    def warm_start(self, rows: Sequence[Mapping[str, Any]], config: WarmStartConfig) -> list[float]:
+    def warm_start(self, rows: Sequence[Demonstration], config: WarmStartConfig) -> list[float]:
         """Fine-tune on demonstrations before the first step; returns the loss of each of its steps.
 
-        `rows` are `{"messages": […], "tools": […]}`. The optimizer of the steps starts anew after it.
+        The optimizer of the steps starts anew after it.
         """
         cpu = time.thread_time()
         losses = warm_start(

@@ -1,0 +1,220 @@
+"""Demonstrations from JSONL files: chats with weights, or the very token ids of episodes that were sampled.
+
+A line is one of
+
+* `{"messages": […], "tools": […]}` in OpenAI's shape; an assistant message may have a `weight` of its own;
+* what `agentrl trace export` writes: `{"ids": […], "spans": [[start, end], …], "tokenizer": …}`, with or without
+  `messages`; the ids of each span are trained, a third number is the span's weight;
+* `{"prompt": …, "completion": …}`, texts or lists of messages, of which the completion is trained;
+* `{"conversations": [{"from": "human", "value": …}, …], "system": …}`, ShareGPT's shape.
+
+and may have a `weight`, by which those inside are multiplied.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from agentrl_core.data.lines import BadLineError, kind, read_objects
+
+if TYPE_CHECKING:
+    from agentrl_core.types import Message
+
+Span: TypeAlias = tuple[int, int, float]
+"""First id, the id after the last, weight of each id."""
+
+_SHAPES = ("messages", "ids", "prompt", "conversations")
+_SAID = {"content", "tool_calls", "reasoning_content"}
+_SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_call": "assistant",
+}
+
+
+@attrs.frozen(kw_only=True)
+class TokenRow:
+    """A demonstration's token ids as they were sampled."""
+
+    ids: Sequence[int]
+    spans: Sequence[Span]
+    """What is trained, rising, without overlaps."""
+    tokenizer: str = ""
+    """Digest of the tokenizer that the ids belong to; empty where it is not known."""
+
+
+@attrs.frozen(kw_only=True)
+class Demonstration:
+    """One chat to learn from."""
+
+    where: str
+    """`file:line`, for messages about it."""
+    messages: Sequence[Message] = ()
+    weights: Sequence[float] = ()
+    """Of each message; 0 for those that are not an assistant's."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tokens: TokenRow | None = None
+    """In place of the messages, where the row has them."""
+
+    @property
+    def chat(self) -> dict[str, Any]:
+        """The chat as templates take it."""
+        return {"messages": list(self.messages), **({"tools": list(self.tools)} if self.tools else {})}
+
+
+def load_demonstrations(path: str | Path) -> list[Demonstration]:
+    """Read a JSONL file; DataError has a line for each problem, with what was expected."""
+    path = Path(path)
+    return read_objects(path, lambda row, line: demonstration(row, f"{path}:{line}"), what="demonstration")
+
+
+def demonstration(row: Mapping[str, Any], where: str) -> Demonstration:
+    """Make a demonstration of an object of any shape; raises `BadLineError`."""
+    fields = {name: value for name, value in row.items() if value is not None}
+    shapes = [name for name in _SHAPES if name in fields]
+    if not shapes:
+        raise BadLineError(
+            "expected `messages` (a list), `ids` and `spans`, `prompt` and `completion`, or `conversations`; found "
+            + (", ".join(f"`{name}`" for name in row) or "an empty object")
+        )
+    scale = _weight(fields.get("weight", 1.0), "weight")
+    messages, weights = _chat(fields, shapes[0])
+    tokens = _tokens(fields, scale) if "ids" in fields else None
+    if tokens is None and not any(weights):
+        replies = any(message["role"] == "assistant" for message in messages)
+        found = "no assistant message with a weight above 0" if replies else "no assistant message"
+        raise BadLineError(f"{found}, so there is nothing to learn from it")
+    if tokens is None and scale == 0:
+        raise BadLineError("weight: 0, so there is nothing to learn from it; leave the line out")
+    return Demonstration(
+        where=where,
+        messages=messages,
+        weights=[scale * weight for weight in weights],
+        tools=_tools(fields.get("tools")),
+        tokens=tokens,
+    )
+
+
+def _chat(fields: Mapping[str, Any], shape: str) -> tuple[list[Message], list[float]]:
+    """Messages without their weights, and these."""
+    if shape == "prompt":
+        prompt = _part(fields, "prompt", "user")
+        given = [*prompt, *_part(fields, "completion", "assistant")]
+        messages, weights = _messages(given, "messages")
+        return messages, [0.0] * len(prompt) + weights[len(prompt) :]
+    if shape == "conversations":
+        return _messages(_sharegpt(fields), "conversations")
+    return _messages(fields.get("messages", []), "messages") if "messages" in fields else ([], [])
+
+
+def _messages(given: Any, name: str) -> tuple[list[Message], list[float]]:
+    if not isinstance(given, list) or not given:
+        raise BadLineError(f"{name}: expected a list of messages, found {kind(given)}")
+    messages: list[Message] = []
+    weights: list[float] = []
+    for index, message in enumerate(given):
+        where = f"{name}.{index}"
+        if not isinstance(message, dict):
+            raise BadLineError(f"{where}: expected an object with a role, found {kind(message)}")
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise BadLineError(f"{where}.role: expected a text, found {kind(role)}")
+        weight = message.get("weight")
+        if role != "assistant" and weight:
+            raise BadLineError(f"{where}.weight: only assistant messages are trained, this is of the role {role}")
+        if role == "assistant" and not message.keys() & _SAID:
+            raise BadLineError(f"{where}: expected an assistant message with `content` or `tool_calls`, found neither")
+        default = 1.0 if role == "assistant" else 0.0
+        weights.append(default if weight is None else _weight(weight, f"{where}.weight"))
+        messages.append({key: value for key, value in message.items() if key != "weight"})
+    return messages, weights
+
+
+def _part(fields: Mapping[str, Any], name: str, role: str) -> list[Any]:
+    """A prompt or completion as messages."""
+    value = fields.get(name)
+    if isinstance(value, str) and value:
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list) or not value:
+        raise BadLineError(f"{name}: expected a text or a list of messages, found {kind(value)}")
+    return value
+
+
+def _sharegpt(fields: Mapping[str, Any]) -> list[Message]:
+    turns = fields["conversations"]
+    if not isinstance(turns, list):
+        raise BadLineError(f"conversations: expected a list, found {kind(turns)}")
+    messages: list[Message] = []
+    if system := fields.get("system"):
+        messages.append({"role": "system", "content": system})
+    for index, turn in enumerate(turns):
+        where = f"conversations.{index}"
+        if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
+            raise BadLineError(f'{where}: expected {{"from": …, "value": a text}}, found {kind(turn)}')
+        if turn.get("from") not in _SHAREGPT_ROLES:
+            raise BadLineError(f"{where}.from: expected one of {', '.join(_SHAREGPT_ROLES)}, found {turn.get('from')}")
+        said: Message = {"role": _SHAREGPT_ROLES[turn["from"]], "content": turn["value"]}
+        if turn["from"] == "function_call":
+            said |= {"content": "", "tool_calls": [{"type": "function", "function": _json(turn["value"], where)}]}
+        messages.append(said | ({"weight": turn["weight"]} if "weight" in turn else {}))
+    return messages
+
+
+def _tools(value: Any) -> list[Mapping[str, Any]] | None:
+    """Tools as a list of objects; some data sets hold them as JSON text."""
+    if isinstance(value, str):
+        value = _json(value, "tools") if value.strip() else None
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise BadLineError(f"tools: expected a list of objects, found {kind(value)}")
+    return value
+
+
+def _tokens(fields: Mapping[str, Any], scale: float) -> TokenRow:
+    ids, spans, tokenizer = fields["ids"], fields.get("spans"), fields.get("tokenizer", "")
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise BadLineError("ids: expected a list of token ids, whole numbers of at least 0")
+    if not isinstance(tokenizer, str):
+        raise BadLineError(f"tokenizer: expected a text, found {kind(tokenizer)}")
+    if not isinstance(spans, list) or not spans:
+        raise BadLineError(f"spans: expected a list of [start, end], found {kind(spans)}")
+    found: list[Span] = []
+    end = 1  # the first id has no distribution to be trained on
+    for index, span in enumerate(spans):
+        if not (isinstance(span, list) and len(span) in (2, 3) and all(type(place) is int for place in span[:2])):
+            raise BadLineError(f"spans.{index}: expected [start, end] or [start, end, weight], found {span}")
+        if not end <= span[0] < span[1] <= len(ids):
+            raise BadLineError(
+                f"spans.{index}: expected {end} <= start < end <= {len(ids)} (spans rise, do not overlap, and have a "
+                f"prompt before them), found {span}"
+            )
+        end = span[1]
+        found.append((span[0], end, scale * _weight(span[2] if len(span) > 2 else 1.0, f"spans.{index}.2")))  # noqa: PLR2004  # an optional third
+    if not any(weight for _, _, weight in found):
+        raise BadLineError("spans: none has a weight above 0, so there is nothing to learn from it")
+    return TokenRow(ids=ids, spans=found, tokenizer=tokenizer)
+
+
+def _weight(value: Any, where: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise BadLineError(f"{where}: expected a number of at least 0, found {kind(value)}")
+    return float(value)
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise BadLineError(f"{where}: expected JSON, found {text[:40]!r}") from error

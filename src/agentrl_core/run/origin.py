@@ -1,0 +1,99 @@
+"""What every run begins with, whatever it trains by: its row in the store, and the policy's folder."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core import config as configs
+from agentrl_core.config.schema import Component
+from agentrl_core.errors import ConfigError, UsageError
+from agentrl_core.stores.base import RunRow
+
+if TYPE_CHECKING:
+    from agentrl_core.run.directory import RunDirectory
+    from agentrl_core.run.parts import Parts
+    from agentrl_core.stores.base import ResumePoint, Store
+
+
+async def announce(store: Store, parts: Parts[Any], run_id: str) -> None:
+    """Enter the run into the store."""
+    row = RunRow(
+        id=run_id,
+        created_at=time.time(),
+        status="running",
+        config=configs.dump(parts.config),
+        components=parts.used,
+    )
+    await store.create_run(row)
+
+
+def newest_checkpoint(store: Store, directory: RunDirectory, *, steps: int) -> tuple[int, Path] | None:
+    """Return step and folder of the checkpoint to go on from; refuse a run that has all its `steps`."""
+    checkpoint = directory.latest_checkpoint()
+    if checkpoint is None:
+        return None
+    status = asyncio.run(_known_status(store, directory))
+    if checkpoint[0] >= steps and status == "finished":
+        raise UsageError(
+            f"run '{directory.name}' is finished: {checkpoint[0]} of {steps} steps; "
+            f"give it more with: agentrl runs resume {directory.reference} trainer.steps={2 * checkpoint[0]}"
+        )
+    return checkpoint
+
+
+async def _known_status(store: Store, directory: RunDirectory) -> str:
+    """How the run ended; a checkpoint without its store would start the order of tasks and the versions anew."""
+    known = {run.id: run.status for run in await store.runs()}
+    if directory.name not in known:
+        raise UsageError(
+            f"{directory.path} has checkpoints, but its store {directory.database} does not know the run "
+            f"'{directory.name}' (it knows: {', '.join(known) or 'none'}); put the store back, or start a new run "
+            "with model.path set to the checkpoint"
+        )
+    return known[directory.name]
+
+
+async def rewind(store: Store, parts: Parts[Any], run_id: str, step: int) -> ResumePoint:
+    """Void what came after `step`, and publish its weights as a version that the run never had."""
+    if run_id not in {run.id for run in await store.runs()}:  # killed before the store knew of it
+        await announce(store, parts, run_id)
+    await store.void_after(run_id, step)
+    point = await store.resume_point(run_id, step)
+    await store.update_run(run_id, status="running")
+    await store.add_version(run_id, point.last_version + 1, step=step)
+    return point
+
+
+def model_directory(
+    parts: Parts[Any], directory: RunDirectory, conversations: Callable[[], Sequence[Mapping[str, Any]]]
+) -> Path:
+    """The policy before training: the config's own folder, or one that its builder fills.
+
+    `conversations` are what a built tokenizer is trained on.
+    """
+    config, where = parts.config, parts.where
+    if config.model.path is not None:
+        path: Path = (parts.base_dir / config.model.path).expanduser().resolve()
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{where('model.path')}: {path} is not a model directory (no config.json there); expected a folder "
+                "that from_pretrained reads: config.json, weights, tokenizer.json and a chat template"
+            )
+        return path
+    if config.model.use is None:
+        raise ConfigError(f"{where('model')}: name the policy: `path: FOLDER` or `use: tiny`")
+    if not (directory.model / "config.json").is_file():  # a resumed run has it
+        builder = Component(config.model.use, config.model.options)
+        parts.build(
+            "models",
+            "model",
+            builder,
+            directory=directory.model,
+            seed=config.seed,
+            conversations=conversations(),
+        )()
+    return directory.model

@@ -1,0 +1,181 @@
+"""The parts that a config names, whatever the run trains by: held against their signatures first, then built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import attrs
+
+from agentrl_core.batching.filters import as_filter
+from agentrl_core.batching.shaping import as_shaping
+from agentrl_core.chat import Chat
+from agentrl_core.config.schema import RunConfig
+from agentrl_core.config.sft import SftConfig
+from agentrl_core.errors import PluginError, UsageError
+from agentrl_core.losses import split_options
+from agentrl_core.options import bind
+from agentrl_core.references import import_module, user_folders
+
+if TYPE_CHECKING:
+    from agentrl_core.config import LoadedConfig
+    from agentrl_core.config.schema import Component
+    from agentrl_core.registry import Registry
+
+C = TypeVar("C", bound=RunConfig | SftConfig)
+
+_METHODS = {"losses": "loss", "advantages": "advantages", "credits": "credit", "filters": "keep", "shapings": "shape"}
+"""Kind of component -> the method without which it is none."""
+_OF_FUNCTIONS = {"filters": as_filter, "shapings": as_shaping}
+"""Kind of component that may be a plain function -> what makes one of it."""
+_INJECTED = {
+    "engines": ("model_dir", "seed", "dtype"),
+    "stores": ("path",),
+    "trackers": ("run_dir",),
+    "models": ("directory", "seed", "conversations"),
+}
+"""Kind of component -> the arguments that a run gives it."""
+
+
+@attrs.frozen(kw_only=True)
+class Given(Generic[C]):
+    """A config and where it was written."""
+
+    run: C
+    base_dir: Path
+    """Relative paths in the config start from here."""
+    places: Callable[[str], Callable[[str], str]]
+    """Dotted key of a section -> its option's name ("" for the section) -> `config.yaml:9: section.option`."""
+
+    @classmethod
+    def from_file(cls, loaded: LoadedConfig[C]) -> Given[C]:
+        """A config that was read from a file."""
+        return cls(run=loaded.run, base_dir=loaded.base_dir, places=loaded.places)
+
+    @classmethod
+    def from_python(cls, run: C, base_dir: Path) -> Given[C]:
+        """A config without a file; messages name the key alone."""
+        return cls(run=run, base_dir=base_dir, places=lambda key: lambda option: f"{key}.{option}" if option else key)
+
+    def where(self, key: str) -> str:
+        """Start of a message about a dotted key."""
+        return self.places(key)("")
+
+
+@attrs.define(kw_only=True)
+class Parts(Generic[C]):
+    """What the config names, as objects; those that need the run's folder are built later by `build`."""
+
+    given: Given[C]
+    registry: Registry
+    used: dict[str, str]
+    """`kind:name` -> `dist==version module:attr`."""
+
+    @property
+    def config(self) -> C:
+        """The run's config."""
+        return self.given.run
+
+    @property
+    def base_dir(self) -> Path:
+        """Relative paths in the config start from here."""
+        return self.given.base_dir
+
+    def close(self) -> None:
+        """Nothing has to be ended."""
+
+    def where(self, key: str) -> str:
+        """Start of a message about a dotted key, `config.yaml:9: key`."""
+        return self.given.where(key)
+
+    def build(self, kind: str, key: str, component: Component, **injected: Any) -> Any:
+        """Construct a component and remember where it came from."""
+        places, base_dir = self.given.places(key), self.base_dir
+        built = self.registry.build(kind, component, where=places, base_dir=base_dir, **injected)
+        self.used[f"{kind}:{component.use}"] = self.registry.describe(kind, component.use, base_dir=base_dir)
+        return built
+
+
+class PartChecks(Generic[C]):
+    """The checks of what configs have in common, each yielding a line for everything that it finds wrong."""
+
+    def __init__(self, given: Given[C], registry: Registry) -> None:
+        self._given, self._run, self._registry = given, given.run, registry
+
+    def imports(self) -> Iterator[str]:
+        """Import the config's modules, which may register something."""
+        folders = user_folders(self._given.base_dir)
+        for index, name in enumerate(self._run.plugins.modules):
+            where = self._given.where(f"plugins.modules.{index}")
+            try:
+                import_module(name, folders)
+            except PluginError as error:
+                yield f"{where}: {error}"
+
+    def model(self) -> Iterator[str]:
+        """The policy's folder or builder."""
+        model, where = self._run.model, self._given.where
+        if model.use is not None:
+            yield from self._with_options("models", "model", model.use, model.options)
+        elif model.path is None:
+            yield f"{where('model')}: name the policy: `path: FOLDER` of a model, or `use: tiny`"
+        else:
+            folder = self._given.base_dir / Path(model.path).expanduser()
+            if not (folder / "config.json").is_file():
+                yield f"{where('model.path')}: {folder} is not a model directory: it has no config.json"
+            else:
+                yield from (
+                    f"{where('model.path')}: {text}" for text in problems_of(lambda: Chat.from_directory(folder))
+                )
+
+    def common(self) -> Iterator[str]:
+        """Store, trackers and loss."""
+        run = self._run
+        yield from self._with_options("stores", "store", run.store.use, run.store.options)
+        for index, item in enumerate(run.trackers):
+            yield from self._with_options("trackers", f"trackers.{index}", item.use, item.options)
+        yield from problems_of(self._build_loss)
+
+    def _build_loss(self) -> None:
+        loss = self._run.loss
+        options, _ = split_options(loss.options)
+        self._build("losses", "loss", attrs.evolve(loss, options=options))
+
+    def _built(self, kind: str, key: str, component: Component, **injected: Any) -> Iterator[str]:
+        yield from problems_of(lambda: self._build(kind, key, component, **injected))
+
+    def _build(self, kind: str, key: str, component: Component, **injected: Any) -> Any:
+        places, base_dir = self._given.places(key), self._given.base_dir
+        built = self._registry.build(kind, component, where=places, base_dir=base_dir, **injected)
+        method = _METHODS[kind]
+        if kind in _OF_FUNCTIONS:
+            built = _OF_FUNCTIONS[kind](built, component.use, where=places(""))
+        if not callable(getattr(built, method, None)):
+            found = getattr(built, "__qualname__", type(built).__qualname__)
+            raise PluginError(
+                f"{places('')}: '{component.use}' makes {found}, which has no method `{method}`; expected an object "
+                f"(or a class of it) with `{method}(…)`"
+            )
+        return built
+
+    def _find(self, kind: str, name: str, where: str) -> Any:
+        return self._registry.load(kind, name, base_dir=self._given.base_dir, where=where)
+
+    def _with_options(self, kind: str, key: str, name: str, options: Mapping[str, Any]) -> Iterator[str]:
+        """Import a component, and hold its options against its signature."""
+        places, injected = self._given.places(key), dict.fromkeys(_INJECTED.get(kind, ()))
+
+        def look() -> None:
+            target = self._find(kind, name, places(""))
+            bind(target, options, name=name, where=places, injected=injected)
+
+        yield from problems_of(look)
+
+
+def problems_of(action: Callable[[], object]) -> Iterator[str]:
+    """Yield what `action` finds wrong with what the user wrote."""
+    try:
+        action()
+    except UsageError as error:
+        yield str(error)

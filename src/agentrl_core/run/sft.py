@@ -1,0 +1,291 @@
+"""From a config to a fine-tuned policy, without sampling: `FineTuner(config).train()`, what `agentrl sft` calls."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_core import config as configs
+from agentrl_core.config.sft import SftConfig
+from agentrl_core.data.demonstrations import load_demonstrations
+from agentrl_core.errors import ConfigError, UsageError
+from agentrl_core.plugins import load_registry
+from agentrl_core.run.directory import RunDirectory
+from agentrl_core.run.lifecycle import carry_out, outside_event_loops
+from agentrl_core.run.origin import announce, model_directory, newest_checkpoint, rewind
+from agentrl_core.run.parts import Given, PartChecks, Parts
+from agentrl_core.stores.base import StepRow
+from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
+
+if TYPE_CHECKING:
+    from agentrl_core.config import LoadedConfig
+    from agentrl_core.data.demonstrations import Demonstration
+    from agentrl_core.registry import Registry
+    from agentrl_core.run.audience import Audience
+    from agentrl_core.stores.base import Store
+    from agentrl_core.training.tuner import Tuner
+
+COMMAND = "sft"
+"""What the snapshot of such a run's config names."""
+
+
+class FineTuner:
+    """Fine-tunes one policy on demonstrations.
+
+    `config` is an `SftConfig`, a mapping in the config file's shape, or the path of a YAML file; relative paths in it
+    start from the file's folder, or from the working directory.
+    """
+
+    def __init__(
+        self, config: SftConfig | Mapping[str, Any] | str | Path, *, overrides: Sequence[str] = (), name: str = ""
+    ) -> None:
+        if isinstance(config, str | Path):
+            self._given = Given.from_file(configs.load_as(SftConfig, Path(config), overrides, name=name or None))
+        else:
+            plain = configs.dump(config) if isinstance(config, SftConfig) else config
+            run = configs.parse_as(SftConfig, plain, [*overrides, *([f"name={name}"] if name else [])])
+            self._given = Given.from_python(run, Path.cwd())
+
+    @property
+    def config(self) -> SftConfig:
+        """What will run."""
+        return self._given.run
+
+    def train(self) -> RunSummary:
+        """Train from the start to the end.
+
+        Raises `UsageError` for what cannot work, before anything starts, and `RunError` where a started run cannot go
+        on.
+        """
+        return outside_event_loops(self._train)
+
+    def _train(self) -> RunSummary:
+        parts = resolve(self._given)
+        directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
+        config = attrs.evolve(self.config, name=directory.name)
+        directory.write_snapshot(configs.dump(config), self._given.base_dir, command=COMMAND)
+        return _run(parts, directory, resumed=False)
+
+
+def resume(directory: RunDirectory, overrides: Sequence[str]) -> RunSummary:
+    """Go on with a killed or interrupted fine-tuning from its newest checkpoint, bit by bit as if it never stopped."""
+    kept, base_dir = directory.read_snapshot()
+    config = configs.parse_as(SftConfig, kept, overrides)
+    directory.check_name(config.name)
+    parts = resolve(Given.from_python(config, base_dir))
+    with directory.locked():  # before the first change
+        directory.write_snapshot(configs.dump(config), base_dir, command=COMMAND)
+    return _run(parts, directory, resumed=True)
+
+
+@attrs.define(kw_only=True)
+class SftParts(Parts[SftConfig]):
+    """What a fine-tuning's config names."""
+
+    rows: Sequence[Demonstration]
+    eval_sets: Mapping[str, Sequence[Demonstration]]
+
+    @property
+    def steps(self) -> int:
+        """Optimizer updates of the whole run."""
+        trainer = self.config.trainer
+        return trainer.steps or (trainer.epochs or 1) * math.ceil(len(self.rows) / trainer.batch_size)
+
+
+class SftChecks(PartChecks[SftConfig]):
+    """The checks of a fine-tuning's config."""
+
+    def __init__(self, given: Given[SftConfig], registry: Registry) -> None:
+        super().__init__(given, registry)
+        self.sets: dict[str, Sequence[Demonstration]] = {}
+        """`data.train`, `data.eval`, `data.eval.NAME` -> the rows there."""
+
+    def all(self) -> list[str]:
+        """Return a line for each problem."""
+        found = [*self.imports(), *self.model(), *self.common()]
+        trainer = self._run.trainer
+        if trainer.steps and trainer.epochs:
+            found.append(f"{self._given.where('trainer.epochs')}: give either steps or epochs, found both")
+        sources = {"data.train": self._run.data.train}
+        if isinstance(self._run.data.eval, str):
+            sources["data.eval"] = self._run.data.eval
+        else:
+            sources |= {f"data.eval.{name}": source for name, source in (self._run.data.eval or {}).items()}
+        for key, source in sources.items():
+            try:
+                self.sets[key] = load_demonstrations(self._given.base_dir / Path(source).expanduser())
+            except UsageError as error:
+                found.append(f"{self._given.where(key)}: {error}" if "\n" not in str(error) else str(error))
+        return list(dict.fromkeys(found))
+
+
+def check_config(loaded: LoadedConfig[SftConfig]) -> Sequence[str]:
+    """Return a line for each problem that can be found before a fine-tuning starts."""
+    plugins = loaded.run.plugins
+    return SftChecks(Given.from_file(loaded), load_registry(plugins.block, on_error=plugins.on_error)).all()
+
+
+def resolve(given: Given[SftConfig]) -> SftParts:
+    """Load the registry and the data; raise `UsageError` for all that would stop the run later."""
+    config = given.run
+    registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
+    checks = SftChecks(given, registry)
+    if problems := checks.all():
+        raise ConfigError("\n".join(problems))
+    evals = {
+        key.removeprefix("data.").removeprefix("eval."): rows
+        for key, rows in checks.sets.items()
+        if key != "data.train"
+    }
+    return SftParts(given=given, registry=registry, used={}, rows=checks.sets["data.train"], eval_sets=evals)
+
+
+def _run(parts: SftParts, directory: RunDirectory, *, resumed: bool) -> RunSummary:
+    started = time.time()
+
+    def work(store: Store, audience: Audience) -> RunSummary:
+        step = 0
+        checkpoint = newest_checkpoint(store, directory, steps=parts.steps) if resumed else None
+        if checkpoint is None:
+            tuner = _tuner(parts, model_directory(parts, directory, lambda: _conversations(parts)))
+        else:
+            step, folder = checkpoint
+            tuner = _tuner(parts, folder)
+            tuner.restore(folder)
+        if resumed:
+            version = asyncio.run(rewind(store, parts, directory.name, step)).last_version + 1
+            audience.notice(f"resumed after step {step}")
+        else:
+            version = 0
+            asyncio.run(announce(store, parts, directory.name))
+            asyncio.run(store.add_version(directory.name, 0, step=0))
+        return _Loop(parts, directory, store, audience, tuner, step=step, version=version, started_at=started).run()
+
+    return carry_out(parts, directory, work)
+
+
+def _conversations(parts: SftParts) -> list[dict[str, Any]]:
+    """What a built tokenizer is trained on."""
+    return [row.chat for row in parts.rows if row.messages]
+
+
+def _tuner(parts: SftParts, model_dir: Path) -> Tuner:
+    from agentrl_core.losses import split_options
+    from agentrl_core.training.tuner import Tuner
+
+    config = parts.config
+    options, aggregation = split_options(config.loss.options)
+    return Tuner(
+        model_dir=model_dir,
+        rows=parts.rows,
+        eval_sets=parts.eval_sets,
+        loss=parts.build("losses", "loss", attrs.evolve(config.loss, options=options)),
+        aggregation=aggregation,
+        config=config,
+        steps=parts.steps,
+    )
+
+
+class _Loop:
+    """The updates of one fine-tuning, with everything that is reported and kept of them."""
+
+    def __init__(
+        self,
+        parts: SftParts,
+        directory: RunDirectory,
+        store: Store,
+        audience: Audience,
+        tuner: Tuner,
+        *,
+        step: int,
+        version: int,
+        started_at: float,
+    ) -> None:
+        self._parts, self._config, self._directory = parts, parts.config, directory
+        self._store, self._audience, self._tuner = store, audience, tuner
+        self._step, self._version, self._started_at = step, version, started_at
+        self._saved_step = step or None
+        self._evals: list[EvalReport] = []
+
+    def run(self) -> RunSummary:
+        """Train to the end; the summary is reported on failures too."""
+        planned = attrs.evolve(self._config.trainer, steps=self._parts.steps, epochs=None)
+        info = RunInfo(
+            name=self._directory.name,
+            directory=str(self._directory.path),
+            config=configs.dump(attrs.evolve(self._config, trainer=planned)),
+            components=dict(self._parts.used),
+            command=COMMAND,
+        )
+        status, message = "failed", ""
+        try:
+            self._audience.run_started(info)
+            self._train()
+            status = "finished"
+        except KeyboardInterrupt:
+            status, message = "interrupted", "interrupted"
+            raise
+        except BaseException as error:
+            message = str(error)
+            raise
+        finally:
+            summary = self._finish(status, message)
+        return summary
+
+    def _train(self) -> None:
+        every, steps = self._config.eval.every, self._parts.steps
+        self._evaluate()
+        while self._step < steps:
+            self._take_step()
+            if every and self._step % every == 0 and self._step < steps:
+                self._evaluate()
+        if not self._evals or self._evals[-1].step != self._step:
+            self._evaluate()
+        self._save()
+
+    def _take_step(self) -> None:
+        metrics = self._tuner.step()
+        self._step += 1
+        self._version += 1
+        name = self._directory.name
+        asyncio.run(self._store.add_version(name, self._version, step=self._step))
+        row = StepRow(run_id=name, step=self._step, version=self._version, groups=(), records=(), metrics=metrics)
+        asyncio.run(self._store.add_step(row))
+        if self._step % self._config.trainer.save_steps == 0:
+            self._save()
+        self._audience.step_finished(StepReport(step=self._step, version=self._version, metrics=metrics, outcomes={}))
+
+    def _save(self) -> None:
+        if self._saved_step != self._step:
+            self._tuner.save(self._directory.checkpoints / f"step-{self._step}", step=self._step, version=self._version)
+            self._saved_step = self._step
+
+    def _evaluate(self) -> None:
+        losses = self._tuner.held_out()
+        if losses:
+            report = EvalReport(step=self._step, rewards={}, records={}, losses=losses)
+            self._evals.append(report)
+            self._audience.evaluated(report)
+
+    def _finish(self, status: str, message: str) -> RunSummary:
+        summary = RunSummary(
+            name=self._directory.name,
+            directory=str(self._directory.path),
+            status=status,
+            steps=self._step,
+            version=self._version,
+            evals=tuple(self._evals),
+            outcomes={},
+            llm_calls=0,
+            cpu_seconds={"learner": self._tuner.cpu_seconds},
+            wall_s=time.time() - self._started_at,
+            error=message,
+        )
+        self._audience.run_finished(summary)
+        return summary

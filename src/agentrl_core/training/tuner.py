@@ -1,0 +1,121 @@
+"""The learner without episodes: a policy, its demonstrations, their updates, its checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
+from agentrl_core.training.demonstrations import Demonstrations
+from agentrl_core.training.policy import Policy
+from agentrl_core.training.supervised import Plan, SupervisedTrainer, held_out_loss
+
+if TYPE_CHECKING:
+    from agentrl_core.config.sft import SftConfig
+    from agentrl_core.data.demonstrations import Demonstration
+    from agentrl_core.losses.aggregate import AggregationConfig
+    from agentrl_core.losses.base import LossCalculator
+
+
+class Tuner:
+    """Fine-tunes one policy in this process, on the calling thread; all rows are converted, and checked, at once."""
+
+    def __init__(
+        self,
+        *,
+        model_dir: Path,
+        rows: Sequence[Demonstration],
+        eval_sets: Mapping[str, Sequence[Demonstration]],
+        loss: LossCalculator,
+        aggregation: AggregationConfig,
+        config: SftConfig,
+        steps: int,
+    ) -> None:
+        torch.set_num_threads(config.trainer.threads)
+        self._policy = Policy.load(model_dir, dtype=config.model.dtype, attention=config.trainer.attention)
+        self._companions, self._config = Companions.read(model_dir), config
+        self._model_dir = model_dir
+        self._demonstrations = self._converted(rows)
+        self._eval_sets = {name: self._converted(held_out[: config.eval.rows]) for name, held_out in eval_sets.items()}
+        self._loss, self._aggregation, self._plan = loss, aggregation, _plan(config, steps)
+        self._trainer = self._new_trainer()
+        self._cpu_seconds = 0.0
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the calling thread in steps and evaluations so far."""
+        return self._cpu_seconds
+
+    def step(self) -> dict[str, float]:
+        """Take the next optimizer update; returns its metrics."""
+        cpu = time.thread_time()
+        metrics = self._trainer.step()
+        self._cpu_seconds += time.thread_time() - cpu
+        return metrics
+
+    def held_out(self) -> dict[str, float]:
+        """Loss per token of each held-out set."""
+        cpu = time.thread_time()
+        most = self._plan.max_tokens
+        losses = {name: held_out_loss(self._policy, rows, max_tokens=most) for name, rows in self._eval_sets.items()}
+        self._cpu_seconds += time.thread_time() - cpu
+        return losses
+
+    def save(self, directory: Path, step: int, version: int) -> None:
+        """Write a checkpoint to `directory` (`…/step-N`), and prune its neighbours to `trainer.keep_last`."""
+        save_checkpoint(
+            directory,
+            model=self._policy.model,
+            optimizer=self._trainer.optimizer,
+            companions=self._companions,
+            state={"step": step, "version": version, "seed": self._config.seed},
+        )
+        prune(directory.parent, keep=self._config.trainer.keep_last, saved=step)
+
+    def restore(self, directory: Path) -> None:
+        """Go back to a checkpoint, bit by bit; the next step takes the batch that came after it."""
+        self._trainer = self._new_trainer()
+        state = restore_checkpoint(directory, model=self._policy.model, optimizer=self._trainer.optimizer)
+        self._trainer.skip(int(state["step"]))
+
+    def _new_trainer(self) -> SupervisedTrainer:
+        return SupervisedTrainer(
+            self._policy,
+            self._demonstrations,
+            self._plan,
+            loss=self._loss,
+            aggregation=self._aggregation,
+            seed=self._config.seed,
+        )
+
+    def _converted(self, rows: Sequence[Demonstration]) -> Demonstrations:
+        data = self._config.data
+        demonstrations = Demonstrations(
+            rows,
+            model_dir=self._model_dir,
+            stop_token_ids=self._policy.stop_token_ids,
+            context_length=self._policy.context_length,
+            train_on=data.train_on,
+            exact_ids=data.exact_ids,
+        )
+        demonstrations.check()
+        return demonstrations
+
+
+def _plan(config: SftConfig, steps: int) -> Plan:
+    trainer = config.trainer
+    return Plan(
+        steps=steps,
+        batch_size=trainer.batch_size,
+        lr=trainer.lr,
+        schedule=trainer.schedule,
+        warmup_steps=trainer.warmup_steps,
+        betas=trainer.betas,
+        weight_decay=trainer.weight_decay,
+        max_grad_norm=trainer.max_grad_norm,
+        max_tokens=trainer.max_tokens_per_microbatch,
+    )
