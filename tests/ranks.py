@@ -22,9 +22,8 @@ def on_ranks(count, function, *arguments):
             _rank, (count, folder, function, arguments), nprocs=count, join=False, start_method="spawn"
         )
         end = time.monotonic() + WITHIN_S
-        while not started.join(
-            timeout=max(end - time.monotonic(), 0)
-        ):  # until the next one ends; raises what one raises
+        # waits for one more to end, and raises what one has raised
+        while not started.join(timeout=max(end - time.monotonic(), 0)):
             if time.monotonic() > end:
                 for process in started.processes:
                     process.kill()
