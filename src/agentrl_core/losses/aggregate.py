@@ -59,7 +59,7 @@ class AggregationConfig:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Denominators:
-    """Counts over every micro-batch of one optimizer update, known before its first backward."""
+    """Counts over every micro-batch and rank of one optimizer update, known before its first backward."""
 
     tokens: Tensor
     """Masked tokens. Scalar."""
@@ -73,8 +73,8 @@ class Denominators:
         """Count the update's loss tokens; `mask` and `sequence` as in LossBatch, of all its micro-batches."""
         per_sequence = mask.new_zeros(num_sequences).index_add(0, sequence, mask)
         return cls(
-            tokens=mask.sum().clamp_min(1.0),
-            sequences=(per_sequence > 0).sum().clamp_min(1).to(mask.dtype),
+            tokens=mask.sum(),
+            sequences=(per_sequence > 0).sum().to(mask.dtype),
             sequence_tokens=per_sequence.clamp_min(1.0),
         )
 
@@ -86,17 +86,18 @@ def aggregate(config: AggregationConfig, batch: LossBatch, output: LossOutput, d
     share is complete there. `denominators` counts the sequences that `config.sequence` names.
     """
     terms = output.per_token * output.keep
+    num_sequences = denominators.sequences.clamp_min(1.0)
     if config.aggregation == "token_mean":
-        return terms.sum() / denominators.tokens
+        return terms.sum() / denominators.tokens.clamp_min(1.0)
     if config.aggregation == "seq_mean_token_mean":
-        return (terms / denominators.sequence_tokens[batch.sequence]).sum() / denominators.sequences
+        return (terms / denominators.sequence_tokens[batch.sequence]).sum() / num_sequences
     if config.aggregation == "seq_mean_token_sum":
-        return terms.sum() / denominators.sequences
+        return terms.sum() / num_sequences
     if config.aggregation == "constant":
-        return terms.sum() / (denominators.sequences * float(config.horizon or 1))
+        return terms.sum() / (num_sequences * float(config.horizon or 1))
     sums = terms.new_zeros(batch.num_sequences).index_add(0, batch.sequence, terms)
-    kept = terms.new_zeros(batch.num_sequences).index_add(0, batch.sequence, output.keep)
-    return (sums / kept.clamp_min(1.0)).sum() / denominators.sequences
+    kept = output.keep.new_zeros(batch.num_sequences).index_add(0, batch.sequence, output.keep)
+    return (sums / kept.clamp_min(1.0)).sum() / num_sequences
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], AggregationConfig]:

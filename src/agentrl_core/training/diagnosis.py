@@ -10,6 +10,7 @@ import torch
 
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses.aggregate import Denominators
+from agentrl_core.training.ranks import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from agentrl_core.batching.samples import Samples
     from agentrl_core.losses.base import LossOutput
     from agentrl_core.training.optimizer import Before
+    from agentrl_core.training.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +63,8 @@ class NotFiniteError(TrainingError):
 class Guard:
     """Decides what becomes of an update that would not be finite, by `trainer.non_finite`."""
 
-    def __init__(self, policy: Literal["stop", "skip"], names: Sequence[str]) -> None:
-        self._policy, self._names = policy, names
+    def __init__(self, policy: Literal["stop", "skip"], names: Sequence[str], *, ranks: Ranks = ALONE) -> None:
+        self._policy, self._names, self._ranks = policy, names, ranks
         self.left_out: dict[str, str] = {}
         """Id of a record that was left out -> what of it was not finite."""
         self.skipped_updates = 0
@@ -89,7 +91,8 @@ class Guard:
                     ~torch.isin(batch.record, batch.record.new_tensor(list(error.culprits)))
                     for batch in update.micro_batches
                 ]
-                if not error.alone or not any(bool(tokens.any()) for tokens in kept):
+                left = any(bool(tokens.any()) for tokens in kept)
+                if not any(self._ranks.gather(left and error.alone)):  # a rank with nothing left takes part still
                     self.skipped_updates += 1
                     return None
                 update = reduced(update, kept)

@@ -97,5 +97,5 @@ def ratio_shares(batch: LossBatch) -> dict[str, tuple[float, float]]:
     ratio = torch.exp(batch.logprobs.detach() - batch.behaviour_logprobs)
     edges = torch.tensor(RATIO_EDGES, dtype=ratio.dtype, device=ratio.device)
     bins = torch.bucketize(ratio, edges, right=True)
-    counts = ratio.new_zeros(len(RATIO_EDGES) + 1).index_add(0, bins, batch.mask).tolist()
+    counts = batch.mask.new_zeros(len(RATIO_EDGES) + 1).index_add(0, bins, batch.mask).tolist()
     return {name: (count, sum(counts)) for name, count in zip(RATIO_SHARES, counts, strict=True)}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import attrs
 import torch
 
+from agentrl_core.errors import TrainingError
 from agentrl_core.losses.aggregate import aggregate
 from agentrl_core.losses.base import LossBatch
 from agentrl_core.training.diagnosis import NotFiniteError, bisect, culprits_of, select
 from agentrl_core.training.metrics import Means
+from agentrl_core.training.ranks import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
     from agentrl_core.losses.base import LossCalculator, LossOutput
     from agentrl_core.training.diagnosis import Culprits
     from agentrl_core.training.policy import Policy
+    from agentrl_core.training.ranks import Ranks
     from agentrl_core.training.routing import Routes
+
+T = TypeVar("T")
 
 
 def adamw(model: Any, *, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
@@ -69,6 +74,16 @@ class _Forward:
     loss: Tensor
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class _Share:
+    """What one rank has found in its part of an update, before the weights change."""
+
+    loss: float
+    culprits: Culprits
+    means: Means
+    records: Sequence[int]
+
+
 _Parts: TypeAlias = "Sequence[tuple[MicroBatch, Before]]"
 
 
@@ -76,7 +91,7 @@ class Updater:
     """Forward, loss and backward of an update's micro-batches, then clipping and one optimizer step.
 
     A loss's denominators are known before the first backward, so each micro-batch adds its exact share and the
-    gradient does not depend on how rows were packed.
+    gradient depends neither on how rows were packed nor on how they were shared among ranks.
     """
 
     def __init__(
@@ -87,10 +102,15 @@ class Updater:
         *,
         max_grad_norm: float,
         observe: Callable[[LossBatch], Mapping[str, tuple[float, float]]] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`observe` gives further per-token statistics of each micro-batch: name -> (sum, count)."""
+        """`observe` gives further per-token statistics of each micro-batch: name -> (sum, count).
+
+        `ranks` train the policy together: each calls `update` with its share, which may hold nothing, and all come to
+        the same loss, statistics, weights or error.
+        """
         self._policy, self._calculator, self._aggregation = policy, calculator, aggregation
-        self._max_grad_norm, self._observe = max_grad_norm, observe
+        self._max_grad_norm, self._observe, self._ranks = max_grad_norm, observe, ranks
 
     def update(
         self,
@@ -113,10 +133,46 @@ class Updater:
         parts = list(zip(update.micro_batches, before or [Before()] * len(update.micro_batches), strict=True))
         parts = [(batch, item) for batch, item in parts if len(batch.record)]
         optimizer.zero_grad(set_to_none=True)
+        denominators = self._ranks.denominators(update.denominators)
+        shares = self._gather(lambda: self._accumulate(parts, denominators, version, inspect))
+        value = sum(share.loss for share in shares)
+        culprits: Culprits = {}
+        for share in shares:
+            culprits |= share.culprits
+        if culprits:
+            optimizer.zero_grad(set_to_none=True)
+            raise NotFiniteError(culprits, names)
+        if not math.isfinite(value):  # each term is, their sum is not
+            optimizer.zero_grad(set_to_none=True)
+            raise NotFiniteError(dict.fromkeys(_records(shares), f"loss {value}"), names, alone=False)
+        self._ranks.add_up_gradients(self._policy.model.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._max_grad_norm)
+        if not torch.isfinite(norm):
+            blamed = self._gather(lambda: self._blamed(parts, denominators, version))
+            optimizer.zero_grad(set_to_none=True)
+            culprits = {record: what for of_rank in blamed for record, what in of_rank.items()}
+            if culprits:
+                raise NotFiniteError(culprits, names)
+            everyone = dict.fromkeys(_records(shares), "gradient norm of all together")
+            raise NotFiniteError(everyone, names, alone=False)
+        optimizer.step()
+        for share in shares:
+            means.join(share.means)
+        means.add("grad_norm", norm)
+        return value
+
+    def _accumulate(
+        self,
+        parts: _Parts,
+        denominators: Denominators,
+        version: int,
+        inspect: Callable[[MicroBatch, Tensor], None] | None,
+    ) -> _Share:
+        """Forward and backward of every micro-batch here; none backward after the first that is not finite."""
         value, found = 0.0, Means()
         culprits: Culprits = {}
         for batch, item in parts:
-            done = self._forward(batch, item, update.denominators, version)
+            done = self._forward(batch, item, denominators, version)
             culprits |= culprits_of(batch, done.logprobs.detach(), done.output)
             if culprits:
                 continue  # the others are looked at only
@@ -125,21 +181,21 @@ class Updater:
             done.loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
             value += done.loss.item()
             self._count(found, done)
-        if culprits:
-            optimizer.zero_grad(set_to_none=True)
-            raise NotFiniteError(culprits, names)
-        if not math.isfinite(value):  # each term is, their sum is not
-            optimizer.zero_grad(set_to_none=True)
-            raise NotFiniteError(dict.fromkeys(_records(parts), f"loss {value}"), names, alone=False)
-        norm = torch.nn.utils.clip_grad_norm_(self._policy.model.parameters(), self._max_grad_norm)
-        if not torch.isfinite(norm):
-            error = self._blamed(parts, update.denominators, version, names)
-            optimizer.zero_grad(set_to_none=True)
-            raise error
-        optimizer.step()
-        found.add("grad_norm", norm)
-        means.join(found)
-        return value
+        records = sorted({record for batch, _ in parts for record in batch.record.tolist()})
+        return _Share(loss=value, culprits=culprits, means=found, records=records)
+
+    def _gather(self, compute: Callable[[], T]) -> list[T]:
+        """Every rank's result; where one fails, all do, as the others would wait for it forever."""
+        try:
+            here = compute()
+        except Exception as error:
+            self._ranks.gather(TrainingError(f"rank {self._ranks.rank}: {error}"))
+            raise
+        found: list[T | TrainingError] = self._ranks.gather(here)
+        for item in found:
+            if isinstance(item, TrainingError):
+                raise item
+        return cast("list[T]", found)
 
     def _forward(self, batch: MicroBatch, before: Before, denominators: Denominators, version: int) -> _Forward:
         with before.replayed():
@@ -161,7 +217,7 @@ class Updater:
         loss = aggregate(self._aggregation, view, output, denominators)
         return _Forward(logprobs=logprobs, entropy=entropy, view=view, output=output, loss=loss)
 
-    def _blamed(self, parts: _Parts, denominators: Denominators, version: int, names: Sequence[str]) -> NotFiniteError:
+    def _blamed(self, parts: _Parts, denominators: Denominators, version: int) -> Culprits:
         """Find whose gradient is not finite, by going through the micro-batches of a refused update again.
 
         First by the gradient at each log-prob, where the loss has already gone wrong; else by halves of the records.
@@ -180,9 +236,7 @@ class Updater:
             found = set(batch.record[~torch.isfinite(at_tokens)].tolist())
             found = found or bisect(sorted(set(batch.record.tolist())), is_finite)
             culprits |= dict.fromkeys(found, f"gradient norm {norm.item()}")
-        if culprits:
-            return NotFiniteError(culprits, names)
-        return NotFiniteError(dict.fromkeys(_records(parts), "gradient norm of all together"), names, alone=False)
+        return culprits
 
     def _gradient(
         self, batch: MicroBatch, before: Before, denominators: Denominators, version: int
@@ -205,5 +259,5 @@ class Updater:
             means.add(name, part, tokens)
 
 
-def _records(parts: _Parts) -> list[int]:
-    return sorted({record for batch, _ in parts for record in batch.record.tolist()})
+def _records(shares: Sequence[_Share]) -> list[int]:
+    return sorted({record for share in shares for record in share.records})
