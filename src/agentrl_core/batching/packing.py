@@ -143,16 +143,20 @@ def pack(
     """Lay out one update in micro-batches of at most `max_tokens` tokens after merging.
 
     A group stays in one micro-batch if it fits, else sequences that begin alike stay together; a sequence that is
-    too long by itself goes alone. Without `merge` no token is shared, and every sample's all count.
+    too long by itself goes alone. Without `merge` no token is shared, and every sample's all count. No samples make
+    an update without micro-batches: a rank's that has nothing to do.
     """
     numbers = _number_sequences(samples, config.sequence)
-    num_sequences = 1 + max(chain.from_iterable(numbers))
+    num_sequences = 1 + max(chain.from_iterable(numbers), default=-1)
     batches = tuple(
         _micro_batch([samples[i] for i in part], [numbers[i] for i in part], num_sequences, device, merge=merge)
         for part in _partition(samples, max_tokens, merge=merge)
     )
+    nothing = torch.zeros(0, device=device)
     denominators = Denominators.count(
-        torch.cat([batch.mask for batch in batches]), torch.cat([batch.sequence for batch in batches]), num_sequences
+        torch.cat([nothing, *(batch.mask for batch in batches)]),
+        torch.cat([nothing.long(), *(batch.sequence for batch in batches)]),
+        num_sequences,
     )
     return Update(micro_batches=batches, denominators=denominators)
 

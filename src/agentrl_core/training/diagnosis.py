@@ -105,6 +105,8 @@ def reduced(update: Update, kept: Sequence[Tensor]) -> Update:
     All token ids stay, so that what was computed of the micro-batches before still fits; one may be left without a
     loss token.
     """
+    if not kept:
+        return update
     batches = tuple(select(batch, tokens) for batch, tokens in zip(update.micro_batches, kept, strict=True))
     denominators = Denominators.count(
         torch.cat([batch.mask for batch in batches]),
