@@ -71,7 +71,7 @@ def train(model_dir, samples, case, ranks=ALONE):
     shares = share_out(samples, ranks.size) if case.shared else [[]] * (ranks.size - 1) + [samples]
     share = [faulty(sample, case, [item.record for item in shares[-1]]) for sample in shares[ranks.rank]]
     update = pack(share, max_tokens=40, config=AggregationConfig(**case.aggregation))
-    optimizer = adamw(policy.model, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = adamw(policy.model, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     updater = Updater(
         policy,
         SteepLoss() if case.fault == "gradient" else GRPO(),
@@ -81,7 +81,7 @@ def train(model_dir, samples, case, ranks=ALONE):
         ranks=ranks,
     )
     names = [f"r{index}" for index in range(1 + max(sample.record for sample in samples))]
-    guard, means, values = Guard(case.non_finite, names, ranks=ranks), Means(), []
+    guard, means = Guard(case.non_finite, names, ranks=ranks), Means()
 
     def inspect(batch, logprobs):
         if CULPRIT in batch.record and case.fault in ("inspection", "program"):
@@ -91,8 +91,7 @@ def train(model_dir, samples, case, ranks=ALONE):
         return updater.update(optimizer, update, before, means=means, inspect=inspect, names=names)
 
     try:
-        for _ in range(2):
-            values.append(guard.attempt(update, [Before()] * len(update.micro_batches), apply))
+        values = [guard.attempt(update, [Before()] * len(update.micro_batches), apply) for _ in range(2)]
     except (TrainingError, ZeroDivisionError) as error:
         values = repr(error)
     return (

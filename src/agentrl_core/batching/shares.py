@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from agentrl_core.batching.trie import Overlap
@@ -47,9 +46,9 @@ def _parts(members: Sequence[Sample], count: int) -> list[list[Sample]]:
     count = min(count, len(records))
     if count == 1:
         return [list(members)]
-    trunk = len(commonprefix([sample.ids for sample in members]))
     # neighbours in the order of their ids share the most
-    ordered = sorted(records.values(), key=lambda of_record: of_record[0].ids)
+    ordered = sorted(records.values(), key=lambda of_record: list(of_record[0].ids))
+    trunk = _begin_alike(min(list(sample.ids) for sample in members), max(list(sample.ids) for sample in members))
     own = [max(_tokens(of_record) - trunk, 1) for of_record in ordered]
     parts: list[list[Sample]] = [[] for _ in range(count)]
     before = 0
@@ -57,6 +56,10 @@ def _parts(members: Sequence[Sample], count: int) -> list[list[Sample]]:
         parts[int((before + tokens / 2) * count / sum(own))] += of_record
         before += tokens
     return [part for part in parts if part]
+
+
+def _begin_alike(left: Sequence[int], right: Sequence[int]) -> int:
+    return next((place for place, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), len(left))
 
 
 def _tokens(samples: Iterable[Sample]) -> int:
