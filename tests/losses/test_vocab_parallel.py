@@ -3,6 +3,8 @@ import torch
 from tests.losses import vocab_parallel_cases as cases
 from tests.ranks import on_ranks
 
+pytestmark = pytest.mark.slow  # processes that load torch
+
 RANKS = 2
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 

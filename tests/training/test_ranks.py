@@ -12,6 +12,8 @@ from agentrl_core.batching.signal import training_signal
 from agentrl_core.training import ranks
 from agentrl_core.training.policy import Policy
 
+pytestmark = pytest.mark.slow  # processes that load torch
+
 RANKS = 2
 
 
