@@ -11,6 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_core.batching import advantages
+from agentrl_core.config import load
+from agentrl_core.config.yaml_text import read_file
+from agentrl_core.losses import grpo, minirl
+from agentrl_core.losses.aggregate import AggregationConfig
+from agentrl_core.run.checks import Given
+from agentrl_core.run.components import resolve
+from agentrl_core.run.start import _learner
+from agentrl_core.testing.policy import toy_policy
 from agentrl_core.testing.quest import Quest, held_out, situations
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +72,47 @@ def test_a_quest_can_be_won_in_two_calls_and_lost_in_three():
     assert (lost.offset, lost.reward, lost.finished) == ([-4, 1], 0.0, True)
 
 
+GOLDEN = json.loads((ROOT / "tests/losses/agentcpm_losses.json").read_text(encoding="utf-8"))
+"""What AgentRL's own code gave, and the flags that it ran with."""
+
+
+@pytest.fixture(scope="module")
+def learner_of(tmp_path_factory):
+    """The learner that a run of a recipe would have, with an even smaller policy."""
+    model_dir = toy_policy(tmp_path_factory.mktemp("toy"))
+
+    def learner(recipe, *overrides):
+        components = resolve(Given.from_file(load(COOKBOOK / recipe / "config.yaml", overrides)))
+        return _learner(components, model_dir)
+
+    return learner
+
+
+@pytest.mark.parametrize(
+    ("recipe", "case", "calculator", "aggregation"),
+    [
+        ("grpo", "grpo_token_default", grpo.GRPO, "token_mean"),
+        ("minirl", "minirl_recommended", minirl.MiniRL, "seq_mean_token_sum"),
+    ],
+)
+def test_agentrls_settings_resolve_to_those_of_its_golden_values(learner_of, recipe, case, calculator, aggregation):
+    (flags,) = (item["cfg"] for item in GOLDEN["cases"] if item["name"] == case)
+    learner = learner_of(recipe)
+    assert learner._loss == calculator(
+        clip=flags["epsilon"],
+        clip_higher=flags["epsilon_higher"],
+        strict_in_bound=flags["strict_in_bound"],
+        importance_weight_cap_ratio=flags["importance_weight_cap_ratio"],
+        out_of_date_decay=flags["out_of_date_decay"],
+    )
+    assert learner._aggregation == AggregationConfig(aggregation=aggregation, unit="record")
+    assert learner._advantage == advantages.LeaveOneOut(scale=2.0, sign_clip=True)
+    given = read_file(COOKBOOK / recipe / "config.yaml", problems := []).plain()
+    assert problems == []
+    assert {name: given[name] for name in flags if name in given}.items() <= flags.items()
+    assert {"loss_calculater", "token_level_loss", "epsilon", "epsilon_higher"} <= given.keys()
+
+
 def command_of(recipe: str, tmp_path: Path, *overrides: str) -> list[str]:
     command = [sys.executable, "-m", "agentrl_core", "run", str(COOKBOOK / recipe / "config.yaml")]
     return [*command, "--name", "smoke", f"output_dir={tmp_path}", *overrides]
@@ -111,6 +161,39 @@ def test_the_quickstart_learns_although_a_fifth_of_its_episodes_fail(tmp_path, m
         "not_finite": sum(count for name, count in outcomes.items() if "not_finite" in name) / total,
     }
     assert shares == pytest.approx({"failed": 0.10, "timed_out": 0.05, "not_finite": 0.05}, abs=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["grpo", "minirl"])
+def test_agentrls_settings_train(tmp_path, recipe):
+    events = run_recipe(recipe, tmp_path, "trainer.steps=7", "eval.tasks=16", "eval.every=0")
+    rewards = step_rewards(events)
+    assert len(rewards) == 7
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.2
+
+
+@pytest.mark.slow
+def test_losses_are_compared_in_a_table_and_a_picture(tmp_path):
+    overrides = ("warm_start.steps=60", "trainer.steps=2", "rollout.tasks_per_step=4", "eval.tasks=16")
+    command = [sys.executable, str(COOKBOOK / "losses/compare.py"), "grpo", "minirl", *overrides]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = re.findall(
+        r"^(\w+) +[\d.]+ -> [\d.]+ +[\d.]+ ± [\d.]+ -> [\d.]+ ± [\d.]+ +[\d.]+$", done.stdout, re.MULTILINE
+    )
+    assert table == ["grpo", "minirl"]
+    assert (tmp_path / "rewards.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ["0", "3"])
+def test_the_loop_in_one_file_learns(seed):
+    script = COOKBOOK / "loop_in_one_file.py"
+    assert len(script.read_text(encoding="utf-8").splitlines()) < 150
+    done = subprocess.run([sys.executable, str(script), seed], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "in the last five" in done.stdout
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The reward curve as a picture: `reward.png` in the run's folder."""
+"""Reward curves as pictures: `reward.png` in a run's folder, and several runs side by side."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
 
@@ -95,13 +96,9 @@ class CurveTracker:
         axes = figure.add_subplot()
         self._plot_training(axes)
         self._plot_evals(axes)
-        _dress(axes, self._title)
-        unfinished = self.path.with_suffix(".tmp")
-        try:
-            figure.savefig(unfinished, format="png")
-            unfinished.replace(self.path)
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot write: {error.strerror}; free space on that disk") from error
+        _dress(axes, f"{self._title}: reward" if self._title else "reward")
+        axes.legend(frameon=False, loc="best", fontsize=9)
+        _write(figure, self.path)
 
     def _plot_training(self, axes: Axes) -> None:
         steps, rewards = list(self._rewards), list(self._rewards.values())
@@ -128,11 +125,44 @@ class CurveTracker:
             )
 
 
+def draw_side_by_side(curves: Mapping[str, Sequence[float]], path: Path, *, window: int = 5) -> None:
+    """Draw the rewards of several runs' steps into one picture: each in a panel of its own, the others behind it.
+
+    `curves`: title of a panel -> mean reward of each step. The lines are centred moving averages of `window` steps.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.4 * len(curves) + 0.6, 2.8), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(curves), sharex=True, sharey=True, squeeze=False)[0]
+    lines = {name: _moving_average(rewards, window) for name, rewards in curves.items()}
+    for axes, (name, rewards) in zip(panels, curves.items(), strict=True):
+        for line in lines.values():
+            axes.plot(range(1, len(line) + 1), line, color=_QUIET, alpha=0.35, linewidth=1)
+        steps = range(1, len(rewards) + 1)
+        axes.plot(steps, rewards, color=_TRAINING, alpha=0.3, linewidth=1)
+        axes.plot(steps, lines[name], color=_TRAINING, linewidth=2)
+        _dress(axes, name)
+        axes.label_outer()
+    _write(figure, path)
+
+
+def _write(figure: Figure, path: Path) -> None:
+    """Write a picture, whole or not at all."""
+    unfinished = path.with_suffix(".tmp")
+    try:
+        figure.savefig(unfinished, format="png")
+        unfinished.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot write: {error.strerror}; free space on that disk") from error
+
+
 def _dress(axes: Axes, title: str) -> None:
-    """Add labels, a light grid, and a scale that shows all of [0, 1] where the rewards lie in it."""
+    """Add title, labels, a light grid, and a scale that shows all of [0, 1] where the rewards lie in it."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(f"{title}: reward" if title else "reward", loc="left", color=_INK, fontweight="bold")
+    axes.set_title(title, loc="left", color=_INK, fontweight="bold")
     axes.set_xlabel("optimizer step", color=_INK)
     axes.set_ylabel("mean reward", color=_INK)
     low, high = axes.dataLim.y0, axes.dataLim.y1
@@ -147,7 +177,6 @@ def _dress(axes: Axes, title: str) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color(_QUIET)
     axes.tick_params(colors=_INK, length=3)
-    axes.legend(frameon=False, loc="best", fontsize=9)
 
 
 def _moving_average(values: Sequence[float], window: int) -> list[float]:

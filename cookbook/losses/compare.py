@@ -1,0 +1,67 @@
+"""Train the same policy with several losses: `python cookbook/losses/compare.py [LOSS …] [OPTION=VALUE …]`.
+
+Each run has the config beside this file, the same seed and the same budget; a loss brings the aggregation and the
+advantage that belong to it. Prints a table, and draws rewards.png into the working directory.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl_core import Trainer
+from agentrl_core.trackers.curve import draw_side_by_side
+from agentrl_core.trackers.jsonl import FILE_NAME, read_events
+
+if TYPE_CHECKING:
+    from agentrl_core.trackers.base import EvalReport, RunSummary
+
+CONFIG = Path(__file__).with_name("config.yaml")
+VARIANTS: Mapping[str, Sequence[str]] = {
+    "grpo": ["loss={use: grpo, clip: 0.2}", "advantage={use: grpo}"],
+    "dr_grpo": ["loss={use: dr_grpo, horizon: 72}", "advantage={use: grpo, std: false}"],
+    "gspo": ["loss={use: gspo}", "advantage={use: grpo}"],
+    "cispo": ["loss={use: cispo, cap: 5.0}", "advantage={use: grpo}"],
+    "minirl": ["loss={use: minirl}", "advantage={use: grpo, std: false}"],
+}
+"""Name -> what it changes in the config. Another line here is another panel in the picture."""
+
+
+def rewards_of(summary: RunSummary) -> list[float]:
+    """Return the mean training reward of each step."""
+    events = read_events(Path(summary.directory) / FILE_NAME)
+    return [event["metrics"]["reward/mean"] for event in events if event["event"] == "step_finished"]
+
+
+def with_error(report: EvalReport) -> str:
+    """Return the held-out reward of an evaluation with its 95 % interval."""
+    (name,) = report.rewards
+    return f"{report.rewards[name]:.3f} ± {1.96 * report.errors[name]:.3f}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run what the command line asks for; all losses where it names none."""
+    overrides = [item for item in arguments if "=" in item]
+    names = [item for item in arguments if "=" not in item] or list(VARIANTS)
+    if unknown := set(names) - set(VARIANTS):
+        sys.exit(f"no such loss here: {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
+    summaries = {}
+    for name in names:
+        print(f"\n== {name}")
+        summaries[name] = Trainer(CONFIG, overrides=[*VARIANTS[name], *overrides]).train()
+    curves = {name: rewards_of(summary) for name, summary in summaries.items()}
+    print("\nloss       training: first 3 -> last 3   held out: before -> after             learner CPU s")
+    for name, summary in summaries.items():
+        rewards, before, after = curves[name], summary.evals[0], summary.evals[-1]
+        first, last = (math.fsum(part) / len(part) for part in (rewards[:3], rewards[-3:]))
+        heldout = f"{with_error(before)} -> {with_error(after)}"
+        print(f"{name:10} {first:.3f} -> {last:.3f}{'':15} {heldout:37} {summary.cpu_seconds['learner']:13.1f}")
+    draw_side_by_side(curves, Path("rewards.png"))
+    print("rewards of each step: rewards.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
