@@ -184,6 +184,17 @@ def test_a_malformed_call_never_gains(members):
     assert final.with_signal == 1
 
 
+@pytest.mark.parametrize("value", [{}, {"r0c0": float("nan"), "r1c0": 0.0}, {"r0c0": "a", "r1c0": 0.0}, None])
+def test_a_shaping_must_bound_every_advantage_by_a_finite_number(members, value):
+    class Odd(Malformed):
+        def bound(self, group, advantages):
+            return value
+
+    found = signal([members((1.0, [1]), (0.0, [1]))])
+    with pytest.raises(TrainingError, match=r"shaping 'Odd' (raised|returned) .* group group"):
+        finished(found, advantage=DrGRPO(), shaping=[Odd()])
+
+
 def test_shaped_rewards_of_groups_are_joined(members):
     first, second = (signal([members((1.0, [1]), index=index)], Affine(bias=float(index))) for index in range(2))
     assert Signal.joined([second]).shaped == {"r0": 2.0}
