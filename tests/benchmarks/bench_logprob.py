@@ -16,12 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
 import psutil
 import torch
+from tests.benchmarks.memory import forget_peak, peak_mb, used_mb
 from tests.benchmarks.report import Row, report
 from torch import Tensor
 from torch.nn import functional
@@ -110,21 +110,11 @@ def cell(case: Case, method: Method) -> dict[str, float]:
     targets = torch.randint(VOCABULARY, (case.tokens,), generator=random)
     method(hidden[:8], weight[:64], targets[:8] % 64).backward()  # libraries set themselves up
     hidden.grad = weight.grad = None
-    before = _memory("VmRSS")
-    _forget_peak()
+    before = used_mb()
+    forget_peak()
     start = time.process_time()
     method(hidden, weight, targets).backward()
-    return {"cpu_s": time.process_time() - start, "peak_mb": _memory("VmHWM") - before}
-
-
-def _memory(what: str) -> float:
-    """MB of this process: VmRSS now, VmHWM at most since the peak was forgotten. Linux alone tells it."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return {"cpu_s": time.process_time() - start, "peak_mb": peak_mb() - before}
 
 
 def _weighed(logprobs: Tensor, entropy: Tensor | None = None) -> Tensor:

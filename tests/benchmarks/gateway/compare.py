@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from tests.benchmarks.environment import UnavailableError
 from tests.benchmarks.gateway.fidelity import fidelity
 from tests.benchmarks.gateway.ours import OPENING_CHARS
-from tests.benchmarks.gateway.peers import PEERS, BeforeUpstream, Contender, InProcess, UnavailableError
+from tests.benchmarks.gateway.peers import PEERS, BeforeUpstream, Contender, InProcess
 from tests.benchmarks.gateway.process import Server
 from tests.benchmarks.gateway.raw_client import Sent, closed_loop
 from tests.benchmarks.gateway.talk import NEW_CHARS, Talk, opening, text

@@ -10,16 +10,17 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from tests.benchmarks.environment import UnavailableError, environment
 from tests.benchmarks.gateway.model import model_dir
 from tests.benchmarks.gateway.process import Server
 from tests.benchmarks.gateway.raw_client import Target
@@ -27,10 +28,6 @@ from tests.benchmarks.report import FOLDER
 
 _START_S = 120
 _KEY = "sk-benchmark-0123456789-abcdefghij"
-
-
-class UnavailableError(Exception):
-    """A peer that cannot be measured here, and why."""
 
 
 class Contender(ABC):
@@ -159,7 +156,7 @@ class Verifiers(Contender):
     name = "verifiers"
 
     def start(self) -> None:
-        python = _environment(self.name, None, "verifiers") / "bin/python"
+        python = environment(self.name, "verifiers") / "bin/python"
         script = Path(__file__).with_name("verifiers_server.py")
         self.server = Server(
             [str(python), str(script), self.upstream], log=self.folder / "log", env={"MOCK_KEY": "x", "PYTHONPATH": ""}
@@ -188,7 +185,7 @@ class LiteLLM(Contender):
         }
         path = self.folder / "config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        command = [_environment(self.name, None, "litellm[proxy]") / "bin/litellm", "--config", path]
+        command = [environment(self.name, "litellm[proxy]") / "bin/litellm", "--config", path]
         env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONPATH": ""}
         self.server, self.url = _start(
             [*command, "--host", "127.0.0.1", "--port", port], port, self.folder, "/health/liveliness", env
@@ -201,25 +198,11 @@ class LiteLLM(Contender):
 PEERS: tuple[type[Contender], ...] = (Rllm, AgentLightning, Verifiers, LiteLLM)
 
 
-def _environment(name: str, checkout: str | None, package: str, *, python: Any = lambda: sys.executable) -> Path:
-    """Return the peer's virtual environment, made where it is missing."""
-    directory = (FOLDER / "envs" / name).absolute()
-    if (directory / "bin").exists():
-        return directory
-    source = package
-    if checkout is not None:
-        if checkout not in os.environ:
-            raise UnavailableError(f"set {checkout} to a checkout of its repository")
-        source = str(Path(os.environ[checkout]) / package)
-    for command in (
-        [python(), "-m", "venv", str(directory)],
-        [str(directory / "bin/python"), "-m", "pip", "install", "-q", source],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise UnavailableError(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1:]}")
-    return directory
+def _environment(name: str, checkout: str, package: str, *, python: Callable[[], str] = lambda: sys.executable) -> Path:
+    """Return the environment of a peer that is installed from a checkout."""
+    if checkout not in os.environ:
+        raise UnavailableError(f"set {checkout} to a checkout of its repository")
+    return environment(name, Path(os.environ[checkout]) / package, python=python())
 
 
 def _python_312() -> str:
