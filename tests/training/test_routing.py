@@ -141,7 +141,7 @@ def test_a_pass_that_does_not_fit_the_record_is_refused_and_leaves_the_model_usa
     plain = logits(moe)
     with replay.recording() as routes:
         logits(moe)
-    with routes.replayed(), pytest.raises(TrainingError, match=r"experts of \(7,\) tokens, but \(24,\) recorded"):
+    with routes.replayed(), pytest.raises(TrainingError, match=r"of \(7,\) tokens, but \(24,\) are recorded"):
         logits(moe, IDS[:, :7])
     with routes.replayed():
         logits(moe)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from agentrl_core.errors import ConfigError, TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor, nn
 
@@ -25,13 +25,13 @@ _TOPK = frozenset({torch.topk, torch.Tensor.topk})
 
 
 class Routes:
-    """What every router of a model chose in one pass over a micro-batch: indices by router, in the order of its calls.
+    """What the routers of a model chose in one pass over a micro-batch: indices, in the order of their calls.
 
     They stand for the packed tokens of that micro-batch, loss tokens or not.
     """
 
     def __init__(self, replay: RoutingReplay) -> None:
-        self.choices: list[list[Tensor]] = [[] for _ in replay.routers]
+        self.choices: list[Tensor] = []
         self._replay = replay
 
     @contextmanager
@@ -56,8 +56,8 @@ class RoutingReplay:
                 "nothing to replay; leave it out, it is for mixture-of-experts models (Qwen3-MoE, Mixtral, OLMoE, …)"
             )
         self._mode: _Recording | _Replaying | None = None
-        for number, router in enumerate(self.routers):
-            router.register_forward_pre_hook(self._enter(number))
+        for router in self.routers:
+            router.register_forward_pre_hook(self._enter)
             router.register_forward_hook(self._leave, always_call=True)
 
     @contextmanager
@@ -76,13 +76,9 @@ class RoutingReplay:
         finally:
             self._mode = None
 
-    def _enter(self, number: int) -> Callable[..., None]:
-        def hook(_router: nn.Module, _arguments: object) -> None:
-            if self._mode is not None:
-                self._mode.router = number
-                self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch does not type it
-
-        return hook
+    def _enter(self, *_: object) -> None:
+        if self._mode is not None:
+            self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch does not type it
 
     def _leave(self, *_: object) -> None:
         if self._mode is not None:
@@ -94,8 +90,6 @@ class _Recording(TorchFunctionMode):
 
     def __init__(self, routes: Routes) -> None:
         super().__init__()
-        self.router = 0
-        """Number of the router that is being called."""
         self._choices = routes.choices
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,7 +97,7 @@ class _Recording(TorchFunctionMode):
         if func in _TOPK:
             scores: Tensor = args[0] if args else kwargs["input"]
             narrow = scores.shape[-1] <= torch.iinfo(torch.int16).max  # a quarter of the memory
-            self._choices[self.router].append(result.indices.to(torch.int16) if narrow else result.indices)
+            self._choices.append(result.indices.to(torch.int16) if narrow else result.indices)
         return result
 
 
@@ -112,20 +106,19 @@ class _Replaying(TorchFunctionMode):
 
     def __init__(self, routes: Routes) -> None:
         super().__init__()
-        self.router = 0
-        self._choices = [iter(of_router) for of_router in routes.choices]
+        self._choices = iter(routes.choices)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in _TOPK:
             return func(*args, **kwargs)
         scores, _, dim = _topk_arguments(*args, **kwargs)
-        recorded = next(self._choices[self.router], None)
+        recorded = next(self._choices, None)
         if recorded is None or recorded.shape[:-1] != scores.shape[:-1]:
+            found = "none are" if recorded is None else f"{tuple(recorded.shape[:-1])} are"
             raise TrainingError(
-                f"trainer.routing_replay: router {self.router} is asked for the experts of {tuple(scores.shape[:-1])} "
-                f"tokens, but {'none are' if recorded is None else tuple(recorded.shape[:-1])} recorded; the passes of "
-                "a micro-batch before and in the step must be the same"
+                f"trainer.routing_replay: experts are asked for of {tuple(scores.shape[:-1])} tokens, but {found} "
+                "recorded; the passes of a micro-batch before and in the step must be the same"
             )
         indices = recorded.long()
         return torch.return_types.topk((scores.gather(dim, indices), indices))
