@@ -49,9 +49,32 @@ def register_scorers(register: Register[Any]) -> None:
 @hookimpl
 def register_losses(register: Register[Any]) -> None:
     """Register the surrogates on sampled tokens."""
-    register("grpo", "agentrl_core.losses.grpo:GRPO", summary="clipped importance ratio per token")
-    register("minirl", "agentrl_core.losses.minirl:MiniRL", summary="REINFORCE within a trust region of the ratio")
-    register("cross_entropy", "agentrl_core.losses.cross_entropy:CrossEntropy", summary="imitate the sampled tokens")
+    losses = "agentrl_core.losses"
+    register("grpo", f"{losses}.grpo:GRPO", summary="clipped importance ratio per token")
+    register("dr_grpo", f"{losses}.dr_grpo:DrGRPO", summary="grpo divided by neither length nor spread")
+    register("dapo", f"{losses}.dapo:DAPO", summary="grpo that clips rises later than falls")
+    register("gspo", f"{losses}.gspo:GSPO", summary="clipped importance ratio per sequence")
+    register("cispo", f"{losses}.cispo:CISPO", summary="REINFORCE with a clipped importance weight")
+    register("sapo", f"{losses}.sapo:SAPO", summary="a smooth gate on the importance ratio")
+    register("minirl", f"{losses}.minirl:MiniRL", summary="REINFORCE within a trust region of the ratio")
+    register("minirl_paper", f"{losses}.minirl:MiniRLPaper", summary="minirl with a proximal policy, as published")
+    register("ppo", f"{losses}.ppo:PPO", summary="decoupled PPO, clipped around a proximal policy")
+    register("reinforce", f"{losses}.reinforce:Reinforce", summary="the plain policy gradient")
+    register("rloo", f"{losses}.reinforce:RLOO", summary="REINFORCE against the mean of the group's others")
+    register("cross_entropy", f"{losses}.cross_entropy:CrossEntropy", summary="imitate the sampled tokens")
+
+
+@hookimpl
+def register_corrections(register: Register[Any]) -> None:
+    """Register what wraps a loss."""
+    importance = "agentrl_core.losses.importance"
+    register("truncated_is", f"{importance}:TruncatedIS", summary="times proximal / behaviour, truncated")
+    register("masked_is", f"{importance}:MaskedIS", summary="times proximal / behaviour within bounds, else nothing")
+    register("lag_decay", "agentrl_core.losses.lag_decay:LagDecay", summary="stale tokens count for less")
+    register("kl", "agentrl_core.losses.kl:KL", summary="stay near a reference policy")
+    register(
+        "entropy_bonus", "agentrl_core.losses.entropy_bonus:EntropyBonus", summary="rewards an uncertain distribution"
+    )
 
 
 @hookimpl

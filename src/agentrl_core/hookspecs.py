@@ -19,7 +19,7 @@ import pluggy
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.engines.base import Engine
-    from agentrl_core.losses.base import LossCalculator
+    from agentrl_core.losses.base import Correction, LossCalculator
     from agentrl_core.scoring import Scorer
     from agentrl_core.stores.base import Store
     from agentrl_core.trackers.base import RunInfo, RunSummary, StepReport, Tracker
@@ -87,6 +87,20 @@ def register_losses(register: Register[Callable[..., LossCalculator]]) -> None:
         @hookimpl
         def register_losses(register):
             register("dr_grpo", "agentrl_drgrpo.loss:DrGRPO", summary="GRPO without length or std normalization")
+    """
+
+
+@hookspec
+def register_corrections(register: Register[Callable[..., Correction]]) -> None:
+    """Register corrections: what wraps any loss, listed in `loss: {corrections: [{use: NAME, …}]}`.
+
+    A factor on the loss's terms, a mask, or a term of its own; the first in the list is applied first. Added in 0.1.
+
+        from agentrl_core import hookimpl
+
+        @hookimpl
+        def register_corrections(register):
+            register("drop_first", "agentrl_tricks.corrections:DropFirst", summary="first tokens do not train")
     """
 
 

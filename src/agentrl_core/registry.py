@@ -22,6 +22,7 @@ KINDS: Mapping[str, str] = {
     "workflows": "workflow",
     "scorers": "scorer",
     "losses": "loss",
+    "corrections": "correction",
     "advantages": "advantage",
     "credits": "credit",
     "shapings": "shaping",

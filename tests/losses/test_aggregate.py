@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from agentrl_core.errors import ConfigError
-from agentrl_core.losses import AggregationConfig, split_options
+from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.aggregate import Denominators, aggregate
 from agentrl_core.losses.base import LossBatch, LossOutput
 from agentrl_core.losses.grpo import GRPO
@@ -56,28 +55,6 @@ def test_a_sequence_spread_over_micro_batches_is_averaged_as_one():
         for batch, terms in ((first, [3.0, 6.0]), (second, [9.0, 5.0]))
     ]
     assert sum(shares).item() == pytest.approx(((3 + 6 + 9) / 3 + 5) / 2)
-
-
-def test_options_are_parted_between_loss_and_aggregation():
-    own, aggregation = split_options({"clip": 0.3, "aggregation": "constant", "horizon": 64, "unit": "interaction"})
-    assert own == {"clip": 0.3}
-    assert aggregation == AggregationConfig(aggregation="constant", horizon=64, unit="interaction")
-    assert split_options({})[1].aggregation == "token_mean"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"aggregation": "tokenmean"}, "tokenmean"),
-        ({"unit": "episode"}, "episode"),
-        ({"aggregation": "constant"}, "horizon"),
-        ({"horizon": 5}, "horizon"),
-        ({"aggregation": "constant", "horizon": 0}, "horizon"),
-    ],
-)
-def test_an_aggregation_that_cannot_work_is_refused(options, said):
-    with pytest.raises(ConfigError, match=said):
-        split_options(options)
 
 
 def test_a_decay_without_a_region_to_narrow_is_refused():

@@ -407,16 +407,16 @@ def test_proximal_logprobs_are_those_before_the_step(learner, sampler):
     assert twice["loss/moved"] > 1e-4
 
 
-def test_a_loss_that_needs_a_reference_is_refused_at_once(learner):
+def test_a_loss_that_needs_what_there_is_not_is_refused_at_once(learner):
     @attrs.frozen
-    class Anchored(GRPO):
-        needs = frozenset({"reference"})
+    class Valued(GRPO):
+        needs = frozenset({"values"})
 
         def loss(self, batch):
             return LossOutput(per_token=batch.logprobs, keep=batch.mask)
 
-    with pytest.raises(ConfigError, match="Anchored needs reference"):
-        learner(loss=Anchored())
+    with pytest.raises(ConfigError, match="Valued needs values"):
+        learner(loss=Valued())
 
 
 def test_a_folder_without_a_model_is_refused(learner, tmp_path):

@@ -57,6 +57,10 @@ def _without(*names: str) -> Must:
     return Must(f"no option named {' or '.join(names)}", lambda options: not set(names) & set(options))
 
 
+AUTO = "auto"
+"""Name of a component that another part of the config decides."""
+
+
 @attrs.frozen
 class Component:
     """A pluggable part: `{use: NAME, …options}`; a bare string means `{use: …}`."""
@@ -315,7 +319,8 @@ class RunConfig:
     credit: Component = Component("tree")
     shaping: tuple[Component, ...] = ()
     """What the advantages see in place of the rewards as given, one after the other."""
-    advantage: Component = Component("grpo")
+    advantage: Component = Component(AUTO)
+    """`auto`: the estimator that the loss asks for, `grpo` where it asks for none."""
     filters: tuple[Component, ...] = (Component("zero_variance"),)
     loss: Component = Component("grpo")
     trainer: TrainerConfig = field(factory=TrainerConfig)

@@ -6,13 +6,10 @@ micro-batches. N loss tokens of a micro-batch, S sequences of the update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 from attrs import field, validators
-
-from agentrl_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,16 +95,3 @@ def aggregate(config: AggregationConfig, batch: LossBatch, output: LossOutput, d
     sums = terms.new_zeros(batch.num_sequences).index_add(0, batch.sequence, terms)
     kept = output.keep.new_zeros(batch.num_sequences).index_add(0, batch.sequence, output.keep)
     return (sums / kept.clamp_min(1.0)).sum() / num_sequences
-
-
-def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], AggregationConfig]:
-    """Part the config's `loss` options into the calculator's own and the aggregation's.
-
-    Raises `ConfigError` where the aggregation's do not fit; the calculator checks its own.
-    """
-    names = {item.name for item in attrs.fields(AggregationConfig)}
-    own = {name: value for name, value in options.items() if name not in names}
-    try:
-        return own, AggregationConfig(**{name: value for name, value in options.items() if name in names})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"loss: {error.args[0]}") from error

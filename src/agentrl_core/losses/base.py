@@ -65,7 +65,17 @@ class LossOutput:
 
 
 class LossCalculator(Protocol):
-    """A policy-gradient surrogate. Stateless; options are its constructor's arguments."""
+    """A policy-gradient surrogate. Stateless; options are its constructor's arguments.
+
+    Attributes that a calculator may have beside these, each left out where the default holds:
+
+    `aggregation_defaults`: options of `AggregationConfig` that hold unless the config says otherwise.
+    `advantage_default`: the `advantage` section that holds where the config has none: `{"use": NAME, …}`.
+    `stops_gradient`: True where parts of the loss are constants on purpose, so that its gradient is not the slope of
+    its value.
+    `weighs_behaviour`: True where the loss contains proximal / behaviour already, so that no correction may add it.
+    `whole_sequences`: True where a token's loss depends on the other tokens of its sequence.
+    """
 
     @property
     def needs(self) -> frozenset[str]:
@@ -74,4 +84,21 @@ class LossCalculator(Protocol):
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """Per-token loss; aggregation and its denominator are the trainer's."""
+        ...
+
+
+class Correction(Protocol):
+    """What wraps any loss calculator: a factor on its terms, a mask, or a term of its own. Stateless.
+
+    May have the attributes `stops_gradient` and `whole_sequences`, as a calculator; and `weighs_behaviour`, True where
+    it multiplies by proximal / behaviour.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The optional fields it reads, as `LossCalculator.needs`."""
+        ...
+
+    def correct(self, batch: LossBatch, output: LossOutput) -> LossOutput:
+        """Return what to minimise instead of `output`; its metrics are kept and added to."""
         ...

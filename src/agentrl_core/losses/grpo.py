@@ -17,9 +17,10 @@ class GRPO(TrustRegion):
 
         l = -min(rho * A, clip(rho, 1 - clip, 1 + clip + clip_higher) * A),  rho = exp(log pi_theta - log mu)
 
-    mu is the policy that sampled the token, by the engine's own log-probs. Normaliser: the config's
-    `aggregation`; by default the sum over all loss tokens / loss tokens of the whole optimizer update (DAPO),
-    with `seq_mean_token_mean` the paper's own. The options of the trust region drop tokens on top of the clip.
+    mu is the policy that sampled the token, by the engine's own log-probs; where a correction asks for the proximal
+    policy, rho is taken against that instead. Normaliser: the config's `aggregation`; by default the sum over all
+    loss tokens / loss tokens of the whole optimizer update (DAPO), with `seq_mean_token_mean` the paper's own. The
+    options of the trust region drop tokens on top of the clip. For the paper's KL term add the correction `kl`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()

@@ -1,4 +1,8 @@
-"""The trust region that the policy-gradient losses share: which tokens have drifted too far to be trained."""
+"""Importance ratios, and the trust region that the policy-gradient losses share.
+
+A loss moves the policy pi_theta from an anchor: the proximal policy where the batch has one, because the loss or a
+correction asked for it, else the policy mu that sampled. N loss tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class TrustRegion:
-    """Bounds on the importance ratio rho = exp(log pi_theta - log mu), mu being the policy that sampled.
+    """Bounds on the importance ratio rho = exp(log pi_theta - log anchor).
 
     A token leaves the loss where rho has moved further than allowed in the direction of its advantage A:
 
@@ -65,9 +69,29 @@ class TrustRegion:
         return too_high | too_low
 
 
+def anchor(batch: LossBatch) -> Tensor:
+    """Return the log-probs that ratios are taken against; no gradient. [N]."""
+    return batch.behaviour_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
+
+
+def log_ratio(batch: LossBatch) -> Tensor:
+    """Compute log pi_theta - log anchor of each token; 0 and without gradient where the mask is 0. [N]."""
+    return torch.where(batch.mask > 0, batch.logprobs - anchor(batch), 0.0)
+
+
 def importance_ratio(batch: LossBatch) -> Tensor:
-    """Compute rho = exp(log pi_theta - log mu) of each token; 1 and without gradient where the mask is 0. [N]."""
+    """Compute pi_theta / anchor of each token; 1 and without gradient where the mask is 0. [N]."""
+    return torch.exp(log_ratio(batch))
+
+
+def sampling_ratio(batch: LossBatch) -> Tensor:
+    """Compute pi_theta / mu of each token, whatever the anchor; 1 and without gradient where the mask is 0. [N]."""
     return torch.exp(torch.where(batch.mask > 0, batch.logprobs - batch.behaviour_logprobs, 0.0))
+
+
+def log_behaviour_weight(batch: LossBatch) -> Tensor:
+    """Compute log anchor - log mu of each token: what a ratio to the anchor leaves out. 0 where the mask is 0. [N]."""
+    return torch.where(batch.mask > 0, anchor(batch) - batch.behaviour_logprobs, 0.0)
 
 
 def ratio_metrics(batch: LossBatch, ratio: Tensor, cut: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

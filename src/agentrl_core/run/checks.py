@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.config.schema import RunConfig
+from agentrl_core.config.schema import AUTO, RunConfig
 from agentrl_core.data.jsonl import line_of, load_tasks
 from agentrl_core.errors import DataError, PluginError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
@@ -16,6 +16,7 @@ from agentrl_core.plugins import load_registry
 from agentrl_core.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, with_options
+from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given, PartChecks, problems_of
 from agentrl_core.scorers.table import ScorerTable
 
@@ -123,7 +124,6 @@ class Checks(PartChecks[RunConfig]):
         yield from self.common()
         if run.gateway.tool_parser != "auto":
             yield from self._with_options("tool_parsers", "gateway.tool_parser", run.gateway.tool_parser, {})
-        yield from self._built("advantages", "advantage", run.advantage)
         yield from self._built("credits", "credit", run.credit, turn_discount=run.rollout.agent.turn_discount)
         for index, item in enumerate(run.shaping):
             yield from self._built("shapings", f"shaping.{index}", item)
@@ -220,6 +220,15 @@ class Checks(PartChecks[RunConfig]):
             f"{source}: {count} tasks name no scorer, and data.default_scorer '{name}' {why}: "
             + ("their agents must send rewards" if online else "the workflow must return their rewards")
         )
+
+    def _loss(self) -> Iterator[str]:
+        """Build the loss, and the advantage that it or the config chose."""
+        yield from super()._loss()
+        advantage = self._run.advantage
+        with contextlib.suppress(UsageError):  # told just now
+            advantage = settled(self._given, self._registry).advantage
+        if advantage.use != AUTO:
+            yield from self._built("advantages", "advantage", advantage)
 
     def defined_scorers(self) -> Iterator[str]:
         """Make the scorers of the config."""

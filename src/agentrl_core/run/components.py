@@ -12,6 +12,7 @@ from agentrl_core.config.schema import RunConfig
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.plugins import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, resolve_agent
+from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given, Parts
 from agentrl_core.run.scorers import check_scorers
 
@@ -78,6 +79,7 @@ def resolve(
     for name, tasks in eval_sets.items():
         if not tasks:
             raise DataError(f"{given.where('data.eval')}: the task set '{name}' is empty")
+    given = attrs.evolve(given, run=settled(given, registry))
     resolved = _workflow(given, registry, config.workflow if workflow is None else workflow, workflow_kwargs)
     used = {} if resolved is None else {"workflow": resolved.name}
     used |= {f"scorers:{name}": description for name, description in checks.scorers.used.items()}

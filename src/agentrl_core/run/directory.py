@@ -45,6 +45,11 @@ class RunDirectory:
         return self.path / "model"
 
     @property
+    def warm_started(self) -> Path:
+        """The policy after the warm start, where the loss refers to it; checkpoints go, this stays."""
+        return self.path / "reference"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of `step-N` folders."""
         return self.path / "checkpoints"

@@ -14,9 +14,9 @@ from agentrl_core.chat import Chat
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import PluginError, UsageError
-from agentrl_core.losses import split_options
 from agentrl_core.options import bind
 from agentrl_core.references import import_module, user_folders
+from agentrl_core.run.loss import build_loss, settled_loss
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=RunConfig | SftConfig)
 
-_METHODS = {"losses": "loss", "advantages": "advantages", "credits": "credit", "filters": "keep", "shapings": "shape"}
+_METHODS = {
+    "losses": "loss",
+    "corrections": "correct",
+    "advantages": "advantages",
+    "credits": "credit",
+    "filters": "keep",
+    "shapings": "shape",
+}
 """Kind of component -> the method without which it is none."""
 _OF_FUNCTIONS = {"filters": as_filter, "shapings": as_shaping}
 """Kind of component that may be a plain function -> what makes one of it."""
@@ -135,12 +142,19 @@ class PartChecks(Generic[C]):
         yield from self._with_options("stores", "store", run.store.use, run.store.options)
         for index, item in enumerate(run.trackers):
             yield from self._with_options("trackers", f"trackers.{index}", item.use, item.options)
-        yield from problems_of(self._build_loss)
+        yield from self._loss()
 
-    def _build_loss(self) -> None:
-        loss = self._run.loss
-        options, _ = split_options(loss.options)
-        self._build("losses", "loss", attrs.evolve(loss, options=options))
+    def _loss(self) -> Iterator[str]:
+        """Build the loss with its corrections; see whether its reference is there."""
+        try:
+            _, section = build_loss(settled_loss(self._given, self._registry), self._build)
+        except UsageError as error:
+            yield str(error)
+            return
+        folder = None if section.reference is None else self._given.base_dir / Path(section.reference).expanduser()
+        if folder is not None and not (folder / "config.json").is_file():
+            where = self._given.where("loss.reference")
+            yield f"{where}: {folder} is not a model directory: it has no config.json"
 
     def _built(self, kind: str, key: str, component: Component, **injected: Any) -> Iterator[str]:
         yield from problems_of(lambda: self._build(kind, key, component, **injected))

@@ -18,6 +18,7 @@ from agentrl_core.errors import ConfigError, UsageError
 from agentrl_core.plugins import load_registry
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
+from agentrl_core.run.loss import build_loss, settled_loss
 from agentrl_core.run.origin import announce, model_directory, newest_checkpoint, rewind
 from agentrl_core.run.parts import Given, PartChecks, Parts
 from agentrl_core.stores.base import StepRow
@@ -68,7 +69,7 @@ class FineTuner:
     def _train(self) -> RunSummary:
         parts = resolve(self._given)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
-        config = attrs.evolve(self.config, name=directory.name)
+        config = attrs.evolve(parts.config, name=directory.name)
         directory.write_snapshot(configs.dump(config), self._given.base_dir, command=COMMAND)
         return _run(parts, directory, resumed=False)
 
@@ -80,7 +81,7 @@ def resume(directory: RunDirectory, overrides: Sequence[str]) -> RunSummary:
     directory.check_name(config.name)
     parts = resolve(Given.from_python(config, base_dir))
     with directory.locked():  # before the first change
-        directory.write_snapshot(configs.dump(config), base_dir, command=COMMAND)
+        directory.write_snapshot(configs.dump(parts.config), base_dir, command=COMMAND)
     return _run(parts, directory, resumed=True)
 
 
@@ -138,6 +139,7 @@ def resolve(given: Given[SftConfig]) -> SftParts:
     checks = SftChecks(given, registry)
     if problems := checks.all():
         raise ConfigError("\n".join(problems))
+    given = attrs.evolve(given, run=attrs.evolve(config, loss=settled_loss(given, registry)))
     evals = {
         key.removeprefix("data.").removeprefix("eval."): rows
         for key, rows in checks.sets.items()
@@ -176,17 +178,16 @@ def _conversations(parts: SftParts) -> list[dict[str, Any]]:
 
 
 def _tuner(parts: SftParts, model_dir: Path) -> Tuner:
-    from agentrl_core.losses import split_options
     from agentrl_core.training.tuner import Tuner
 
     config = parts.config
-    options, aggregation = split_options(config.loss.options)
+    loss, section = build_loss(config.loss, parts.build)
     return Tuner(
         model_dir=model_dir,
         rows=parts.rows,
         eval_sets=parts.eval_sets,
-        loss=parts.build("losses", "loss", attrs.evolve(config.loss, options=options)),
-        aggregation=aggregation,
+        loss=loss,
+        aggregation=section.aggregation,
         config=config,
         steps=parts.steps,
     )

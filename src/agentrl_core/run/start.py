@@ -53,7 +53,7 @@ def untrained_start(components: Components, directory: RunDirectory, store: Stor
     """Build or find the policy, and leave it as it is: no warm start."""
     asyncio.run(announce(store, components, directory.name))
     model_dir = model_directory(components, directory, lambda: _conversations(components))
-    learner = _learner(components, model_dir)
+    learner = _learner(components, directory, model_dir)
     asyncio.run(store.add_version(directory.name, 0, step=0))
     return Start(model_dir=model_dir, learner=learner, store=store)
 
@@ -68,7 +68,7 @@ def resumed_start(
         model_dir, learner = _initial_policy(components, directory, notice)
     else:
         step, model_dir = checkpoint
-        learner = _learner(components, model_dir)
+        learner = _learner(components, directory, model_dir)
         learner.restore(model_dir)
     point = asyncio.run(rewind(store, components, directory.name, step))
     lost = "" if checkpoint else f"; no checkpoint is left in {directory.checkpoints}, so all steps are taken again"
@@ -90,7 +90,7 @@ def _initial_policy(
 ) -> tuple[Path, Learner]:
     """The policy before the first step and the folder that holds it."""
     model_dir = model_directory(components, directory, lambda: _conversations(components))
-    learner = _learner(components, model_dir)
+    learner = _learner(components, directory, model_dir)
     warm_start = components.config.warm_start
     if warm_start is None:
         return model_dir, learner
@@ -100,18 +100,22 @@ def _initial_policy(
     notice(f"warm start done: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     model_dir = directory.checkpoints / "step-0"
     learner.save(model_dir, step=0, version=0)
+    if learner.refers:
+        learner.save(directory.warm_started, step=0, version=0)
     return model_dir, learner
 
 
-def _learner(components: Components, model_dir: Path) -> Learner:
-    from agentrl_core.losses import split_options
+def _learner(components: Components, directory: RunDirectory, model_dir: Path) -> Learner:
+    from agentrl_core.run.loss import build_loss
 
     config = components.config
-    options, aggregation = split_options(config.loss.options)
+    loss, section = build_loss(config.loss, components.build)
     return Learner(
         model_dir=model_dir,
-        loss=components.build("losses", "loss", attrs.evolve(config.loss, options=options)),
-        aggregation=aggregation,
+        loss=loss,
+        aggregation=section.aggregation,
+        proximal=section.proximal,
+        reference=_reference(components, directory, section.reference) if "reference" in loss.needs else None,
         advantage=components.build("advantages", "advantage", config.advantage),
         credit=components.build("credits", "credit", config.credit, turn_discount=config.rollout.agent.turn_discount),
         shaping=[as_shaping(components.build("shapings", "shaping", item), item.use) for item in config.shaping],
@@ -121,6 +125,15 @@ def _learner(components: Components, model_dir: Path) -> Learner:
         seed=config.seed,
         dtype=config.model.dtype,
     )
+
+
+def _reference(components: Components, directory: RunDirectory, path: str | None) -> Path:
+    """Folder of the reference policy: the config's, else that of the policy before the first step."""
+    if path is not None:
+        return (components.base_dir / Path(path).expanduser()).resolve()
+    if components.config.warm_start is not None:
+        return directory.warm_started
+    return model_directory(components, directory, lambda: _conversations(components))
 
 
 def _conversations(components: Components) -> list[dict[str, Any]]:

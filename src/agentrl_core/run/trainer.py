@@ -67,7 +67,9 @@ class Trainer:
     def _train(self, workflow: object | None, workflow_kwargs: Mapping[str, Any] | None) -> RunSummary:
         components = resolve(self._given, workflow=workflow, workflow_kwargs=workflow_kwargs)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
-        directory.write_snapshot(configs.dump(attrs.evolve(self.config, name=directory.name)), self._given.base_dir)
+        directory.write_snapshot(
+            configs.dump(attrs.evolve(components.config, name=directory.name)), self._given.base_dir
+        )
         return _run(components, directory, fresh_start)
 
 
@@ -98,7 +100,7 @@ def _resume(
     directory.check_name(config.name)
     components = resolve(Given.from_python(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
     with directory.locked():  # before the first change
-        directory.write_snapshot(configs.dump(config), base_dir)
+        directory.write_snapshot(configs.dump(components.config), base_dir)
     return _run(components, directory, resumed_start)
 
 

@@ -41,6 +41,13 @@ SCAFFOLDS: Mapping[str, Scaffold] = {
         usage="loss: {use: $component, cap: 2.0}",
         summary="A loss calculator for agentrl",
     ),
+    "correction": Scaffold(
+        kind="corrections",
+        file="correction",
+        attribute="",
+        usage="loss: {use: grpo, corrections: [{use: $component, share: 0.5}]}",
+        summary="A correction of losses for agentrl",
+    ),
     "advantage": Scaffold(
         kind="advantages",
         file="advantage",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from agentrl_core.testing.advantages import AdvantageSuite, check_advantage
     from agentrl_core.testing.base import ConformanceSuite
     from agentrl_core.testing.commands import CommandSuite, check_command
+    from agentrl_core.testing.corrections import CorrectionSuite, check_correction
     from agentrl_core.testing.credits import CreditSuite, check_credit
     from agentrl_core.testing.datasets import DatasetSuite, check_dataset
     from agentrl_core.testing.engines import EngineSuite
@@ -36,6 +37,7 @@ _MODULES = {
     "AdvantageSuite": "advantages",
     "CommandSuite": "commands",
     "ConformanceSuite": "base",
+    "CorrectionSuite": "corrections",
     "CreditSuite": "credits",
     "DatasetSuite": "datasets",
     "EngineSuite": "engines",
@@ -52,6 +54,7 @@ _MODULES = {
     "WorkflowSuite": "workflows",
     "check_advantage": "advantages",
     "check_command": "commands",
+    "check_correction": "corrections",
     "check_credit": "credits",
     "check_dataset": "datasets",
     "check_filter": "filters",
@@ -73,6 +76,7 @@ __all__ = [
     "AdvantageSuite",
     "CommandSuite",
     "ConformanceSuite",
+    "CorrectionSuite",
     "CreditSuite",
     "DatasetSuite",
     "EngineSuite",
@@ -89,6 +93,7 @@ __all__ = [
     "WorkflowSuite",
     "check_advantage",
     "check_command",
+    "check_correction",
     "check_credit",
     "check_dataset",
     "check_filter",

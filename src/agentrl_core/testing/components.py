@@ -55,6 +55,12 @@ def _advantage(estimator: Any) -> None:
     check_advantage(estimator)
 
 
+def _correction(correction: Any) -> None:
+    from agentrl_core.testing.corrections import check_correction
+
+    check_correction(correction)
+
+
 def _credit(credit: Any) -> None:
     from agentrl_core.testing.credits import check_credit
 
@@ -90,6 +96,7 @@ def _command(command: Any) -> None:
 _CHECKS: Mapping[str, _Check] = {
     "advantages": _advantage,
     "commands": _command,
+    "corrections": _correction,
     "credits": _credit,
     "filters": _filter,
     "losses": _loss,

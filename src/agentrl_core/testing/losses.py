@@ -58,8 +58,10 @@ def loss_batch(*, seed: int = 0, on_policy: bool = False) -> LossBatch:
 class LossSuite(ConformanceSuite):
     """What every loss calculator must do. Give the fixture `loss`.
 
-    A loss that means to break a rule (cross-entropy ignores advantages, a stopped gradient is not the slope of
-    the value) overrides that test with `xfail(reason=…)`.
+    A loss sees the optional fields of a batch that its `needs` name, and no others. One whose gradient leaves parts
+    out on purpose says so by `stops_gradient = True`, one whose terms depend on a sequence's other tokens by
+    `whole_sequences = True`. A loss that means to break another rule (cross-entropy ignores advantages) overrides
+    that test with `xfail(reason=…)`.
     """
 
     @pytest.fixture
@@ -72,7 +74,7 @@ class LossSuite(ConformanceSuite):
         _check_output(loss)
 
     def test_masked_tokens_get_no_gradient(self, loss: LossCalculator) -> None:
-        """Exactly 0, whatever stands in their place."""
+        """Exactly 0, whatever stands in their place, and what stands there changes nothing for the others."""
         _check_masked(loss)
 
     def test_zero_advantage_gets_no_gradient(self, loss: LossCalculator) -> None:
@@ -80,12 +82,12 @@ class LossSuite(ConformanceSuite):
         _check_zero_advantage(loss)
 
     def test_the_gradient_is_the_slope_of_the_value(self, loss: LossCalculator) -> None:
-        """Central differences in float64."""
-        _check_finite_differences(loss)
+        """Central differences in float64; and it is not, where the loss says that it stops the gradient."""
+        check_slope(loss)
 
     def test_on_policy_it_is_reinforce(self, loss: LossCalculator) -> None:
         """With every ratio at 1 the gradient is that of -A log pi / N, for each aggregation's N."""
-        _check_reinforce(loss)
+        check_reinforce(loss)
 
     def test_the_order_of_tokens_does_not_matter(self, loss: LossCalculator) -> None:
         """A permuted batch gives permuted terms and gradients."""
@@ -96,8 +98,12 @@ class LossSuite(ConformanceSuite):
         _check_padding(loss)
 
     def test_the_split_into_micro_batches_does_not_matter(self, loss: LossCalculator) -> None:
-        """Every aggregation gives the gradient of the whole, however its sequences are spread."""
+        """Every aggregation gives the gradient of the whole, however its tokens or sequences are spread."""
         _check_split(loss)
+
+    def test_the_number_of_ranks_does_not_matter(self, loss: LossCalculator) -> None:
+        """Ranks that number their own sequences add up to the gradient of the whole."""
+        _check_ranks(loss)
 
     def test_equal_batches_get_equal_losses(self, loss: LossCalculator) -> None:
         """Nothing is remembered, and the batch is left as it is."""
@@ -107,25 +113,40 @@ class LossSuite(ConformanceSuite):
 def check_loss(loss: LossCalculator, *, stops_gradient: bool = False) -> None:
     """Raise AssertionError where `loss` breaks its contract; prints nothing.
 
-    `stops_gradient`: parts of the loss are constants on purpose, so its gradient is not the slope of its value.
+    `stops_gradient`: parts of the loss are constants on purpose, so its gradient is not the slope of its value; a
+    calculator may say so itself, by an attribute of that name.
 
         check_loss(MyLoss(clip=0.2))
     """
     check_contract(loss)
     _check_zero_advantage(loss)
-    _check_reinforce(loss)
-    if not stops_gradient:
-        _check_finite_differences(loss)
+    check_reinforce(loss)
+    check_slope(loss, stops_gradient=stops_gradient)
 
 
 def check_contract(loss: LossCalculator) -> None:
     """Raise AssertionError where `loss` breaks what no loss may, whatever it means to do with ratios and advantages."""
-    for check in (_check_output, _check_masked, _check_order, _check_padding, _check_split, _check_stateless):
+    for check in (
+        _check_output,
+        _check_masked,
+        _check_order,
+        _check_padding,
+        _check_split,
+        _check_ranks,
+        _check_stateless,
+    ):
         check(loss)
 
 
+def made_up_batch(loss: LossCalculator, *, seed: int = 0, on_policy: bool = False) -> LossBatch:
+    """Make a batch as `loss_batch`, with those optional fields that `loss` needs."""
+    given = {"proximal_logprobs": "proximal", "reference_logprobs": "reference", "entropy": "entropy"}
+    absent: dict[str, Any] = {field: None for field, need in given.items() if need not in loss.needs}
+    return attrs.evolve(loss_batch(seed=seed, on_policy=on_policy), **absent)
+
+
 def _check_output(loss: LossCalculator) -> None:
-    batch = loss_batch()
+    batch = made_up_batch(loss)
     output = loss.loss(batch)
     for name, values in (("per_token", output.per_token), ("keep", output.keep)):
         assert values.shape == batch.mask.shape, f"{name} has shape {tuple(values.shape)}, not [N]"
@@ -139,23 +160,38 @@ def _check_output(loss: LossCalculator) -> None:
 
 
 def _check_masked(loss: LossCalculator) -> None:
-    batch = loss_batch()
-    garbage = torch.where(batch.mask > 0, batch.behaviour_logprobs, -1e4)
-    for changed in (batch, attrs.evolve(batch, behaviour_logprobs=garbage, proximal_logprobs=garbage)):
-        gradient = _gradient(loss, changed)
-        assert bool((gradient[batch.mask == 0] == 0).all()), "a masked token gets a gradient"
-        assert bool((gradient[batch.mask > 0] != 0).any()), "no token gets a gradient"
+    batch = made_up_batch(loss)
+    inside = batch.mask > 0
+    expected = _gradient(loss, batch)
+    assert bool((expected[inside] != 0).any()), "no token gets a gradient"
+    assert bool((expected[~inside] == 0).all()), "a masked token gets a gradient"
+    for names in (
+        ("behaviour_logprobs", "proximal_logprobs", "reference_logprobs"),
+        ("logprobs",),
+        ("advantages", "entropy"),
+    ):
+        garbage: dict[str, Any] = {
+            name: torch.where(inside, value.detach(), -1e4)
+            for name in names
+            if (value := getattr(batch, name)) is not None
+        }
+        gradient = _gradient(loss, attrs.evolve(batch, **garbage))
+        assert bool((gradient[~inside] == 0).all()), f"a masked token gets a gradient by its {names[0]}"
+        torch.testing.assert_close(
+            gradient[inside], expected[inside], msg=f"{names[0]} of masked tokens change the others' gradient"
+        )
 
 
 def _check_zero_advantage(loss: LossCalculator) -> None:
-    batch = loss_batch()
+    batch = made_up_batch(loss)
     none = batch.sequence == 0
     gradient = _gradient(loss, attrs.evolve(batch, advantages=torch.where(none, 0.0, batch.advantages)))
     assert bool((gradient[none] == 0).all()), "a token without advantage gets a gradient"
 
 
-def _check_finite_differences(loss: LossCalculator) -> None:
-    batch, step = loss_batch(seed=1), 1e-6
+def check_slope(loss: LossCalculator, *, stops_gradient: bool = False) -> None:
+    """Raise AssertionError where the gradient is not the slope of the value; or is, though it should not be."""
+    batch, step = made_up_batch(loss, seed=1), 1e-6
     slopes = []
     for token in range(len(batch.mask)):
         ends = []
@@ -164,11 +200,17 @@ def _check_finite_differences(loss: LossCalculator) -> None:
             moved[token] += sign * step
             ends.append(_total(loss.loss(attrs.evolve(batch, logprobs=moved))).item())
         slopes.append((ends[0] - ends[1]) / (2 * step))
-    torch.testing.assert_close(_gradient(loss, batch), torch.tensor(slopes, dtype=torch.float64), rtol=1e-6, atol=1e-7)
+    gradient, slope = _gradient(loss, batch), torch.tensor(slopes, dtype=torch.float64)
+    if stops_gradient or getattr(loss, "stops_gradient", False):
+        same = torch.allclose(gradient, slope, rtol=1e-6, atol=1e-7)
+        assert not same, "the loss says that it stops the gradient, but its gradient is the slope of its value"
+    else:
+        torch.testing.assert_close(gradient, slope, rtol=1e-6, atol=1e-7)
 
 
-def _check_reinforce(loss: LossCalculator) -> None:
-    batch = loss_batch(on_policy=True)
+def check_reinforce(loss: LossCalculator) -> None:
+    """Raise AssertionError where the on-policy gradient is not that of -A log pi / N, for each aggregation's N."""
+    batch = made_up_batch(loss, on_policy=True)
     whole = -batch.advantages * batch.mask
     tokens = batch.expand(batch.seq_sum(torch.ones_like(batch.mask)))
     expected = {
@@ -186,7 +228,7 @@ def _check_reinforce(loss: LossCalculator) -> None:
 
 
 def _check_order(loss: LossCalculator) -> None:
-    batch = loss_batch()
+    batch = made_up_batch(loss)
     order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(1))
     permuted = _select(batch, order)
     torch.testing.assert_close(loss.loss(permuted).per_token, loss.loss(batch).per_token[order])
@@ -194,7 +236,7 @@ def _check_order(loss: LossCalculator) -> None:
 
 
 def _check_padding(loss: LossCalculator) -> None:
-    batch = loss_batch()
+    batch = made_up_batch(loss)
     count = len(batch.mask)
     padded = _select(batch, torch.cat([torch.arange(count), torch.zeros(9, dtype=torch.long)]))
     padded = attrs.evolve(padded, mask=torch.cat([batch.mask, batch.mask.new_zeros(9)]))
@@ -202,20 +244,52 @@ def _check_padding(loss: LossCalculator) -> None:
 
 
 def _check_split(loss: LossCalculator) -> None:
-    batch = loss_batch()
+    batch = made_up_batch(loss)
     whole = [batch.mask > -1]
-    parts = [batch.sequence % 3 == part for part in range(3)]
+    sequences = [batch.sequence % 3 == part for part in range(3)]
+    tokens = [torch.arange(len(batch.mask)) % 2 == part for part in range(2)]
     for config in _aggregations():
-        torch.testing.assert_close(
-            _aggregated_gradient(loss, batch, parts, config),
-            _aggregated_gradient(loss, batch, whole, config),
-            msg=config.aggregation,
-        )
+        expected = _aggregated_gradient(loss, batch, whole, config)
+        gradient = _aggregated_gradient(loss, batch, sequences, config)
+        torch.testing.assert_close(gradient, expected, msg=config.aggregation)
+        if not getattr(loss, "whole_sequences", False) and config.aggregation != "agentcpm_rows":
+            torch.testing.assert_close(
+                _aggregated_gradient(loss, batch, tokens, config),
+                expected,
+                msg=f"{config.aggregation}: a token's loss depends on others of its sequence, and the loss does not "
+                "say so by `whole_sequences = True`",
+            )
+    _check_metrics_add_up(loss, batch, sequences)
+
+
+def _check_metrics_add_up(loss: LossCalculator, batch: LossBatch, parts: list[Tensor]) -> None:
+    whole = loss.loss(batch).metrics
+    outputs = [loss.loss(_select(batch, part.nonzero().squeeze(1))).metrics for part in parts]
+    for name, pair in whole.items():
+        for index, expected in enumerate(pair):
+            total = torch.stack([output[name][index] for output in outputs]).sum()
+            torch.testing.assert_close(total, expected, msg=f"metric {name} of micro-batches does not add up")
+
+
+def _check_ranks(loss: LossCalculator) -> None:
+    batch = made_up_batch(loss)
+    whole = Denominators.count(batch.mask, batch.sequence, batch.num_sequences)
+    for config in _aggregations():
+        leaf = batch.logprobs.detach().clone().requires_grad_()
+        for rank in range(2):
+            of_rank = (batch.sequence % 2 == rank).nonzero().squeeze(1)
+            view = _select(attrs.evolve(batch, logprobs=leaf), of_rank)
+            view = attrs.evolve(view, sequence=view.sequence // 2, num_sequences=batch.num_sequences // 2)
+            own = Denominators.count(view.mask, view.sequence, view.num_sequences)
+            shared = attrs.evolve(own, tokens=whole.tokens, sequences=whole.sequences)
+            torch.autograd.backward(aggregate(config, view, loss.loss(view), shared))
+        expected = _aggregated_gradient(loss, batch, [batch.mask > -1], config)
+        torch.testing.assert_close(leaf.grad, expected, msg=config.aggregation)
 
 
 def _check_stateless(loss: LossCalculator) -> None:
-    batch, copy = loss_batch(), loss_batch()
-    first, other, again = loss.loss(batch), loss.loss(loss_batch(seed=2)), loss.loss(batch)
+    batch, copy = made_up_batch(loss), made_up_batch(loss)
+    first, other, again = loss.loss(batch), loss.loss(made_up_batch(loss, seed=2)), loss.loss(batch)
     assert torch.equal(first.per_token, again.per_token), "the same batch got two losses"
     assert not torch.equal(first.per_token, other.per_token), "two batches got the same loss"
     for name in ("logprobs", "behaviour_logprobs", "advantages", "mask"):

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
 
 from agentrl_core.batching.packing import pack, split_updates
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig
     from agentrl_core.losses.base import LossCalculator
+    from agentrl_core.losses.section import ProximalMethod
     from agentrl_core.types import Group
 
 logger = logging.getLogger(__name__)
 
-_PROVIDED = frozenset({"proximal", "entropy"})
+_PROVIDED = frozenset({"proximal", "reference", "entropy"})
 """What the learner can give a calculator beyond the log-probs themselves."""
 
 
@@ -62,6 +64,8 @@ class Learner:
         filters: Sequence[Filter],
         shaping: Sequence[Shaping] = (),
         config: TrainerConfig,
+        proximal: ProximalMethod = "recompute",
+        reference: Path | None = None,
         export_style: ExportStyle = "individual",
         seed: int = 0,
         dtype: str = "float32",
@@ -81,8 +85,16 @@ class Learner:
         self._export_style, self._config, self._seed = export_style, config, seed
         self._replay = RoutingReplay(self._policy.model) if config.routing_replay else None
         self._updater = Updater(
-            self._policy, loss, aggregation, max_grad_norm=config.max_grad_norm, observe=ratio_shares
+            self._policy,
+            loss,
+            aggregation,
+            max_grad_norm=config.max_grad_norm,
+            proximal=proximal,
+            observe=ratio_shares,
         )
+        self._recomputes = "proximal" in loss.needs and proximal == "recompute"
+        self._reference_dir, self._dtype = reference or model_dir, dtype
+        self._frozen: Policy | None = None
         self._optimizer = self._new_optimizer()
         self._cpu_seconds = 0.0
         self.fidelity = NOTHING
@@ -94,6 +106,11 @@ class Learner:
     def cpu_seconds(self) -> float:
         """CPU seconds of the calling thread in steps and warm start so far."""
         return self._cpu_seconds
+
+    @property
+    def refers(self) -> bool:
+        """Whether the loss compares the policy with a reference."""
+        return "reference" in self._loss.needs
 
     def judge(self, groups: Sequence[Group]) -> Signal:
         """Give the trained interactions of `groups` their advantages, and filter; each group is judged once."""
@@ -179,16 +196,34 @@ class Learner:
     @torch.no_grad()
     def _before(self, update: Update, *, first: bool) -> list[Before]:
         """What each micro-batch needs of the policy as it is before the step; the step's first update runs on that."""
-        proximal = "proximal" in self._loss.needs
-        replay = self._replay if proximal or not first else None
-        return [self._looked_at(batch, proximal=proximal, replay=replay) for batch in update.micro_batches]
+        reference = self._reference() if self.refers else None
+        return [
+            attrs.evolve(
+                Before() if first else self._looked_at(batch),
+                reference=None if reference is None else reference.logprobs(batch)[0],
+            )
+            for batch in update.micro_batches
+        ]
 
-    def _looked_at(self, batch: MicroBatch, *, proximal: bool, replay: RoutingReplay | None) -> Before:
-        if replay is None:
-            return Before(proximal=self._policy.logprobs(batch)[0] if proximal else None)
-        with replay.recording() as routes:
+    def _looked_at(self, batch: MicroBatch) -> Before:
+        if self._replay is None:
+            return Before(proximal=self._policy.logprobs(batch)[0] if self._recomputes else None)
+        with self._replay.recording() as routes:
             logprobs, _ = self._policy.logprobs(batch)
-        return Before(proximal=logprobs if proximal else None, routes=routes)
+        return Before(proximal=logprobs if self._recomputes else None, routes=routes)
+
+    def _reference(self) -> Policy:
+        """The frozen policy that the loss refers to, of the same vocabulary; read when first needed."""
+        if self._frozen is None:
+            self._frozen = Policy.load(self._reference_dir, dtype=self._dtype, attention=self._config.attention)
+            self._frozen.model.requires_grad_(False)
+            sizes = [int(policy.model.config.vocab_size) for policy in (self._frozen, self._policy)]
+            if sizes[0] != sizes[1]:
+                raise ConfigError(
+                    f"loss.reference: the model in {self._reference_dir} has a vocabulary of {sizes[0]} tokens, the "
+                    f"policy one of {sizes[1]}; expected a model with the policy's tokenizer"
+                )
+        return self._frozen
 
     def warm_start(self, rows: Sequence[Demonstration], config: WarmStartConfig) -> list[float]:
         """Fine-tune on demonstrations before the first step; returns the loss of each of its steps.

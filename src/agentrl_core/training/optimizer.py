@@ -12,6 +12,7 @@ import torch
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses.aggregate import aggregate
 from agentrl_core.losses.base import LossBatch
+from agentrl_core.losses.proximal import loglinear_proximal
 from agentrl_core.training.diagnosis import NotFiniteError, bisect, culprits_of, select
 from agentrl_core.training.metrics import Means
 from agentrl_core.training.ranks import ALONE
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from agentrl_core.batching.packing import MicroBatch, Update
     from agentrl_core.losses.aggregate import AggregationConfig, Denominators
     from agentrl_core.losses.base import LossCalculator, LossOutput
+    from agentrl_core.losses.section import ProximalMethod
     from agentrl_core.training.diagnosis import Culprits
     from agentrl_core.training.policy import Policy
     from agentrl_core.training.ranks import Ranks
@@ -50,7 +52,10 @@ class Before:
     """What was computed of one micro-batch before the step's first update."""
 
     proximal: Tensor | None = None
-    """Log-probs of its loss tokens under the policy of then, where the calculator reads them. [N]"""
+    """Log-probs of its loss tokens under the policy of then, where the calculator reads them; without them the policy
+    of now is the proximal one. [N]"""
+    reference: Tensor | None = None
+    """Log-probs of its loss tokens under the reference policy, where the calculator reads them. [N]"""
     routes: Routes | None = None
     """The experts that its tokens took then, where every update is to take the same."""
 
@@ -60,7 +65,11 @@ class Before:
 
     def select(self, tokens: Tensor) -> Before:
         """Return it for the loss tokens `tokens` (bool [N]) only; the token ids stay."""
-        return attrs.evolve(self, proximal=None if self.proximal is None else self.proximal[tokens])
+        return attrs.evolve(
+            self,
+            proximal=None if self.proximal is None else self.proximal[tokens],
+            reference=None if self.reference is None else self.reference[tokens],
+        )
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -101,6 +110,7 @@ class Updater:
         aggregation: AggregationConfig,
         *,
         max_grad_norm: float,
+        proximal: ProximalMethod = "recompute",
         observe: Callable[[LossBatch], Mapping[str, tuple[float, float]]] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -110,7 +120,8 @@ class Updater:
         the same loss, statistics, weights or error.
         """
         self._policy, self._calculator, self._aggregation = policy, calculator, aggregation
-        self._max_grad_norm, self._observe, self._ranks = max_grad_norm, observe, ranks
+        self._max_grad_norm, self._proximal_method = max_grad_norm, proximal
+        self._observe, self._ranks = observe, ranks
 
     def update(
         self,
@@ -210,12 +221,21 @@ class Updater:
             record=batch.record,
             group=batch.group,
             lag=version - batch.version,
-            proximal_logprobs=before.proximal,
+            reference_logprobs=before.reference,
             entropy=entropy,
         )
+        view = attrs.evolve(view, proximal_logprobs=self._proximal(view, before))
         output = self._calculator.loss(view)
         loss = aggregate(self._aggregation, view, output, denominators)
         return _Forward(logprobs=logprobs, entropy=entropy, view=view, output=output, loss=loss)
+
+    def _proximal(self, batch: LossBatch, before: Before) -> Tensor | None:
+        """Log-probs of the proximal policy, where the calculator reads them."""
+        if "proximal" not in self._calculator.needs:
+            return None
+        if self._proximal_method == "loglinear":
+            return loglinear_proximal(batch)
+        return batch.logprobs.detach() if before.proximal is None else before.proximal
 
     def _blamed(self, parts: _Parts, denominators: Denominators, version: int) -> Culprits:
         """Find whose gradient is not finite, by going through the micro-batches of a refused update again.

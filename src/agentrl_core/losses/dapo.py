@@ -1,0 +1,26 @@
+"""DAPO: GRPO that clips rises later than falls, and counts every token alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+from attrs import field, validators
+
+from agentrl_core.losses.grpo import GRPO
+
+
+@attrs.frozen(kw_only=True)
+class DAPO(GRPO):
+    """DAPO's surrogate (arXiv 2503.14476, eq. 8), with its clip-higher: 0.2 down, 0.28 up.
+
+        l = -min(rho * A, clip(rho, 1 - 0.2, 1 + 0.28) * A)
+
+    Normaliser: the sum over loss tokens / loss tokens of the whole optimizer update. Advantage: `grpo`. The paper's
+    other two parts stand elsewhere in a config: dynamic sampling is `rollout.dynamic_sampling`, and overlong
+    episodes are a matter of rewards.
+    """
+
+    clip_higher: float = field(default=0.08, validator=validators.ge(0.0))
+    aggregation_defaults: ClassVar[Mapping[str, Any]] = {"aggregation": "token_mean"}

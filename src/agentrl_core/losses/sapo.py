@@ -1,0 +1,50 @@
+"""SAPO: a smooth gate on the importance ratio instead of a clip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from attrs import field, validators
+
+from agentrl_core.losses.base import LossBatch, LossOutput
+from agentrl_core.losses.trust_region import importance_ratio, ratio_metrics
+
+
+@attrs.frozen(kw_only=True)
+class SAPO:
+    """Soft adaptive policy optimization (arXiv 2511.20347).
+
+        l = -(4 / tau) * sigmoid(tau * (rho - 1)) * A,  tau = tau_positive where A > 0, else tau_negative
+
+    The gradient's weight is 4 p (1 - p) with p the sigmoid: 1 at rho = 1, and falling on both sides, faster for
+    negative advantages. Normaliser: the mean over sequences of each one's token mean. Advantage: `grpo`.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    aggregation_defaults: ClassVar[Mapping[str, Any]] = {"aggregation": "seq_mean_token_mean"}
+
+    tau_positive: float = field(default=1.0, validator=validators.gt(0.0))
+    """Steepness of the gate for tokens to be made likelier."""
+    tau_negative: float = field(default=1.05, validator=validators.gt(0.0))
+    """Steepness of the gate for the others."""
+
+    def loss(self, batch: LossBatch) -> LossOutput:
+        """Per-token loss; aggregation and its denominator are the trainer's."""
+        ratio = importance_ratio(batch)
+        tau = torch.where(batch.advantages > 0, self.tau_positive, self.tau_negative).to(ratio.dtype)
+        gate = torch.sigmoid(tau * (ratio - 1))
+        return LossOutput(
+            per_token=-4 / tau * gate * batch.advantages,
+            keep=batch.mask,
+            metrics=_metrics(batch, ratio, gate),
+        )
+
+
+def _metrics(batch: LossBatch, ratio: torch.Tensor, gate: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Nothing is cut off; `gate_mean` is how much of the gradient's weight is left."""
+    open_share = 4 * gate.detach() * (1 - gate.detach())
+    metrics = ratio_metrics(batch, ratio, torch.zeros_like(batch.mask, dtype=torch.bool))
+    return metrics | {"gate_mean": ((open_share * batch.mask).sum(), batch.mask.sum())}

@@ -1,0 +1,76 @@
+"""The loss of a run: what it decides where the config is silent, and its calculator with the corrections around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from agentrl_core.config.schema import AUTO, Component
+from agentrl_core.errors import ConfigError
+from agentrl_core.losses import LossSection, corrected
+
+if TYPE_CHECKING:
+    from agentrl_core.config.schema import RunConfig, SamplingConfig
+    from agentrl_core.losses.base import LossCalculator
+    from agentrl_core.registry import Registry
+    from agentrl_core.run.parts import Given
+
+
+class _Build(Protocol):
+    def __call__(self, kind: str, key: str, component: Component, /) -> Any:
+        """Construct the component at a dotted key of the config."""
+
+
+def settled(given: Given[RunConfig], registry: Registry) -> RunConfig:
+    """Return the config with what its loss decides written out: aggregation, horizon and advantage.
+
+    A calculator's `aggregation_defaults` and `advantage_default` hold where the config says nothing else. Raises
+    `UsageError` where the loss cannot be found or its section does not fit.
+    """
+    run = given.run
+    loss = settled_loss(given, registry)
+    default = dict(getattr(_calculator(given, registry), "advantage_default", {"use": "grpo"}))
+    return attrs.evolve(run, loss=loss, advantage=_advantage(run.advantage, default))
+
+
+def settled_loss(given: Given[Any], registry: Registry) -> Component:
+    """Return the section `loss` of any config with its aggregation written out; raises as `settled`."""
+    loss: Component = given.run.loss
+    defaults = dict(getattr(_calculator(given, registry), "aggregation_defaults", {}))
+    options = dict(loss.options)
+    chosen = options.get("aggregation", defaults.get("aggregation", "token_mean"))
+    if chosen == "constant" and "horizon" not in {**defaults, **options}:
+        sampling: SamplingConfig | None = getattr(given.run, "sampling", None)  # supervised training samples nothing
+        if sampling is None or sampling.max_tokens is None:
+            raise ConfigError(
+                f"{given.where('loss')}: {loss.use} divides by a constant number of tokens per sequence, and none is "
+                f"given; set loss.horizon{'' if sampling is None else ', or sampling.max_tokens, its default'}"
+            )
+        options["horizon"] = sampling.max_tokens
+    aggregation = LossSection.read(options, defaults).aggregation
+    written: dict[str, Any] = {"aggregation": aggregation.aggregation, "unit": aggregation.unit}
+    if aggregation.horizon is not None:
+        written["horizon"] = aggregation.horizon
+    return Component(loss.use, {**options, **written})
+
+
+def _calculator(given: Given[Any], registry: Registry) -> Any:
+    return registry.load("losses", given.run.loss.use, base_dir=given.base_dir, where=given.places("loss"))
+
+
+def _advantage(chosen: Component, default: dict[str, Any]) -> Component:
+    if chosen.use != AUTO:
+        return chosen
+    name = default.pop("use")
+    return Component(name, {**default, **chosen.options})
+
+
+def build_loss(loss: Component, build: _Build) -> tuple[LossCalculator, LossSection]:
+    """Construct the calculator and its corrections with `build`; returns them as one, and the parted section."""
+    section = LossSection.read(loss.options)
+    calculator = build("losses", "loss", Component(loss.use, section.options))
+    corrections = [
+        build("corrections", f"loss.corrections.{index}", item) for index, item in enumerate(section.corrections)
+    ]
+    return corrected(calculator, corrections), section
