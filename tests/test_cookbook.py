@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_core.batching import advantages
+from agentrl_core.batching.filters import ZeroVariance
 from agentrl_core.config import load
 from agentrl_core.config.yaml_text import read_file
 from agentrl_core.losses import grpo, minirl
@@ -106,7 +107,8 @@ def test_agentrls_settings_resolve_to_those_of_its_golden_values(learner_of, rec
         out_of_date_decay=flags["out_of_date_decay"],
     )
     assert learner._aggregation == AggregationConfig(aggregation=aggregation, unit="record")
-    assert learner._advantage == advantages.LeaveOneOut(scale=2.0, sign_clip=True)
+    assert learner._advantage == advantages.AgentCPM(scale=2.0)
+    assert learner._filters == (ZeroVariance(min_range=0.1),)
     given = read_file(COOKBOOK / recipe / "config.yaml", problems := []).plain()
     assert problems == []
     assert {name: given[name] for name in flags if name in given}.items() <= flags.items()
