@@ -134,6 +134,21 @@ def test_a_blocked_loop_is_told_once_and_raises_with_the_line_that_blocks(make_l
     assert "\n    release.wait(timeout=60)" in caplog.text
 
 
+def test_many_short_turns_together_are_no_agents_fault(make_loop):
+    notices = []
+    loop = make_loop(notice=notices.append)
+
+    async def agent():
+        await asyncio.sleep(0)
+        time.sleep(0.1)
+
+    async def agents():
+        await asyncio.gather(*(agent() for _ in range(20)))
+
+    loop.run(agents())
+    assert notices == []
+
+
 def test_a_loop_that_waits_is_not_blocked(make_loop):
     notices = []
     loop = make_loop(notice=notices.append, patience_s=1.4)  # a busy machine may turn the loop late once or twice

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import FrameType
@@ -155,18 +156,26 @@ class LoopThread:
     def _watch(self) -> None:
         """Measure for how long the loop has not turned, and tell who is at fault.
 
-        The measure adds up waits instead of comparing clocks: a process that was stopped was not blocked.
+        The measure adds up waits instead of comparing clocks: a process that was stopped was not blocked. At fault is
+        one task that goes on although its thread has a core: on a busy machine the short turns of many, and those that
+        wait for a core, hold up the loop, too.
         """
         told = False
+        task: Callable[[], asyncio.Task[Any] | None] = _nothing
+        lasting_s, waited_s = 0.0, 0.0
         while not self._closing.wait(TICK_S):
             self._ticked.clear()
             with contextlib.suppress(RuntimeError):  # the loop was just closed
                 self._loop.call_soon_threadsafe(self._tick)
             while not self._ticked.wait(TICK_S) and not self._closing.is_set():
                 self._blocked_s += TICK_S
-                if not told and self._blocked_s > _NOTICE_AFTER_S:
+                running, waits_s = asyncio.current_task(self._loop), self._waits_for_a_core_s()
+                lasting_s = lasting_s + TICK_S - (waits_s - waited_s) if running is task() else 0.0
+                task, waited_s = _nothing if running is None else weakref.ref(running), waits_s
+                del running  # it is kept alive by nobody here
+                if not told and lasting_s >= _NOTICE_AFTER_S:
                     told = self._tell()
-            self._blocked_s = 0.0
+            self._blocked_s, lasting_s = 0.0, 0.0
 
     def _tell(self) -> bool:
         """Name the user's code that blocks the loop; return whether there is any."""
@@ -179,6 +188,14 @@ class LoopThread:
         logger.warning("%s. It was at:\n%s", message, "".join(traceback.format_stack(frame)))
         self._notice(message)
         return True
+
+    def _waits_for_a_core_s(self) -> float:
+        """Return for how long the thread could have run and had no core, so far; 0 where the system does not say."""
+        try:
+            told = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text(encoding="ascii")
+        except OSError:
+            return 0.0
+        return int(told.split()[1]) / 1e9
 
     def _place(self) -> str:
         """Return what the thread is at in the user's own code, the innermost frame; empty where it is elsewhere."""
@@ -203,6 +220,10 @@ def _users_places(frame: FrameType | None) -> list[str]:
 def _check_time(end: float, limit_s: float) -> None:
     if time.monotonic() >= end:
         raise RunError(f"it took longer than {limit_s:g} s and is left behind")
+
+
+def _nothing() -> None:
+    """Stand for no task, as a reference to one that has gone does."""
 
 
 async def _cancel_all(grace_s: float) -> None:
