@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -63,6 +64,16 @@ def find_database(run: str | None, runs: Path) -> Path:
     if not database.is_file():
         raise UsageError(f"{database.parent} holds no {DATABASE_NAME}: not a run's folder, or a run with another store")
     return database
+
+
+def model_directory(database: Path, row: RunRow) -> Path | None:
+    """Return the folder with a run's tokenizer and template; None where none of its own or its config's is here."""
+    folders = [database.parent / "model", *sorted((database.parent / "checkpoints").glob("step-*"))]
+    snapshot, named = database.parent / "config.json", (row.config.get("model") or {}).get("path")
+    if named and snapshot.is_file():
+        base_dir = json.loads(snapshot.read_text(encoding="utf-8"))["base_dir"]
+        folders.append(Path(base_dir) / Path(named).expanduser())
+    return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
 
 
 @contextlib.contextmanager

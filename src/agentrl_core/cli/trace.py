@@ -12,7 +12,8 @@ import attrs
 import typer
 
 from agentrl_core.cli.episode_text import episode_lines, fidelity_text
-from agentrl_core.cli.locate import RunsOption, find_database, open_run
+from agentrl_core.cli.export import export
+from agentrl_core.cli.locate import RunsOption, find_database, model_directory, open_run
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import UsageError
 from agentrl_core.nearest import did_you_mean
@@ -35,6 +36,9 @@ _RUN_HELP = "Name of the run, its folder, or its database; the one written last 
 @app.callback()
 def trace() -> None:
     """Look into the episodes of a run."""
+
+
+app.command()(export)
 
 
 @app.command("list")
@@ -126,12 +130,8 @@ def _chat(row: RunRow, database: Path) -> Chat | None:
     """The policy's way of talking; None where its model directory is not here any more."""
     from agentrl_core.chat import Chat
 
-    built = database.parent / "model"
-    named = (row.config.get("model") or {}).get("path")
-    directory = built if built.is_dir() else Path(named) if named else None
-    if directory is None or not directory.is_dir():
-        return None
-    return Chat.from_directory(directory)
+    directory = model_directory(database, row)
+    return None if directory is None else Chat.from_directory(directory)
 
 
 def _row(record: Record, usage: Usage) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
 from agentrl_core.run.loss import build_loss, settled_loss
 from agentrl_core.run.origin import announce, model_directory, newest_checkpoint, rewind
-from agentrl_core.run.parts import Given, PartChecks, Parts
+from agentrl_core.run.parts import Given, PartChecks, Parts, problems_of
 from agentrl_core.stores.base import StepRow
 from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
 
@@ -125,6 +125,15 @@ class SftChecks(PartChecks[SftConfig]):
                 found.append(f"{self._given.where(key)}: {error}" if "\n" not in str(error) else str(error))
         return list(dict.fromkeys(found))
 
+    def _loss(self) -> Iterator[str]:
+        """Build the loss, and refuse one that needs what only sampling gives."""
+        yield from problems_of(self._supervised_loss)
+
+    def _supervised_loss(self) -> None:
+        from agentrl_core.training.supervised import check_supervised
+
+        check_supervised(build_loss(settled_loss(self._given, self._registry), self._build)[0])
+
 
 def check_config(loaded: LoadedConfig[SftConfig]) -> Sequence[str]:
     """Return a line for each problem that can be found before a fine-tuning starts."""
@@ -152,7 +161,9 @@ def _run(parts: SftParts, directory: RunDirectory, *, resumed: bool) -> RunSumma
     started = time.time()
 
     def work(store: Store, audience: Audience) -> RunSummary:
-        step = 0
+        step, version = 0, 0
+        if not resumed:
+            asyncio.run(announce(store, parts, directory.name))
         checkpoint = newest_checkpoint(store, directory, steps=parts.steps) if resumed else None
         if checkpoint is None:
             tuner = _tuner(parts, model_directory(parts, directory, lambda: _conversations(parts)))
@@ -164,8 +175,6 @@ def _run(parts: SftParts, directory: RunDirectory, *, resumed: bool) -> RunSumma
             version = asyncio.run(rewind(store, parts, directory.name, step)).last_version + 1
             audience.notice(f"resumed after step {step}")
         else:
-            version = 0
-            asyncio.run(announce(store, parts, directory.name))
             asyncio.run(store.add_version(directory.name, 0, step=0))
         return _Loop(parts, directory, store, audience, tuner, step=step, version=version, started_at=started).run()
 

@@ -1,0 +1,101 @@
+"""`agentrl trace export`: the episodes that are worth learning from, as demonstrations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from agentrl_core.cli.locate import RunsOption, find_database, model_directory, open_run
+from agentrl_core.errors import RunError, UsageError
+from agentrl_core.witness import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import TextIO
+
+    from agentrl_core.data.export import Selection
+    from agentrl_core.stores.base import RunRow
+    from agentrl_core.types import Record
+
+
+def export(
+    run: Annotated[str | None, typer.Argument(help="Name of the run, its folder, or its database.")] = None,
+    *,
+    runs: RunsOption = Path("runs"),
+    min_reward: Annotated[float | None, typer.Option(help="Only records with at least this reward.")] = None,
+    best_of_group: Annotated[int | None, typer.Option(min=1, help="At most so many records of a group.")] = None,
+    evaluations: Annotated[bool, typer.Option("--evaluations", help="Also the records of evaluations.")] = False,
+    form: Annotated[Literal["sft"], typer.Option("--format", help="What reads it.")] = "sft",  # noqa: ARG001  # the only one
+    output: Annotated[str, typer.Option("-o", "--output", help="JSONL file; - is standard output.")] = "-",
+) -> None:
+    """Write scored episodes as demonstrations for `agentrl sft`: messages, and the exact ids that were sampled."""
+    from agentrl_core.data.export import Selection, export_rows
+    from agentrl_core.gateway.sessions import without_secrets
+
+    selection = Selection(min_reward=min_reward, best_of_group=best_of_group, evaluations=evaluations)
+    num_rows = num_records = num_tokens = 0
+    altered = []
+    with open_run(run, runs) as (store, row), _opened(output) as file:
+        records = asyncio.run(store.records(row.id))
+        tokenizer = _tokenizer(find_database(run, runs), row)
+        chosen = _chosen(selection, records, row)
+        for record in chosen:
+            episode = asyncio.run(store.episode(record.id))
+            if episode is None:
+                raise RunError(f"record {record.id} is gone from the store of run {row.id}")
+            if verify(episode).deviation:
+                altered.append(record.id)
+                continue
+            rows = list(export_rows(episode, tokenizer=tokenizer))
+            num_records += bool(rows)
+            num_rows += len(rows)
+            num_tokens += sum(end - start for item in rows for start, end in item["spans"])
+            for item in rows:
+                file.write(without_secrets(json.dumps(item, ensure_ascii=False)) + "\n")
+    typer.echo(f"{num_rows} rows of {num_records} records, {num_tokens:,} trained tokens", err=True)
+    if altered:
+        typer.echo(
+            f"left out: {', '.join(altered)}, whose tokens are not what the engine sampled (agentrl trace verify)",
+            err=True,
+        )
+
+
+def _chosen(selection: Selection, records: Sequence[Record], row: RunRow) -> list[Record]:
+    chosen = selection.choose(records)
+    if not chosen:
+        rewards = [record.reward for record in records if record.reward is not None]
+        highest = f"the highest of {len(rewards)} rewards is {max(rewards):g}" if rewards else "it has no scored record"
+        raise UsageError(f"run {row.id} has no such record to export: {highest}; see `agentrl trace list {row.id}`")
+    return chosen
+
+
+def _tokenizer(database: Path, row: RunRow) -> str:
+    """Digest of the policy's tokenizer; empty where its folder is not here any more."""
+    from agentrl_core.training.demonstrations import tokenizer_digest
+
+    folder = model_directory(database, row)
+    return "" if folder is None else tokenizer_digest(folder)
+
+
+@contextlib.contextmanager
+def _opened(output: str) -> Iterator[TextIO]:
+    """The file, which appears under its name only when it is whole."""
+    if output == "-":
+        yield sys.stdout
+        return
+    path = Path(output)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            yield file
+        draft.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
