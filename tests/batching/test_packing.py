@@ -107,6 +107,21 @@ def test_a_group_that_fits_stays_in_one_micro_batch(sizes, prompt, max_tokens):
         assert parts == 1 or prompt + 1 + size > max_tokens
 
 
+@given(records=st.lists(st.lists(ids, min_size=1, max_size=3), min_size=1, max_size=5), max_tokens=st.integers(1, 30))
+def test_a_record_is_not_parted_where_a_loss_looks_at_whole_sequences(records, max_tokens):
+    samples = [
+        attrs.evolve(sample(len(row), record=number, positions=[len(row) - 1]), ids=row)
+        for number, rows in enumerate(records)
+        for row in rows
+    ]
+    update = pack(samples, max_tokens=max_tokens, config=AggregationConfig(), whole_sequences=True)
+    of_batch = [set(batch.record.tolist()) for batch in update.micro_batches]
+    assert sum(map(len, of_batch)) == len(records)
+    assert all(
+        batch.tokens <= max_tokens or len(own) == 1 for batch, own in zip(update.micro_batches, of_batch, strict=True)
+    )
+
+
 def test_groups_with_one_system_prompt_share_it():
     rows = [attrs.evolve(sample(10, record=n, group=n), ids=[5] * 8 + [n, 1]) for n in range(4)]
     assert [batch.tokens for batch in pack(rows, max_tokens=12, config=AggregationConfig()).micro_batches] == [12]

@@ -12,6 +12,7 @@ from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.base import LossOutput
 from agentrl_core.losses.cross_entropy import CrossEntropy
 from agentrl_core.losses.grpo import GRPO
+from agentrl_core.losses.gspo import GSPO
 from agentrl_core.losses.minirl import MiniRL
 from agentrl_core.testing.policy import toy_policy
 from agentrl_core.training.metrics import RATIO_SHARES
@@ -202,6 +203,29 @@ def test_the_gradient_does_not_depend_on_micro_batches(learner, sampler, options
     scale = gradients[0].abs().max()
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-5 * scale.item())
+
+
+def test_a_loss_of_whole_sequences_sees_all_calls_of_a_record_however_small_the_micro_batches(learner, sampler):
+    groups = [
+        attrs.evolve(group, episodes=tuple(map(apart, group.episodes))) for group in sampler.groups(count=2, size=3)
+    ]
+    gradients = []
+    for max_tokens in (1, 10_000):
+        one = learner(
+            loss=GSPO(clip=0.2),
+            aggregation=AggregationConfig(aggregation="seq_mean_token_mean"),
+            trainer={"lr": 0.0, "max_tokens_per_microbatch": max_tokens, "max_grad_norm": 1e9, "max_logprob_gap": 9},
+        )
+        one.step(groups, step=1, version=0)
+        gradients.append(torch.cat([weight.grad.flatten() for weight in one.weights().module.parameters()]))
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-5 * gradients[0].abs().max().item())
+
+
+def apart(episode):
+    """Make the second call a dialogue of its own, whose first token is another; the ratios are no longer 1."""
+    first, second = episode.interactions
+    alone = attrs.evolve(second, parent=None, prompt_ids=(7, *first.prompt_ids, *first.output_ids, *second.prompt_ids))
+    return attrs.evolve(episode, interactions=(first, alone))
 
 
 def test_the_gradient_is_reinforce_by_hand(learner, sampler, model_dir):

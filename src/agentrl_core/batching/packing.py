@@ -138,19 +138,28 @@ def split_updates(samples: Sequence[Sample], updates: int) -> list[list[Sample]]
 
 
 def pack(
-    samples: Sequence[Sample], *, max_tokens: int, config: AggregationConfig, device: str = "cpu", merge: bool = True
+    samples: Sequence[Sample],
+    *,
+    max_tokens: int,
+    config: AggregationConfig,
+    device: str = "cpu",
+    merge: bool = True,
+    whole_sequences: bool = False,
 ) -> Update:
     """Lay out one update in micro-batches of at most `max_tokens` tokens after merging.
 
     A group stays in one micro-batch if it fits, else sequences that begin alike stay together; a sequence that is
-    too long by itself goes alone. Without `merge` no token is shared, and every sample's all count. No samples make
-    an update without micro-batches: a rank's that has nothing to do.
+    too long by itself goes alone. Without `merge` no token is shared, and every sample's all count. `whole_sequences`,
+    for losses that look at all tokens of a sequence: what `config.unit` calls one is never parted, so a record may go
+    alone. No samples make an update without micro-batches: a rank's that has nothing to do.
     """
     numbers = _number_sequences(samples, config.sequence)
     num_sequences = 1 + max(chain.from_iterable(numbers), default=-1)
     batches = tuple(
         _micro_batch([samples[i] for i in part], [numbers[i] for i in part], num_sequences, device, merge=merge)
-        for part in _partition(samples, max_tokens, merge=merge)
+        for part in _partition(
+            samples, max_tokens, merge=merge, whole_records=whole_sequences and config.sequence == "record"
+        )
     )
     nothing = torch.zeros(0, device=device)
     denominators = Denominators.count(
@@ -176,12 +185,16 @@ def _number_sequences(samples: Sequence[Sample], unit: Unit) -> list[list[int]]:
     return result
 
 
-def _partition(samples: Sequence[Sample], max_tokens: int, *, merge: bool) -> list[list[int]]:
+def _partition(samples: Sequence[Sample], max_tokens: int, *, merge: bool, whole_records: bool) -> list[list[int]]:
     """Fill micro-batches with groups, the largest first, each where it adds the fewest tokens; places in `samples`."""
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(index)
-    units = [unit for members in groups.values() for unit in _units(samples, members, max_tokens, merge=merge)]
+    units = [
+        unit
+        for members in groups.values()
+        for unit in _units(samples, members, max_tokens, merge=merge, whole_records=whole_records)
+    ]
     bins: list[_Unit] = []
     for unit in sorted(units, key=lambda unit: -unit.tokens):
         fitting = [(total - one.tokens, one) for one in bins if (total := one.tokens_with(unit)) <= max_tokens]
@@ -216,22 +229,23 @@ class _Unit:
             self.tokens = self.overlap.tokens
 
 
-def _units(samples: Sequence[Sample], members: Sequence[int], max_tokens: int, *, merge: bool) -> list[_Unit]:
+def _units(
+    samples: Sequence[Sample], members: Sequence[int], max_tokens: int, *, merge: bool, whole_records: bool
+) -> list[_Unit]:
     """A group in as few parts as fit; neighbours in the order of their ids share the most, so parts are cut there."""
-    units: list[_Unit] = []
     inputs = {index: _inputs(samples[index]) for index in members}
+    pieces: dict[int, list[int]] = {}
     for index in sorted(members, key=inputs.__getitem__):
-        ids = inputs[index]
-        if units:
-            last = units[-1]
-            added = len(ids) if last.overlap is None else last.overlap.added_by(ids)
-            if last.tokens + added <= max_tokens:
-                last.members.append(index)
-                last.tokens += added
-                if last.overlap is not None:
-                    last.overlap.add(ids)
-                continue
-        units.append(_Unit(members=[index], tokens=len(ids), overlap=Overlap([ids]) if merge else None))
+        pieces.setdefault(samples[index].record if whole_records else index, []).append(index)
+    units: list[_Unit] = []
+    for piece in pieces.values():
+        ids = [inputs[index] for index in piece]
+        overlap = Overlap(ids) if merge else None
+        unit = _Unit(members=piece, tokens=overlap.tokens if overlap else sum(map(len, ids)), overlap=overlap)
+        if units and units[-1].tokens_with(unit) <= max_tokens:
+            units[-1].take(unit)
+        else:
+            units.append(unit)
     return units
 
 

@@ -160,6 +160,7 @@ class Learner:
                 config=self._aggregation,
                 device=self._policy.device,
                 merge=self._policy.merges,
+                whole_sequences=getattr(self._loss, "whole_sequences", False),
             )
             for share in split_updates(samples.samples, self._config.updates)
         ]
