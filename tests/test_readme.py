@@ -206,6 +206,21 @@ def test_each_section_of_advantages_md_is_a_valid_config(text, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("advantage", "told"),
+    [("{use: reinforce_pp, baseline: false}", True), ("{use: norm, mean_level: batch}", True), ("reinforce_pp", False)],
+)
+def test_a_config_that_drops_what_a_step_would_compare_is_told(advantage, told, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t", "query": "q"}\n', encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(
+        f"model: {{use: tiny}}\ndata: tasks.jsonl\nrollout: {{agent: {{mode: online}}}}\nadvantage: {advantage}\n",
+        encoding="utf-8",
+    )
+    problems, notes = check_config(config.load(tmp_path / "config.yaml"))
+    found = [note for note in notes if "filters" in note and "drops groups in which every record got 0" in note]
+    assert (problems, len(found)) == ([], told)
+
+
+@pytest.mark.parametrize(
     ("kind", "column"), [("advantages", "advantage"), ("shapings", "shaping"), ("filters", "filters")]
 )
 def test_the_tables_of_advantages_md_name_all_that_is_built_in(kind, column):

@@ -99,6 +99,13 @@ def test_the_presets_of_norm_are_the_other_estimators():
     assert over(both, rewards) == pytest.approx(over(ReinforcePP(baseline=False), rewards), rel=1e-14)
 
 
+def test_scale_is_the_last_factor():
+    rewards = [[1.0, 0.0, 0.5], [3.0, -2.0]]
+    for levels in ({}, {"std_level": None}, {"std_level": "group"}, {"mean_level": "batch", "std_level": "group"}):
+        doubled = [2.0 * value for value in over(Norm(**levels), rewards)]
+        assert over(Norm(**levels, scale=2.0), rewards) == doubled
+
+
 def test_a_groups_own_spread_weighs_records_equally():
     # About the step's mean 1: records of squares 4 and (1 + 0) / 2, one degree of freedom.
     calls = [

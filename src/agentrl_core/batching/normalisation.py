@@ -46,6 +46,11 @@ class ReinforcePP(TurnsFirst):
     """GRPO's. Above 0, so that equal advantages, which differ by rounding, are not blown up."""
     scale: float = field(default=1.0, validator=validators.gt(0.0))
 
+    @property
+    def compares_groups(self) -> bool:
+        """Whether a group of equal rewards teaches something, for it may be better than the step's others."""
+        return not self.baseline
+
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
         """One advantage per interaction: of its group alone."""
         return (DrGRPO() if self.baseline else NoBaseline()).turn_advantages(returns)
@@ -82,6 +87,11 @@ class Norm(TurnsFirst):
     def _only_in_groups(self, _attribute: object, value: bool) -> None:  # noqa: FBT001  # attrs' validator protocol
         if value and self.mean_level != "group":
             raise ValueError(f"'mean_leave1out' needs mean_level: group, found {self.mean_level}")
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether a group of equal rewards teaches something, for it may be better than the step's others."""
+        return self.mean_level == "batch"
 
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
         """One advantage per interaction, as far as the group alone tells."""

@@ -22,6 +22,7 @@ from agentrl_core.scorers.table import ScorerTable
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
+    from agentrl_core.config.schema import Component
     from agentrl_core.registry import Registry
     from agentrl_core.types import Task
 
@@ -228,7 +229,16 @@ class Checks(PartChecks[RunConfig]):
         with contextlib.suppress(UsageError):  # told just now
             advantage = settled(self._given, self._registry).advantage
         if advantage.use != AUTO:
-            yield from self._built("advantages", "advantage", advantage)
+            yield from problems_of(lambda: self._build_advantage(advantage))
+
+    def _build_advantage(self, chosen: Component) -> None:
+        built = self._build("advantages", "advantage", chosen)
+        for index, item in enumerate(self._run.filters):
+            if item.use == "zero_variance" and getattr(built, "compares_groups", False):
+                self.notes.append(
+                    f"{self._given.where(f'filters.{index}')}: drops groups in which every record got 0, which "
+                    f"advantage '{chosen.use}' compares with the step's others; `filters: []` keeps them"
+                )
 
     def defined_scorers(self) -> Iterator[str]:
         """Make the scorers of the config."""
