@@ -246,9 +246,11 @@ class TrainerConfig:
     """Optimizer updates per step, each on its share of the step's groups."""
     max_tokens_per_microbatch: int = field(default=8192, validator=positive)
     """Tokens per forward, where records that begin alike share theirs; a single longer record goes alone."""
-    attention: Literal["auto", "rect", "dense", "rows"] = "auto"
+    attention: Literal["auto", "rect", "dfs", "dense", "rows"] = "auto"
     """How records that begin alike share a forward; `auto` takes the fastest way that fits the model. `rect`: a flash
-    call per node of their trie. `dense`: one with a mask of T x T. `rows`: nothing is shared."""
+    call per node of their trie, on a CPU. `dfs`: node by node with the
+    model's cache, backward with a second forward; for any model that can go on from its cache, and the least memory.
+    `dense`: one call with a mask of T x T. `rows`: nothing is shared."""
     save_steps: int = field(default=20, validator=positive)
     keep_last: int = field(default=3, validator=positive)
     """Checkpoints kept; older ones are removed."""

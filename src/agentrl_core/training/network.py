@@ -70,6 +70,12 @@ class Network:
         logits = self.model(input_ids=ids, **arguments).logits
         return logits[row, place]
 
+    def cached(self, cache: Any) -> dict[str, Any]:
+        """Arguments that let the model go on from a cache of transformers, and put into it what it computes."""
+        # state-space models name it otherwise
+        names = inspect.signature(self.model.base_model.forward).parameters
+        return {"cache_params" if "cache_params" in names else "past_key_values": cache, "use_cache": True}
+
     def score(self, states: Tensor, tokens: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs of `tokens` after their states, and each distribution's entropy. [U] each, in nats."""
         if self.head is None:
@@ -86,15 +92,33 @@ def _plain_head(model: Any) -> nn.Parameter | None:
     """The output embedding, where logits are nothing but hidden states times it; else None.
 
     Some models scale or cap their logits, or add a bias. Asking the model itself is the test that needs no list
-    of them: both ways must give the same for two tokens.
+    of them: both ways must give the same for two tokens, also where their hidden states are larger.
     """
     head, base = model.get_output_embeddings(), model.base_model
     if base is model or not isinstance(head, nn.Linear) or head.bias is not None:
         return None
     ids = torch.tensor([[0, 1]], device=head.weight.device)
-    hidden = base(input_ids=ids, use_cache=False).last_hidden_state
-    logits = model(input_ids=ids, use_cache=False).logits
-    same = logits.shape == (1, 2, len(head.weight)) and torch.allclose(
-        hidden @ head.weight.T, logits, rtol=1e-3, atol=1e-5
-    )
-    return head.weight if same else None
+    for magnified in (1.0, 1000.0):  # a cap shows at large logits only, a bias beside small ones
+        hidden, logits = _hidden_and_logits(model, ids, magnified)
+        wanted = hidden @ head.weight.T
+        if logits.shape != wanted.shape or not torch.allclose(wanted, logits, rtol=1e-3, atol=1e-5):
+            return None
+    weight: nn.Parameter = head.weight
+    return weight
+
+
+def _hidden_and_logits(model: Any, ids: Tensor, magnified: float) -> tuple[Tensor, Tensor]:
+    """Last hidden states, so many times what they are, and the logits that the model makes of them."""
+    seen: list[Tensor] = []
+
+    def magnify(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state * magnified
+        seen.append(output.last_hidden_state)
+        return output
+
+    hook = model.base_model.register_forward_hook(magnify)
+    try:
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    return seen[0], logits

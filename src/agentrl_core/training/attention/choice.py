@@ -11,10 +11,13 @@ from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import Sample
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses.aggregate import AggregationConfig
+from agentrl_core.training.attention.dfs import Dfs, unknown_states
 from agentrl_core.training.attention.rows import Rows
-from agentrl_core.training.attention.tree import TreeAttention, masked, rect
+from agentrl_core.training.attention.tree import KERNELS, TreeAttention
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from agentrl_core.batching.packing import MicroBatch
@@ -22,13 +25,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AttentionName: TypeAlias = Literal["auto", "rect", "dense", "rows"]
+AttentionName: TypeAlias = Literal["auto", "rect", "dfs", "dense", "rows"]
 
-_AUTO = ("rect",)
-"""What is tried in place of `auto`, the fastest first."""
+_AUTO = {"cpu": ("rect", "dfs"), "cuda": ("dfs",)}
+"""What is tried in place of `auto` on a device, the fastest first."""
+_SHARES = {torch.float32: 0.01, torch.float64: 0.01}
+"""How wrong a result may be, beside one that is certainly wrong; in narrower numbers 0.1."""
 _ROUNDING = 1e-5
 _LAYERS = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers whose attention ours replaces; a window is looked at for every micro-batch."""
+"""Kinds of layers whose attention a tree's replaces; a window is looked at for every micro-batch."""
+_TRUNK, _LONGEST_TRUNK = 40, 300
+"""Tokens that the trial's sequences begin with alike; as many as a window has, and some more, where that is few."""
 
 
 class Attention(Protocol):
@@ -54,67 +61,111 @@ def choose(network: Network, wanted: AttentionName = "auto") -> Attention:
 
     Raises `ConfigError` where that one does not fit the model.
     """
-    rows = Rows()
+    rows, dfs = Rows(), Dfs()
     if wanted == "rows":
         return rows
     window = _window(network)
-    merging = {
-        "rect": TreeAttention("rect", rect, rows, window),
-        "dense": TreeAttention("dense", masked, rows, window),
-    }
-    for name in _AUTO if wanted == "auto" else (wanted,):
-        misfit = _misfit(merging[name], rows, network)
+    found: Attention | None = None
+    misfits = []
+    for name in _AUTO.get(network.device.type, ("dfs",)) if wanted == "auto" else (wanted,):
+        candidate = dfs if name == "dfs" else TreeAttention(name, KERNELS[name], rows, window)
+        misfit = _misfit(candidate, rows, network)
         if misfit is None:
-            return merging[name]
-        what = f"'{name}' does not fit {type(network.model).__name__}: {misfit}"
+            found = candidate
+            break
+        misfits.append(f"'{name}' does not fit {type(network.model).__name__}: {misfit}")
         if wanted != "auto":
-            raise ConfigError(f"trainer.attention: {what}; leave it out for the fastest one that does")
-        logger.info("trainer.attention: %s", what)
-    logger.warning(
-        "%s: what sequences share is computed for each of them, as no way of merging fits the model",
-        type(network.model).__name__,
-    )
+            raise ConfigError(f"trainer.attention: {misfits[0]}; leave it out for the fastest one that does")
+    if isinstance(found, TreeAttention) and window is not None and _misfit(dfs, rows, network) is None:
+        found.longer = dfs
+    if found is not None:
+        if misfits:
+            logger.info("trainer.attention: '%s', as %s", found.name, "; ".join(misfits))
+        return found
+    logger.warning("trainer.attention: what sequences share is computed for each of them, as %s", "; ".join(misfits))
     return rows
 
 
 def _window(network: Network) -> int | None:
-    """The sliding window, where some layers have one."""
+    """The sliding window, or chunk, where some layers have one."""
     kinds = getattr(network.config, "layer_types", None)
     window = getattr(network.config, "sliding_window", None)
-    slides = getattr(network.config, "use_sliding_window", True) if kinds is None else "sliding_attention" in kinds
-    return window if slides else None
+    chunk = getattr(network.config, "attention_chunk_size", None)
+    if kinds is None:
+        return window if getattr(network.config, "use_sliding_window", True) else None
+    return window if "sliding_attention" in kinds else chunk if "chunked_attention" in kinds else None
 
 
-@torch.no_grad()
 def _misfit(candidate: Attention, rows: Rows, network: Network) -> str | None:
     """Why a candidate is wrong for a model; None where it is right.
 
     Wrong is told from rounding by a layout that is certainly wrong: the same tokens as one sequence.
     """
-    kinds = set(getattr(network.config, "layer_types", None) or ()) - _LAYERS
-    if kinds and isinstance(candidate, TreeAttention):
-        return f"it has layers of the kind {', '.join(sorted(kinds))}"
-    batch = _trial(network)
-    right, _ = rows.logprobs(network, batch)
-    wanted = batch.predictions
-    jumbled = network.states(batch.ids[None], torch.zeros_like(wanted.place), wanted.place)
-    wrong, _ = network.score(jumbled, wanted.token, wanted.temperature)
     try:
-        found, _ = candidate.logprobs(network, batch)
+        window = _window(network)
+        if isinstance(candidate, TreeAttention):
+            kinds = set(getattr(network.config, "layer_types", None) or ()) - _LAYERS
+            if kinds:
+                return f"it has layers of the kind {', '.join(sorted(kinds))}"
+            batch = _trial(network, 9)
+            if window is not None and batch.trie.depth > window:
+                return f"it has a window of {window} tokens"
+        else:
+            unknown = unknown_states(network)
+            if unknown is not None:
+                return unknown
+            batch = _trial(network, window + 5 if window is not None and window <= _LONGEST_TRUNK else _TRUNK)
+        found = _outcome(network, batch, candidate.logprobs)
     except Exception as error:  # noqa: BLE001 - whatever a model raises in a trial is the reason not to take this way
         return f"{type(error).__name__}: {error}"
-    gap, contrast = (found - right).abs().max().item(), (wrong - right).abs().max().item()
-    if gap <= contrast / 10 + _ROUNDING:
-        return None
-    return f"log-probs differ by {gap:.1g} from those of the model's own attention"
+    right, wrong = _outcome(network, batch, rows.logprobs), _outcome(network, batch, _jumbled)
+    share = _SHARES.get(next(network.model.parameters()).dtype, 0.1)
+    for what, mine, own, other in zip(("log-probs", "gradients"), found, right, wrong, strict=True):
+        gap = (mine - own).norm().item()
+        if not gap <= share * (other - own).norm().item() + _ROUNDING * max(1.0, own.norm().item()):
+            return f"{what} differ by {gap:.1g} from those of the model's own attention"
+    return None
 
 
-def _trial(network: Network) -> MicroBatch:
-    """A small trie with branches at several depths, one of them the end of another sequence."""
+def _outcome(
+    network: Network, batch: MicroBatch, logprobs: Callable[[Network, MicroBatch], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Log-probs, and their sum's gradient of the model's vectors: norms and biases, small and in every layer."""
+    parameters = list(network.model.parameters())
+    trained = [parameter.requires_grad for parameter in parameters]
+    vectors = [one for one in parameters if one.requires_grad and one.ndim == 1]
+    kept = [vector.grad for vector in vectors]
+    for parameter in parameters:
+        parameter.requires_grad_(parameter.requires_grad and parameter.ndim == 1)
+    for vector in vectors:
+        vector.grad = None
+    try:
+        with torch.set_grad_enabled(bool(vectors)):
+            found, _ = logprobs(network, batch)
+            if vectors:
+                torch.autograd.backward(found, torch.linspace(-1, 1, len(found), device=found.device))
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in vectors]
+        return found.detach().double(), torch.cat([found.new_zeros(1), *gradients]).double()
+    finally:
+        for vector, gradient in zip(vectors, kept, strict=True):
+            vector.grad = gradient
+        for parameter, before in zip(parameters, trained, strict=True):
+            parameter.requires_grad_(before)
+
+
+def _jumbled(network: Network, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    wanted = batch.predictions
+    states = network.states(batch.ids[None], torch.zeros_like(wanted.place), wanted.place)
+    return network.score(states, wanted.token, wanted.temperature)
+
+
+def _trial(network: Network, length: int) -> MicroBatch:
+    """A small trie with branches at several depths, nodes of one token, and a sequence that ends in another."""
     size = min(network.config.vocab_size, 97)
-    trunk = [(7 * place + 3) % size for place in range(9)]
+    trunk = [(7 * place + 3) % size for place in range(length)]
     sequences = [trunk + [(5 * place + 11 * branch + 1) % size for place in range(7)] for branch in range(3)]
-    sequences += [trunk[:4] + [(3 * place + 2) % size for place in range(5)], [*sequences[1][:12], 0, 1], trunk[:7]]
+    sequences += [[*sequences[0][:-2], 2, last, 5] for last in (3, 4)]
+    sequences += [trunk[:4] + [(3 * place + 2) % size for place in range(5)], [*sequences[1][:-4], 0, 1], trunk[:7]]
     samples = [
         Sample(
             ids=ids,

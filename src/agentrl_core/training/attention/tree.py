@@ -17,12 +17,12 @@ from agentrl_core.training.attention.dense import dense
 from agentrl_core.training.attention.rect import rectangles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
     from agentrl_core.batching.packing import MicroBatch
-    from agentrl_core.training.attention.rows import Rows
+    from agentrl_core.training.attention.choice import Attention
     from agentrl_core.training.network import Network
 
 IMPLEMENTATION = "agentrl_tree"
@@ -57,7 +57,7 @@ class TreeAttention:
 
     name: str
     prepare: Callable[[MicroBatch], Kernel]
-    rows: Rows
+    longer: Attention
     """What takes micro-batches whose sequences are longer than a sliding window."""
     window: int | None = None
 
@@ -66,7 +66,7 @@ class TreeAttention:
     def logprobs(self, network: Network, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's predictions. [U] each."""
         if self.window is not None and batch.trie.depth > self.window:
-            return self.rows.logprobs(network, batch)
+            return self.longer.logprobs(network, batch)
         tree = Tree(self.prepare(batch), batch.trie.depth)
         wanted = batch.predictions
         with network.attention(IMPLEMENTATION):
@@ -92,6 +92,10 @@ def masked(batch: MicroBatch) -> Kernel:
     """One call with a mask of T x T."""
     nodes = batch.trie.nodes
     return lambda query, key, value, scale: dense(query, key, value, nodes, scale)
+
+
+KERNELS: Mapping[str, Callable[[MicroBatch], Kernel]] = {"rect": rect, "dense": masked}
+"""What `trainer.attention` calls each."""
 
 
 def _tree_attention(
