@@ -2,7 +2,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_core.batching.advantages import GRPO, AgentCPM, DrGRPO, LeaveOneOut, NoBaseline, PerTurn
@@ -71,6 +71,7 @@ def test_no_baseline_is_the_reward():
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+@settings(max_examples=25)
 @given(rewards=REWARDS)
 def test_one_return_per_record_is_the_scalar_case(estimator, rewards):
     by_turn = estimator.turn_advantages([[reward] for reward in rewards])
@@ -112,6 +113,7 @@ def test_per_turn_is_grpo_on_every_turn(returns):
 
 
 @pytest.mark.parametrize("estimator", [GRPO(eps=1e-12), DrGRPO(), PerTurn(eps=1e-12), LeaveOneOut()], ids=str)
+@settings(max_examples=25)
 @given(rewards=st.lists(st.integers(-20, 20), min_size=1, max_size=9), constant=st.integers(-1000, 1000))
 def test_a_constant_on_all_rewards_changes_nothing(estimator, rewards, constant):
     moved = estimator.advantages([float(reward + constant) for reward in rewards])
@@ -119,6 +121,7 @@ def test_a_constant_on_all_rewards_changes_nothing(estimator, rewards, constant)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+@settings(max_examples=25)
 @given(data=st.data(), returns=st.lists(st.lists(st.floats(-9, 9), max_size=3), min_size=1, max_size=6))
 def test_advantages_go_with_their_records(estimator, data, returns):
     order = data.draw(st.permutations(range(len(returns))))

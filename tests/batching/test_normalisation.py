@@ -3,7 +3,7 @@ import random
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_core.batching.advantages import GRPO, DrGRPO, LeaveOneOut, StepEstimator, TrainedCall
@@ -138,6 +138,7 @@ def test_one_outlier_does_not_hide_the_rest_of_its_step():
 
 
 @pytest.mark.parametrize("estimator", [ReinforcePP(), ReinforcePP(weigh="token"), Norm(), Norm(mean_level="batch")])
+@settings(max_examples=25)
 @given(groups=GROUPS, seed=st.integers(0, 9))
 def test_the_order_of_arrival_changes_no_bit(estimator, groups, seed):
     calls = calls_of(groups, tokens=lambda index: 1 + index * 7 % 5)
@@ -150,6 +151,7 @@ def test_the_order_of_arrival_changes_no_bit(estimator, groups, seed):
 
 
 @pytest.mark.parametrize("estimator", [ReinforcePP(), ReinforcePP(baseline=False), Norm(), Norm(mean_level="batch")])
+@settings(max_examples=25)
 @given(groups=GROUPS, constant=st.floats(-100, 100))
 def test_a_constant_on_all_rewards_changes_nothing(estimator, groups, constant):
     found = over(estimator, [[value + constant for value in group] for group in groups])
