@@ -1,5 +1,6 @@
 """Every recipe, run for some steps as a user runs it."""
 
+import importlib
 import json
 import os
 import re
@@ -15,12 +16,11 @@ from agentrl_core.batching import advantages
 from agentrl_core.batching.filters import ZeroVariance
 from agentrl_core.config import load
 from agentrl_core.config.yaml_text import read_file
-from agentrl_core.losses import grpo, minirl
+from agentrl_core.losses import cispo, dr_grpo, grpo, gspo, minirl
 from agentrl_core.losses.aggregate import AggregationConfig
 from agentrl_core.run.checks import Given
 from agentrl_core.run.components import resolve
-from agentrl_core.run.start import _learner
-from agentrl_core.testing.policy import toy_policy
+from agentrl_core.run.loss import build_loss
 from agentrl_core.testing.quest import Quest, held_out, situations
 
 ROOT = Path(__file__).parent.parent
@@ -77,16 +77,13 @@ GOLDEN = json.loads((ROOT / "tests/losses/agentcpm_losses.json").read_text(encod
 """What AgentRL's own code gave, and the flags that it ran with."""
 
 
-@pytest.fixture(scope="module")
-def learner_of(tmp_path_factory):
-    """The learner that a run of a recipe would have, with an even smaller policy."""
-    model_dir = toy_policy(tmp_path_factory.mktemp("toy"))
-
-    def learner(recipe, *overrides):
-        components = resolve(Given.from_file(load(COOKBOOK / recipe / "config.yaml", overrides)))
-        return _learner(components, model_dir)
-
-    return learner
+def parts_of(recipe, *overrides):
+    """The loss of a recipe, how it is put together, its advantages and its filters: as a run builds them."""
+    components = resolve(Given.from_file(load(COOKBOOK / recipe / "config.yaml", overrides)))
+    config = components.config
+    loss, section = build_loss(config.loss, components.build)
+    filters = [components.build("filters", "filters", item) for item in config.filters]
+    return loss, section.aggregation, components.build("advantages", "advantage", config.advantage), filters
 
 
 @pytest.mark.parametrize(
@@ -96,23 +93,38 @@ def learner_of(tmp_path_factory):
         ("minirl", "minirl_recommended", minirl.MiniRL, "seq_mean_token_sum"),
     ],
 )
-def test_agentrls_settings_resolve_to_those_of_its_golden_values(learner_of, recipe, case, calculator, aggregation):
+def test_agentrls_settings_resolve_to_those_of_its_golden_values(recipe, case, calculator, aggregation):
     (flags,) = (item["cfg"] for item in GOLDEN["cases"] if item["name"] == case)
-    learner = learner_of(recipe)
-    assert learner._loss == calculator(
+    loss, how, advantage, filters = parts_of(recipe)
+    assert loss == calculator(
         clip=flags["epsilon"],
         clip_higher=flags["epsilon_higher"],
         strict_in_bound=flags["strict_in_bound"],
         importance_weight_cap_ratio=flags["importance_weight_cap_ratio"],
         out_of_date_decay=flags["out_of_date_decay"],
     )
-    assert learner._aggregation == AggregationConfig(aggregation=aggregation, unit="record")
-    assert learner._advantage == advantages.AgentCPM(scale=2.0)
-    assert learner._filters == (ZeroVariance(min_range=0.1),)
+    assert how == AggregationConfig(aggregation=aggregation, unit="record")
+    assert advantage == advantages.AgentCPM(scale=2.0)
+    assert filters == [ZeroVariance(min_range=0.1)]
     given = read_file(COOKBOOK / recipe / "config.yaml", problems := []).plain()
     assert problems == []
     assert {name: given[name] for name in flags if name in given}.items() <= flags.items()
     assert {"loss_calculater", "token_level_loss", "epsilon", "epsilon_higher"} <= given.keys()
+
+
+def test_each_compared_loss_has_the_aggregation_and_the_advantage_of_its_paper(monkeypatch):
+    monkeypatch.syspath_prepend(str(COOKBOOK / "losses"))
+    compare = importlib.import_module("compare")
+    resolved = {name: parts_of("losses", *overrides) for name, overrides in compare.VARIANTS.items()}
+    assert {name: (type(loss), how.aggregation, advantage) for name, (loss, how, advantage, _) in resolved.items()} == {
+        "grpo": (grpo.GRPO, "token_mean", advantages.GRPO()),
+        "dr_grpo": (dr_grpo.DrGRPO, "constant", advantages.GRPO(std=False)),
+        "gspo": (gspo.GSPO, "seq_mean_token_mean", advantages.GRPO()),
+        "cispo": (cispo.CISPO, "token_mean", advantages.GRPO()),
+        "minirl": (minirl.MiniRL, "seq_mean_token_sum", advantages.GRPO(std=False)),
+    }
+    calls, tokens = 3, 24
+    assert resolved["dr_grpo"][1].horizon == calls * tokens
 
 
 def command_of(recipe: str, tmp_path: Path, *overrides: str) -> list[str]:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 CONFIG = Path(__file__).with_name("config.yaml")
 VARIANTS: Mapping[str, Sequence[str]] = {
-    "grpo": ["loss={use: grpo, clip: 0.2}", "advantage={use: grpo}"],
-    "dr_grpo": ["loss={use: dr_grpo, horizon: 72}", "advantage={use: grpo, std: false}"],
-    "gspo": ["loss={use: gspo}", "advantage={use: grpo}"],
-    "cispo": ["loss={use: cispo, cap: 5.0}", "advantage={use: grpo}"],
-    "minirl": ["loss={use: minirl}", "advantage={use: grpo, std: false}"],
+    "grpo": ["loss={use: grpo, clip: 0.2}"],
+    "dr_grpo": ["loss={use: dr_grpo, horizon: 72}"],
+    "gspo": ["loss={use: gspo}"],
+    "cispo": ["loss={use: cispo, cap: 5.0}"],
+    "minirl": ["loss={use: minirl}"],
 }
 """Name -> what it changes in the config. Another line here is another panel in the picture."""
 
@@ -42,6 +42,18 @@ def with_error(report: EvalReport) -> str:
     return f"{report.rewards[name]:.3f} ± {1.96 * report.errors[name]:.3f}"
 
 
+def report(summaries: Mapping[str, RunSummary]) -> None:
+    """Print the table and draw the picture."""
+    curves = {name: rewards_of(summary) for name, summary in summaries.items()}
+    print("\nloss       training: first 3 -> last 3   held out: before -> after             learner CPU s")
+    for name, summary in summaries.items():
+        first, last = (math.fsum(part) / len(part) for part in (curves[name][:3], curves[name][-3:]))
+        heldout = f"{with_error(summary.evals[0])} -> {with_error(summary.evals[-1])}"
+        print(f"{name:10} {first:.3f} -> {last:.3f}{'':15} {heldout:37} {summary.cpu_seconds['learner']:13.1f}")
+    draw_side_by_side(curves, Path("rewards.png"))
+    print("rewards of each step: rewards.png")
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run what the command line asks for; all losses where it names none."""
     overrides = [item for item in arguments if "=" in item]
@@ -52,15 +64,7 @@ def main(arguments: Sequence[str]) -> None:
     for name in names:
         print(f"\n== {name}")
         summaries[name] = Trainer(CONFIG, overrides=[*VARIANTS[name], *overrides]).train()
-    curves = {name: rewards_of(summary) for name, summary in summaries.items()}
-    print("\nloss       training: first 3 -> last 3   held out: before -> after             learner CPU s")
-    for name, summary in summaries.items():
-        rewards, before, after = curves[name], summary.evals[0], summary.evals[-1]
-        first, last = (math.fsum(part) / len(part) for part in (rewards[:3], rewards[-3:]))
-        heldout = f"{with_error(before)} -> {with_error(after)}"
-        print(f"{name:10} {first:.3f} -> {last:.3f}{'':15} {heldout:37} {summary.cpu_seconds['learner']:13.1f}")
-    draw_side_by_side(curves, Path("rewards.png"))
-    print("rewards of each step: rewards.png")
+    report(summaries)
 
 
 if __name__ == "__main__":
