@@ -162,7 +162,8 @@ def test_shared_beginnings_change_neither_loss_nor_gradient(directory, policy):
             torch.testing.assert_close(mine, other, rtol=0, atol=1e-5 * largest + 1e-6)
 
 
-def test_every_demonstration_is_seen_once_per_pass():
+@pytest.mark.parametrize("pool", [1, 3])
+def test_every_demonstration_is_seen_once_per_pass(pool):
     class Lengths:
         def __len__(self):
             return 50
@@ -170,7 +171,7 @@ def test_every_demonstration_is_seen_once_per_pass():
         def length(self, index):
             return index % 7
 
-    endless = batches(Lengths(), 8, random.Random(0))
+    endless = batches(Lengths(), 8, random.Random(0), pool=pool)
     for _ in range(2):
         seen = list(itertools.chain.from_iterable(itertools.islice(endless, 7)))
         assert sorted(seen) == list(range(50))

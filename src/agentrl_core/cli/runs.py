@@ -62,7 +62,8 @@ def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) 
     typer.echo(f"  folder      {facts['directory']}")
     typer.echo(f"  started     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(row.created_at))}")
     typer.echo(f"  steps       {facts['steps']} ({facts['voided_steps']} voided), policy version {facts['version']}")
-    typer.echo(f"  reward      {_reward(facts['reward'])} in the last step")
+    name, value = ("loss", facts["loss"]) if _is_supervised(facts) else ("reward", facts["reward"])
+    typer.echo(f"  {name:<11} {_number(value)} in the last step")
     typer.echo(f"  records     {', '.join(f'{name} {count:,}' for name, count in outcomes.most_common()) or 'none'}")
     for name, source in sorted(row.components.items()):
         typer.echo(f"  component   {name} = {source}")
@@ -108,22 +109,29 @@ def _facts(store: SQLiteStore, row: RunRow, steps: Sequence[StepRow]) -> dict[st
         "voided_steps": len(steps) - len(live),
         "version": asyncio.run(store.last_version(row.id)),
         "reward": live[-1].metrics.get("reward/mean") if live else None,
+        "loss": live[-1].metrics.get("loss/value") if live else None,
     }
 
 
 def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:
     if "steps" not in facts:
         return (facts["name"], facts["status"], "", "", "", _age(facts["last_write"]))
-    numbers = (str(facts["steps"]), _reward(facts["reward"]), str(facts["version"]))
+    outcome = f"loss {_number(facts['loss'])}" if _is_supervised(facts) else _number(facts["reward"])
+    numbers = (str(facts["steps"]), outcome, str(facts["version"]))
     return (facts["name"], facts["status"], *numbers, _age(facts["last_write"]))
 
 
 def _step_row(step: StepRow) -> tuple[str, ...]:
-    reward = _reward(step.metrics.get("reward/mean"))
+    reward = _number(step.metrics.get("reward/mean"))
     return (str(step.step), str(step.version), reward, str(len(step.records)), "voided" if step.voided else "")
 
 
-def _reward(value: float | None) -> str:
+def _is_supervised(facts: Mapping[str, Any]) -> bool:
+    """Whether its steps have a loss and no rewards: one of `agentrl sft`."""
+    return facts["reward"] is None and facts["loss"] is not None
+
+
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 

@@ -80,8 +80,8 @@ def _row(record: Record, lineage: Sequence[Interaction], new: set[str], tokenize
             spans.append([len(ids), len(ids) + len(item.output_ids)])
             tools = item.tools
         ids.extend(item.output_ids)
-        messages.extend(message | {"weight": 0} if _said(message) else message for message in item.messages)
-        messages.append(item.output if item.id in new else item.output | {"weight": 0})
+        messages.extend(_untrained(message) for message in item.messages)
+        messages.append({"content": "", **item.output} if item.id in new else _untrained(item.output))
     return {
         "messages": messages,
         **({"tools": list(tools)} if tools else {}),
@@ -94,6 +94,6 @@ def _row(record: Record, lineage: Sequence[Interaction], new: set[str], tokenize
     }
 
 
-def _said(message: Message) -> bool:
-    """Whether a prompt's message is an assistant's: an example, or what another model said."""
-    return message.get("role") == "assistant"
+def _untrained(message: Message) -> Message:
+    """Return the message so that it is not trained: an assistant's may be an example, or what another model said."""
+    return {"content": "", **message, "weight": 0} if message.get("role") == "assistant" else message

@@ -159,7 +159,7 @@ class ConsoleTracker:
         rows.append(("CPU seconds", f"{' + '.join(parts)} = {total:.1f}" if parts else "-"))
         directory = Path(summary.directory)
         picture = directory / PICTURE_NAME
-        if picture.exists() or "trackers:curve" in self._components:
+        if not self._supervised and (picture.exists() or "trackers:curve" in self._components):
             rows.append(("reward curve", _near(picture)))
         rows.append(("checkpoints", _near(directory / "checkpoints")))
         run = summary.name if directory.parent == Path("runs").resolve() else _near(directory)

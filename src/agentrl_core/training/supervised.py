@@ -39,8 +39,6 @@ _LAST_LR = 0.1
 """Share of the learning rate that a falling schedule ends at."""
 _SHOWN_ROWS = 8
 """Rows that a message names."""
-_POOL = 8
-"""Batches whose rows are sorted by length together: rows of about one length fill micro-batches evenly."""
 
 
 @attrs.frozen(kw_only=True)
@@ -58,6 +56,8 @@ class Plan:
     max_grad_norm: float = 1.0
     max_tokens: int = 8192
     """Token ids per forward."""
+    pool: int = 1
+    """Batches whose rows are sorted by length together, so that each has rows of about one length."""
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, from 1 on: a linear rise, times the schedule's fall to a tenth."""
@@ -91,7 +91,7 @@ class SupervisedTrainer:
         self._updater = Updater(policy, _Weighted(calculator), self._aggregation, max_grad_norm=plan.max_grad_norm)
         self.optimizer = adamw(policy.model, lr=plan.lr, betas=plan.betas, weight_decay=plan.weight_decay)
         rng = random.Random(seed)  # noqa: S311  # an order of demonstrations is no secret
-        self._batches = batches(demonstrations, plan.batch_size, rng)
+        self._batches = batches(demonstrations, plan.batch_size, rng, pool=plan.pool)
         self._step = 0
 
     def skip(self, steps: int) -> None:
@@ -128,7 +128,7 @@ class SupervisedTrainer:
             "batch/rows": float(len(rows)),
             "batch/tokens": float(update.tokens),
             "batch/merge_ratio": tokens / update.tokens,
-            "train/epoch": self._step * self._plan.batch_size / len(self._demonstrations),
+            "train/epoch": self._step / math.ceil(len(self._demonstrations) / self._plan.batch_size),
             "train/tokens_per_s": tokens / max(wall, 1e-9),
             "time/step_s": wall,
         }
@@ -166,14 +166,14 @@ def weighted_update(samples: Sequence[Sample], *, max_tokens: int, config: Aggre
     return attrs.evolve(update, denominators=counted)
 
 
-def batches(demonstrations: Demonstrations, size: int, rng: random.Random) -> Iterator[list[int]]:
+def batches(demonstrations: Demonstrations, size: int, rng: random.Random, *, pool: int = 1) -> Iterator[list[int]]:
     """Endless batches of row numbers; every pass over the data is in a new random order."""
     while True:
         order = list(range(len(demonstrations)))
         rng.shuffle(order)
-        for start in range(0, len(order), size * _POOL):
-            pool = sorted(order[start : start + size * _POOL], key=demonstrations.length)
-            parts = [pool[first : first + size] for first in range(0, len(pool), size)]
+        for start in range(0, len(order), size * pool):
+            rows = sorted(order[start : start + size * pool], key=demonstrations.length)
+            parts = [rows[first : first + size] for first in range(0, len(rows), size)]
             rng.shuffle(parts)
             yield from parts
 
