@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from agentrl_core.errors import RunError
-from agentrl_core.trackers.curve import CurveTracker, _moving_average
+from agentrl_core.trackers.curve import CurveTracker, _moving_average, draw_side_by_side
 from agentrl_core.trackers.jsonl import JsonlTracker
 
 
@@ -87,3 +87,15 @@ def test_a_folder_that_is_gone_is_named(tmp_path, reports):
     tracker.step_finished(reports.step(1))
     with pytest.raises(RunError, match=r"reward\.png: cannot write"):
         tracker.run_finished(reports.summary())
+
+
+def test_several_runs_have_a_panel_each_in_one_picture(tmp_path):
+    path = tmp_path / "rewards.png"
+    draw_side_by_side({"grpo": [0.1, 0.4, 0.9], "gspo": [0.1, 0.2]}, path)
+    two = size(path)
+    draw_side_by_side({"grpo": [0.1, 0.4, 0.9], "gspo": [0.1, 0.2], "cispo": [0.3]}, path)
+    assert two == (540, 280)
+    assert size(path) == (780, 280)
+    assert not list(tmp_path.glob("*.tmp"))
+    with pytest.raises(RunError, match="cannot write"):
+        draw_side_by_side({"grpo": [0.1]}, tmp_path / "missing" / "rewards.png")
