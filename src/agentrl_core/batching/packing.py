@@ -5,6 +5,7 @@ T tokens of a micro-batch, N its loss tokens, U different predictions among them
 
 from __future__ import annotations
 
+from array import array
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from agentrl_core.batching.trie import Overlap, TokenTrie
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -253,38 +254,39 @@ def _micro_batch(
     samples: Sequence[Sample], sequences: Sequence[Sequence[int]], num_sequences: int, device: str, *, merge: bool
 ) -> MicroBatch:
     trie = TokenTrie.build(map(_inputs, samples), merge=merge)
+    counts = [len(sample.positions) for sample in samples]
 
     def longs(values: Iterable[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.long, device=device)
+        return torch.from_numpy(np.fromiter(values, dtype=np.int64)).to(device)
 
-    def floats(of: Callable[[Sample], Sequence[float]]) -> Tensor:
-        return torch.tensor([value for sample in samples for value in of(sample)], dtype=torch.float32, device=device)
+    def floats(values: Iterable[Sequence[float]]) -> Tensor:
+        return torch.from_numpy(np.fromiter(chain.from_iterable(values), dtype=np.float32)).to(device)
 
-    def spread(of: Callable[[Sample], int]) -> Tensor:
-        return longs(of(sample) for sample in samples for _ in sample.positions)
+    def spread(values: Sequence[int]) -> Tensor:
+        return torch.from_numpy(np.repeat(np.array(values, dtype=np.int64), counts)).to(device)
 
     predictions, prediction = _predictions(samples, trie, device)
     return MicroBatch(
         trie=trie,
-        ids=longs(trie.ids),
-        positions=longs(trie.positions),
+        ids=torch.from_numpy(np.array(trie.ids, dtype=np.int64)).to(device),
+        positions=torch.from_numpy(np.array(trie.positions, dtype=np.int64)).to(device),
         call_tokens=sum(sample.call_tokens for sample in samples),
         predictions=predictions,
         prediction=prediction,
-        behaviour_logprobs=floats(lambda sample: sample.logprobs),
-        advantages=floats(lambda sample: sample.advantages),
+        behaviour_logprobs=floats(sample.logprobs for sample in samples),
+        advantages=floats(sample.advantages for sample in samples),
         version=longs(chain.from_iterable(sample.versions for sample in samples)),
         interaction=longs(chain.from_iterable(sample.interactions for sample in samples)),
-        record=spread(lambda sample: sample.record),
-        group=spread(lambda sample: sample.group),
+        record=spread([sample.record for sample in samples]),
+        group=spread([sample.group for sample in samples]),
         sequence=longs(chain.from_iterable(sequences)),
         num_sequences=num_sequences,
     )
 
 
-def _inputs(sample: Sample) -> list[int]:
+def _inputs(sample: Sample) -> array[int]:
     """What a forward needs of a sample: all but its last loss token, after which nothing is predicted."""
-    return list(sample.ids[: sample.positions[-1]])
+    return array("I", sample.ids[: sample.positions[-1]])
 
 
 def _predictions(samples: Sequence[Sample], trie: TokenTrie, device: str) -> tuple[Predictions, Tensor]:
