@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -45,7 +45,7 @@ class LossSection:
             return cls(
                 options={name: value for name, value in options.items() if name not in _AGGREGATION | _COMMON},
                 aggregation=AggregationConfig(**_aggregation(options, defaults or {})),
-                corrections=tuple(map(_component, options.get("corrections") or ())),
+                corrections=_corrections(options.get("corrections") or ()),
                 proximal=options.get("proximal", "recompute"),
                 reference=_path(options.get("reference")),
             )
@@ -58,6 +58,12 @@ def _aggregation(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     own = {name: value for name, value in options.items() if name in _AGGREGATION}
     same = own.get("aggregation", defaults.get("aggregation")) == defaults.get("aggregation")
     return {**(defaults if same else {}), **own}
+
+
+def _corrections(items: Any) -> tuple[Component, ...]:
+    if not isinstance(items, Sequence) or isinstance(items, str):
+        raise ValueError(f"corrections: expected a list of names or sections {{use: NAME, …}}, found {items!r:.60}")  # noqa: TRY004  (a config's fault)
+    return tuple(map(_component, items))
 
 
 def _component(item: Any) -> Component:
