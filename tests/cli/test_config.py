@@ -4,11 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 import yaml
 
 from agentrl_core.cli import main
 from agentrl_core.config import dump, load, parse
+from agentrl_core.config.schema import Component
 from agentrl_core.testing.policy import write_tokenizer
 
 TASKS = [{"id": "a", "query": "2+2?", "answer": "4", "scorer": "exact_match"}]
@@ -54,12 +56,18 @@ def agentrl(capsys):
     return run
 
 
+def settled(run):
+    """What the default loss writes out."""
+    loss = Component("grpo", {"aggregation": "token_mean", "unit": "record"})
+    return attrs.evolve(run, loss=loss, advantage=Component("grpo"))
+
+
 def test_show_prints_yaml_that_loads_to_the_same_config(folder, agentrl):
     overrides = ["trainer.lr=1e-6", "learning_rate=1e-6", "num_generations=4", "name=on"]
     code, output, _ = agentrl("show", "config.yaml", *overrides)
     assert code == 0
     (folder / "shown.yaml").write_text(output)
-    shown, loaded = load("shown.yaml").run, load("config.yaml", overrides).run
+    shown, loaded = load("shown.yaml").run, settled(load("config.yaml", overrides).run)
     assert shown == loaded
     assert yaml.safe_load(output) == dump(loaded)
     assert output.index("rollout:") < output.index("group_size: 4")
@@ -68,7 +76,50 @@ def test_show_prints_yaml_that_loads_to_the_same_config(folder, agentrl):
 def test_show_prints_json_for_machines(folder, agentrl):
     code, output, _ = agentrl("show", "--json", "config.yaml", "seed=3")
     assert code == 0
-    assert parse(json.loads(output)) == load("config.yaml", ["seed=3"]).run
+    assert parse(json.loads(output)) == settled(load("config.yaml", ["seed=3"]).run)
+
+
+def test_show_tells_what_the_loss_has_chosen(folder, agentrl):
+    code, output, _ = agentrl("show", "config.yaml", "loss.use=dr_grpo", "sampling.max_tokens=96")
+    shown = yaml.safe_load(output)
+    assert code == 0
+    assert shown["loss"] == {"use": "dr_grpo", "aggregation": "constant", "unit": "record", "horizon": 96}
+    assert shown["advantage"] == {"use": "grpo", "std": False}
+    code, output, _ = agentrl("show", "config.yaml", "loss=rloo", "advantage.scale=2.0", "loss.unit=interaction")
+    shown = yaml.safe_load(output)
+    assert shown["loss"] == {"use": "rloo", "aggregation": "seq_mean_token_sum", "unit": "interaction"}
+    assert shown["advantage"] == {"use": "leave_one_out", "scale": 2.0}
+
+
+def test_show_prints_a_config_whose_loss_is_not_installed_as_it_is_written(folder, agentrl):
+    code, output, errors = agentrl("show", "config.yaml", "loss=gropo")
+    assert code == 0
+    assert yaml.safe_load(output)["loss"] == {"use": "gropo"}
+    assert errors[0].startswith("note: command line: loss=gropo: loss: no loss named 'gropo'")
+
+
+def test_a_loss_that_lacks_its_constant_is_refused(folder, agentrl):
+    code, _, errors = agentrl("check", "config.yaml", "loss=dr_grpo")
+    assert code == 2
+    assert "set loss.horizon, or sampling.max_tokens, its default" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("loss.corrections=[{use: kll}]", "no correction named 'kll' (did you mean kl?)"),
+        ("loss.corrections=[{use: kl, bata: 1}]", "unknown option of kl (did you mean beta?)"),
+        ("loss.corrections=[{use: masked_is, low: 9}]", "high must be at least low"),
+        ("loss.corrections=[truncated_is, masked_is]", "TruncatedIS and MaskedIS each multiply"),
+        ("loss.corrections=[grpo]", "no correction named 'grpo'"),
+        ("loss.reference=nowhere", "is not a model directory: it has no config.json"),
+        ("loss.proximal=linear", "'proximal' must be in"),
+    ],
+)
+def test_what_stands_around_the_loss_is_checked_too(folder, agentrl, override, told):
+    code, _, errors = agentrl("check", "config.yaml", override)
+    assert code == 2
+    assert told in errors[0]
 
 
 @pytest.mark.parametrize("command", ["show", "check"])

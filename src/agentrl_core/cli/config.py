@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from agentrl_core.errors import ConfigError
+from agentrl_core.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from agentrl_core.config import LoadedConfig
+    from agentrl_core.config.schema import RunConfig
+    from agentrl_core.config.sft import SftConfig
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
@@ -16,6 +21,8 @@ _Config = Annotated[Path, typer.Argument(help="YAML file.")]
 _Overrides = Annotated[list[str] | None, typer.Argument(help="Options of the config, as a.b=c.")]
 _Sft = Annotated[bool, typer.Option("--sft", help="The config is one of `agentrl sft`.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+C = TypeVar("C", bound="RunConfig | SftConfig")
 
 
 @app.callback()
@@ -25,18 +32,32 @@ def config() -> None:
 
 @app.command()
 def show(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False, as_json: _Json = False) -> None:
-    """Print the whole config, defaults included, in native spelling."""
+    """Print the whole config in native spelling: defaults, and what the loss decides, included."""
     from agentrl_core.cli.output import print_json
-    from agentrl_core.config import dump, load_as
-    from agentrl_core.config.schema import RunConfig
+    from agentrl_core.config import dump, load, load_as
     from agentrl_core.config.sft import SftConfig
     from agentrl_core.config.yaml_text import write_yaml
 
-    plain = dump(load_as(SftConfig if sft else RunConfig, config, overrides or ()).run)
+    given = overrides or ()
+    plain = dump(_settled(load_as(SftConfig, config, given)) if sft else _settled(load(config, given)))
     if as_json:
         print_json(plain)
     else:
         typer.echo(write_yaml(plain), nl=False)
+
+
+def _settled(loaded: LoadedConfig[C]) -> C:
+    """The config as a run takes it; as it is written, with a note, where its loss cannot be found."""
+    from agentrl_core.plugins import load_registry
+    from agentrl_core.run.loss import settled
+    from agentrl_core.run.parts import Given
+
+    plugins = loaded.run.plugins
+    try:
+        return settled(Given.from_file(loaded), load_registry(plugins.block, on_error=plugins.on_error))
+    except PluginError as error:
+        typer.echo(f"note: {error}", err=True)
+        return loaded.run
 
 
 @app.command()

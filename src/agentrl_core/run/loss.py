@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
-from agentrl_core.config.schema import AUTO, Component
+from agentrl_core.config.schema import AUTO, Component, RunConfig
+from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses import LossSection, corrected
 
 if TYPE_CHECKING:
-    from agentrl_core.config.schema import RunConfig, SamplingConfig
+    from agentrl_core.config.schema import SamplingConfig
     from agentrl_core.losses.base import LossCalculator
     from agentrl_core.registry import Registry
     from agentrl_core.run.parts import Given
+
+C = TypeVar("C", bound=RunConfig | SftConfig)
 
 
 class _Build(Protocol):
@@ -22,16 +25,17 @@ class _Build(Protocol):
         """Construct the component at a dotted key of the config."""
 
 
-def settled(given: Given[RunConfig], registry: Registry) -> RunConfig:
-    """Return the config with what its loss decides written out: aggregation, horizon and advantage.
+def settled(given: Given[C], registry: Registry) -> C:
+    """Return the config with what its loss decides written out: aggregation, horizon and a run's advantage.
 
     A calculator's `aggregation_defaults` and `advantage_default` hold where the config says nothing else. Raises
     `UsageError` where the loss cannot be found or its section does not fit.
     """
-    run = given.run
-    loss = settled_loss(given, registry)
+    run = attrs.evolve(given.run, loss=settled_loss(given, registry))
+    if not isinstance(run, RunConfig):
+        return run
     default = dict(getattr(_calculator(given, registry), "advantage_default", {"use": "grpo"}))
-    return attrs.evolve(run, loss=loss, advantage=_advantage(run.advantage, default))
+    return attrs.evolve(run, advantage=_advantage(run.advantage, default))
 
 
 def settled_loss(given: Given[Any], registry: Registry) -> Component:

@@ -18,7 +18,7 @@ from agentrl_core.errors import ConfigError, UsageError
 from agentrl_core.plugins import load_registry
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
-from agentrl_core.run.loss import build_loss, settled_loss
+from agentrl_core.run.loss import build_loss, settled, settled_loss
 from agentrl_core.run.origin import announce, model_directory, newest_checkpoint, rewind
 from agentrl_core.run.parts import Given, PartChecks, Parts, problems_of
 from agentrl_core.stores.base import StepRow
@@ -148,7 +148,7 @@ def resolve(given: Given[SftConfig]) -> SftParts:
     checks = SftChecks(given, registry)
     if problems := checks.all():
         raise ConfigError("\n".join(problems))
-    given = attrs.evolve(given, run=attrs.evolve(config, loss=settled_loss(given, registry)))
+    given = attrs.evolve(given, run=settled(given, registry))
     evals = {
         key.removeprefix("data.").removeprefix("eval."): rows
         for key, rows in checks.sets.items()
