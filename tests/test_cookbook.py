@@ -211,6 +211,26 @@ def test_the_loop_in_one_file_learns(seed):
 
 
 @pytest.mark.slow
+def test_a_policy_learns_from_its_own_best_episodes(tmp_path):
+    short = ("warm_start.steps=120", "trainer.lr=0", "trainer.steps=1", "eval.tasks=1", "eval.every=0")
+    run_recipe("quickstart", tmp_path, *short)
+    best = tmp_path / "best.jsonl"
+    agentrl("trace", "export", str(tmp_path / "smoke"), "--min-reward", "1", "-o", str(best))
+    given = (f"model.path={tmp_path}/smoke/checkpoints/step-0", f"data.train={best}", f"output_dir={tmp_path}")
+    agentrl("sft", str(COOKBOOK / "sft/config.yaml"), "--name", "tuned", *given, "trainer.epochs=12")
+    steps = [event for event in rows(tmp_path / "tuned/metrics.jsonl") if event["event"] == "step_finished"]
+    losses = [event["metrics"]["loss/value"] for event in steps]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def agentrl(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl_core", *arguments], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_the_langchain_agent_learns_unmodified(tmp_path):
     pytest.importorskip("langchain_openai")
     events = run_recipe("langchain", tmp_path, "trainer.steps=10", "eval.tasks=32", "eval.every=0")

@@ -14,6 +14,7 @@ from tests.gateway import conftest as parts
 
 from agentrl_core import config
 from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
+from agentrl_core.config.sft import SftConfig
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.run.checks import check_config
@@ -55,6 +56,13 @@ def test_the_config_of_the_first_screen_is_valid(tmp_path):
     path.write_text(block("yaml", "my_agent.py:MathAgent"), encoding="utf-8")
     run = config.load(path, ["rollout.group_size=16"]).run
     assert (run.workflow.use, run.loss.use, run.rollout.group_size) == ("my_agent.py:MathAgent", "grpo", 16)
+
+
+def test_the_config_of_a_fine_tuning_is_valid(tmp_path):
+    path = tmp_path / "sft.yaml"
+    path.write_text(block("yaml", "chats.jsonl"), encoding="utf-8")
+    run = config.load_as(SftConfig, path, ["data.train=best.jsonl"]).run
+    assert (run.data.train, run.trainer.epochs, run.loss.use) == ("best.jsonl", 2, "cross_entropy")
 
 
 def test_the_config_of_agents_in_processes_is_valid(tmp_path):
