@@ -8,7 +8,7 @@ from agentrl_core.chat import Chat
 from agentrl_core.data.demonstrations import demonstration
 from agentrl_core.errors import DataError
 from agentrl_core.models.tiny import build
-from agentrl_core.training.demonstrations import Demonstrations
+from agentrl_core.training.demonstrations import Demonstrations, tokenizer_digest
 
 TOOLS = [{"type": "function", "function": {"name": "move", "parameters": {"properties": {"dir": {}}}}}]
 
@@ -134,3 +134,72 @@ def test_a_template_that_hides_replies_is_refused(directory, tmp_path):
     hiding = template(directory, tmp_path, re.sub(r"<\|im_start\|>assistant\n\{\{ mess", "{{ mess", FORGETFUL))
     with pytest.raises(DataError, match=r"messages\.1: the chat template does not show a finished reply"):
         demonstrations(hiding, [{"messages": [DIALOGUE[0], DIALOGUE[4]]}]).samples(0)
+
+
+def trained(sample):
+    """Token id and weight of each trained token."""
+    return [(sample.ids[place], weight) for place, weight in zip(sample.positions, sample.advantages, strict=True)]
+
+
+TOKENS = {"ids": [5, 6, 7, 8, 9, 10, 11], "spans": [[1, 2], [3, 5, 0.5], [5, 6, 0]]}
+
+
+def test_token_rows_are_trained_on_their_own_ids(directory):
+    (sample,) = demonstrations(directory, [{"messages": DIALOGUE, **TOKENS}]).samples(0)
+    assert list(sample.ids) == [5, 6, 7, 8, 9]  # up to the last one that is trained
+    assert trained(sample) == [(6, 1.0), (8, 0.5), (9, 0.5)]
+    assert sample.interactions[0] != sample.interactions[1] == sample.interactions[2]  # a span is a reply
+
+
+def test_token_rows_may_be_rendered_anew(directory):
+    rendered, bare = (
+        demonstrations(directory, [row], exact_ids=False) for row in ({"messages": DIALOGUE, **TOKENS}, TOKENS)
+    )
+    (expected,) = demonstrations(directory, [{"messages": DIALOGUE}]).samples(0)
+    assert rendered.samples(0)[0].ids == expected.ids
+    with pytest.raises(DataError, match=r"demos\.jsonl:1: has token ids alone"):
+        bare.samples(0)
+
+
+def test_the_last_reply_alone_is_trained_on_request(directory):
+    chat, tokens = {"messages": DIALOGUE}, {"ids": TOKENS["ids"], "spans": TOKENS["spans"][:2]}
+    last = demonstrations(directory, [chat, tokens, TOKENS], train_on="last")
+    (whole,) = demonstrations(directory, [chat]).samples(0)
+    (sample,) = last.samples(0)
+    assert sample.ids == whole.ids
+    assert AutoTokenizer.from_pretrained(directory).decode([token for token, _ in trained(sample)]) == (
+        "The way is done.<|im_end|>"
+    )
+    assert trained(last.samples(1)[0]) == [(8, 0.5), (9, 0.5)]
+    with pytest.raises(DataError, match="its last span has the weight 0"):
+        last.samples(2)
+
+
+def test_a_reply_of_weight_zero_is_seen_and_not_trained(directory):
+    weighted = [message | ({"weight": 0} if place == 1 else {}) for place, message in enumerate(DIALOGUE)]
+    (sample,) = demonstrations(directory, [{"messages": weighted, "weight": 2}]).samples(0)
+    (whole,) = demonstrations(directory, [{"messages": DIALOGUE}]).samples(0)
+    assert sample.ids == whole.ids
+    assert {weight for _, weight in trained(sample)} == {2.0}
+    assert set(sample.positions) < set(whole.positions)
+    assert len(set(sample.interactions)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tokenizer": "other"}, r"demos\.jsonl:1: its ids belong to another tokenizer \(other\)"),
+        ({"ids": [1, 2, 99999], "spans": [[1, 3]]}, r"demos\.jsonl:1: the id 99999 is none of the model's \d+ tokens"),
+    ],
+)
+def test_ids_of_another_tokenizer_are_refused(directory, fields, said):
+    with pytest.raises(DataError, match=said):
+        demonstrations(directory, [TOKENS | fields]).check()
+
+
+def test_the_digest_of_a_tokenizer_stands_for_its_vocabulary(directory, tmp_path):
+    copied = template(directory, tmp_path, FORGETFUL)
+    assert tokenizer_digest(copied) == tokenizer_digest(directory)
+    path = copied / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("<|im_end|>", "<|im_stop|>"), encoding="utf-8")
+    assert tokenizer_digest(copied) != tokenizer_digest(directory)
