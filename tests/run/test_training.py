@@ -381,3 +381,39 @@ def test_an_agent_that_blocks_the_event_loop_is_named_with_its_line(project):
     summary = Trainer(config).train()
     log = (Path(summary.directory) / "logs" / "run_0.log").read_text(encoding="utf-8")
     assert re.search(r"blocking.py.*7", log), log
+
+
+BROKEN = """
+import torch
+from agentrl_core.losses.grpo import GRPO
+import attrs
+
+
+@attrs.frozen
+class Loss(GRPO):
+    def loss(self, batch):
+        output = GRPO.loss(self, batch)
+        return attrs.evolve(output, per_token=output.per_token.masked_fill(batch.record == 1, torch.nan))
+"""
+
+
+def test_records_that_are_not_finite_are_left_out_and_told_until_it_is_too_much(project, capsys):
+    Path("broken.py").write_text(BROKEN, encoding="utf-8")
+    trainer = {"non_finite": "skip", "max_steps_not_finite": 2, "steps": 4}
+    config = project(name="skips", loss={"use": "broken.py:Loss"}, trainer=trainer, trackers=["jsonl", "console"])
+    with pytest.raises(
+        RunError, match=r"2 steps in a row had something that is not finite, in the last: \w+: loss nan"
+    ):
+        Trainer(config).train()
+    lines = Path("runs/skips/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [event for event in map(json.loads, lines) if event["event"] == "step_finished"]
+    assert [step["metrics"]["batch/records_not_finite"] for step in steps] == [1, 1]
+    (record,) = steps[0]["left_out"]
+    assert steps[0]["left_out"] == {record: "loss nan"}
+    assert f"step 1: not finite, so left out of its loss: {record}: loss nan" in capsys.readouterr().out
+
+
+def test_what_is_not_finite_stops_a_run_that_was_not_told_to_skip_it(project):
+    Path("broken.py").write_text(BROKEN, encoding="utf-8")
+    with pytest.raises(RunError, match=r"not be finite and was refused.* Records: \w+ \(loss nan\)\. "):
+        Trainer(project(name="stops", loss={"use": "broken.py:Loss"})).train()

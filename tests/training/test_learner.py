@@ -31,6 +31,8 @@ METRICS = {
     "loss/value",
     "loss/entropy",
     "loss/clip_fraction",
+    "loss/clip_fraction_positive",
+    "loss/clip_fraction_negative",
     "loss/ratio_mean",
     "loss/grad_norm",
     "loss/logprob_gap_max",

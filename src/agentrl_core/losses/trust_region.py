@@ -95,9 +95,15 @@ def log_behaviour_weight(batch: LossBatch) -> Tensor:
 
 
 def ratio_metrics(batch: LossBatch, ratio: Tensor, cut: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Share of tokens without gradient (`cut`, bool [N]) and mean ratio, as (sum, count) over the masked tokens."""
-    count = batch.mask.sum()
+    """Share of tokens without gradient (`cut`, bool [N]) and mean ratio, as (sum, count) over the masked tokens.
+
+    The share also of those with a positive, and of those with a negative advantage.
+    """
+    clipped = cut.to(batch.mask.dtype) * batch.mask
+    above, below = (batch.advantages > 0).to(batch.mask.dtype), (batch.advantages < 0).to(batch.mask.dtype)
     return {
-        "clip_fraction": ((cut.to(batch.mask.dtype) * batch.mask).sum(), count),
-        "ratio_mean": ((ratio.detach() * batch.mask).sum(), count),
+        "clip_fraction": (clipped.sum(), batch.mask.sum()),
+        "clip_fraction_positive": ((clipped * above).sum(), (batch.mask * above).sum()),
+        "clip_fraction_negative": ((clipped * below).sum(), (batch.mask * below).sum()),
+        "ratio_mean": ((ratio.detach() * batch.mask).sum(), batch.mask.sum()),
     }
