@@ -24,12 +24,10 @@ class GivenRows(GRPOTrainer):
         left = partial(pad_sequence, batch_first=True, padding_side="left")
         right = partial(pad_sequence, batch_first=True)
         return {
-            "prompt_ids": pad_sequence(prompts, batch_first=True, padding_side="left"),
-            "prompt_mask": pad_sequence(
-                [torch.ones_like(ids) for ids in prompts], batch_first=True, padding_side="left"
-            ),
-            "completion_ids": pad_sequence(outputs, batch_first=True),
-            "completion_mask": pad_sequence([torch.ones_like(ids) for ids in outputs], batch_first=True),
+            "prompt_ids": left(prompts),
+            "prompt_mask": left([torch.ones_like(ids) for ids in prompts]),
+            "completion_ids": right(outputs),
+            "completion_mask": right([torch.ones_like(ids) for ids in outputs]),
             "advantages": torch.tensor([row["advantage"] for row in self.rows]),
             "num_items_in_batch": torch.tensor(sum(map(len, outputs))),
         }
