@@ -35,6 +35,9 @@ def rectangles(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node],
 class _Rectangles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float) -> Tensor:
+        # models hand over views with the heads side by side; the kernel is up to 1.5 times as fast on heads by
+        # themselves, whose rows lie close together
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         output: Tensor
         if len(nodes) == 1:
             output, weight = _forward(query, key, value, 0.0, True, scale=scale)
@@ -47,8 +50,8 @@ class _Rectangles(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, weight = ctx.saved_tensors
-        gradient = gradients[0]
-        to_query, to_key, to_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        gradient = gradients[0].contiguous()
+        to_query, to_key, to_value = _side_by_side(query), _side_by_side(key), _side_by_side(value)
         covered = 0
         for start, end, stop in ctx.nodes:
             below, own = (..., slice(start, stop), slice(None)), (..., slice(start, end), slice(None))
@@ -69,6 +72,11 @@ class _Rectangles(torch.autograd.Function):
             else:
                 to_query[below] += part
         return to_query, to_key, to_value, None, None
+
+
+def _side_by_side(heads: Tensor) -> Tensor:
+    """Room for gradients in the layout that the model computes in. [1, H, T, D], a view of [1, T, H, D]."""
+    return torch.empty_like(heads.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _merged(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float) -> tuple[Tensor, Tensor]:
