@@ -17,6 +17,11 @@ RENAMED: Mapping[Path, Path] = {
     ("scheduler", "type"): ("launcher", "use"),
     ("gconfig", "n_samples"): ("rollout", "group_size"),
     ("workflow_kwargs",): ("workflow",),
+    ("actor", "eps_clip"): ("loss", "clip"),
+    ("actor", "c_clip"): ("loss", "dual_clip"),
+    ("actor", "sapo_tau_pos"): ("loss", "tau_positive"),
+    ("actor", "sapo_tau_neg"): ("loss", "tau_negative"),
+    ("actor", "prox_logp_method"): ("loss", "proximal"),
     # AgentRL
     ("num_generations",): ("rollout", "group_size"),
     ("model_name_or_path",): ("model", "path"),
@@ -35,7 +40,7 @@ RENAMED: Mapping[Path, Path] = {
 }
 """Options (or whole sections) that only have another name."""
 
-FOREIGN_SECTIONS = frozenset({"gconfig", "scheduler", "workflow_kwargs"})
+FOREIGN_SECTIONS = frozenset({"actor", "gconfig", "scheduler", "workflow_kwargs"})
 """Sections that hold nothing but aliases."""
 
 AGGREGATION_FLAGS = ("token_level_loss", "skip_length_normalization")

@@ -1,0 +1,58 @@
+"""What the loss decides, and the policy that it refers to, from a run's start to its resumption."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl_core.errors import ConfigError
+from agentrl_core.run.directory import RunDirectory
+from agentrl_core.run.trainer import Trainer, resume
+from agentrl_core.trackers.jsonl import FILE_NAME, read_events
+
+KL = [{"use": "kl", "beta": 0.5}]
+
+
+def metrics_of(summary):
+    events = read_events(Path(summary.directory) / FILE_NAME)
+    return [event["metrics"] for event in events if event["event"] == "step_finished"]
+
+
+def test_a_run_keeps_the_config_with_what_its_loss_has_chosen(project):
+    config = project(name="short", loss="dr_grpo", sampling={"max_tokens": 6}, trainer={"steps": 1})
+    summary = Trainer(config).train()
+    kept, _ = RunDirectory.open(Path(summary.directory)).read_snapshot()
+    assert kept["loss"] == {"use": "dr_grpo", "aggregation": "constant", "unit": "record", "horizon": 6}
+    assert kept["advantage"] == {"use": "grpo", "std": False}
+
+
+def test_a_resumed_run_refers_to_the_policy_before_the_first_step(project):
+    config = project(name="held", loss={"use": "grpo", "corrections": KL}, trainer={"steps": 1})
+    summary = Trainer(config).train()
+    resumed = resume(Path(summary.directory), ["trainer.steps=2"])
+    first, second = metrics_of(resumed)
+    assert first["loss/kl_reference"] == pytest.approx(0, abs=1e-6)
+    assert second["loss/kl_reference"] > 1e-6
+
+
+def test_after_a_warm_start_the_reference_is_what_that_made(project):
+    chat = {"messages": [{"role": "user", "content": "Say a."}, {"role": "assistant", "content": "aaa"}]}
+    Path("chats.jsonl").write_text(json.dumps(chat) + "\n", encoding="utf-8")
+    config = project(
+        name="warm",
+        loss={"use": "grpo", "corrections": KL},
+        warm_start={"data": "chats.jsonl", "steps": 3},
+        trainer={"steps": 2, "keep_last": 1},
+    )
+    summary = Trainer(config).train()
+    assert not (Path(summary.directory) / "checkpoints/step-0").exists()
+    first, second = metrics_of(resume(Path(summary.directory), ["trainer.steps=3"]))[::2]
+    assert first["loss/kl_reference"] == pytest.approx(0, abs=1e-6)
+    assert second["loss/kl_reference"] > 1e-6
+
+
+def test_a_correction_that_cannot_work_stops_before_anything_starts(project):
+    config = project(name="twice", loss={"use": "ppo", "corrections": ["truncated_is"]})
+    with pytest.raises(ConfigError, match="PPO and TruncatedIS each multiply"):
+        Trainer(config).train()
+    assert not Path("runs/twice").exists()
