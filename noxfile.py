@@ -178,11 +178,15 @@ def cookbook(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Measure against peers: `-- engine [OPTIONS]` prints a table and writes build/benchmarks/engine.json."""
+    """Measure against peers: `-- engine [OPTIONS]` prints a table and writes build/benchmarks/engine.json.
+
+    Those that want a GPU run by name only.
+    """
     _install_all(session)
     names = list(itertools.takewhile(lambda item: not item.startswith("-"), session.posargs))
     options = session.posargs[len(names) :]
-    for name in names or sorted(path.stem for path in (ROOT / "tests/benchmarks").glob("bench_*.py")):
+    found = sorted(path.stem for path in (ROOT / "tests/benchmarks").glob("bench_*.py"))
+    for name in names or [stem for stem in found if not stem.endswith("_gpu")]:
         session.run("python", "-m", f"tests.benchmarks.bench_{name.removeprefix('bench_')}", *options)
 
 

@@ -246,11 +246,14 @@ class TrainerConfig:
     """Optimizer updates per step, each on its share of the step's groups."""
     max_tokens_per_microbatch: int = field(default=8192, validator=positive)
     """Tokens per forward, where records that begin alike share theirs; a single longer record goes alone."""
-    attention: Literal["auto", "rect", "dfs", "dense", "rows"] = "auto"
+    attention: Literal["auto", "rect", "flex", "dfs", "dense", "rows"] = "auto"
     """How records that begin alike share a forward; `auto` takes the fastest way that fits the model. `rect`: a flash
-    call per node of their trie, on a CPU. `dfs`: node by node with the
+    call per node of their trie, on a CPU. `flex`: one kernel, on CUDA. `dfs`: node by node with the
     model's cache, backward with a second forward; for any model that can go on from its cache, and the least memory.
     `dense`: one call with a mask of T x T. `rows`: nothing is shared."""
+    gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass instead of keeping what is inside it: less memory, a third more
+    time."""
     save_steps: int = field(default=20, validator=positive)
     keep_last: int = field(default=3, validator=positive)
     """Checkpoints kept; older ones are removed."""

@@ -64,8 +64,10 @@ class SftTrainerConfig:
     max_grad_norm: float = field(default=1.0, validator=positive)
     max_tokens_per_microbatch: int = field(default=8192, validator=positive)
     """Token ids per forward; beginnings that chats share count once."""
-    attention: Literal["auto", "rect", "dense", "rows"] = "auto"
+    attention: Literal["auto", "rect", "flex", "dfs", "dense", "rows"] = "auto"
     """How chats that begin alike share a forward, as for `agentrl run`."""
+    gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass instead of keeping what is inside it."""
     save_steps: int = field(default=100, validator=positive)
     keep_last: int = field(default=3, validator=positive)
     """Checkpoints kept; older ones are removed."""

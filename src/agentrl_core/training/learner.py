@@ -77,12 +77,20 @@ class Learner:
                 f"not compute; it gives {', '.join(sorted(_PROVIDED))}"
             )
         torch.set_num_threads(config.threads)
-        self._policy = Policy.load(model_dir, dtype=dtype, attention=config.attention)
+        self._policy = Policy.load(
+            model_dir, dtype=dtype, attention=config.attention, gradient_checkpointing=config.gradient_checkpointing
+        )
         self._model_dir, self._companions = model_dir, Companions.read(model_dir)
         self._loss, self._aggregation = loss, aggregation
         self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)
         self._shaping = tuple(shaping)
         self._export_style, self._config, self._seed = export_style, config, seed
+        if config.routing_replay and self._policy.recomputes:
+            raise ConfigError(
+                "trainer.routing_replay: the backward pass runs the model again, and the routes would be others there; "
+                "leave gradient_checkpointing out, and with trainer.attention 'dfs', which may be what 'auto' takes, "
+                "set 'rows'"
+            )
         self._replay = RoutingReplay(self._policy.model) if config.routing_replay else None
         self._updater = Updater(
             self._policy,

@@ -6,17 +6,20 @@ B rows of T tokens, U predictions, H hidden width, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import nn
 
+from agentrl_core.errors import ConfigError
 from agentrl_core.losses.logprob import logits_logprobs, token_logprobs
+from agentrl_core.training.recompute import recomputable_layers, recomputing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -27,11 +30,22 @@ class Network:
 
     model: Any
     head: nn.Parameter | None
+    recomputed: tuple[nn.Module, ...] = ()
+    """Layers of which the backward pass computes again what is inside."""
 
     @classmethod
-    def of(cls, model: Any) -> Network:
-        """Look at what the model does after its last hidden state."""
-        return cls(model, _plain_head(model))
+    def of(cls, model: Any, *, gradient_checkpointing: bool = False) -> Network:
+        """Look at what the model does after its last hidden state.
+
+        Raises `ConfigError` where its layers are to be computed again and none can.
+        """
+        layers = recomputable_layers(model) if gradient_checkpointing else ()
+        if gradient_checkpointing and not layers:
+            raise ConfigError(
+                f"trainer.gradient_checkpointing: {type(model).__name__} has no layer that transformers can compute "
+                "again; leave it out"
+            )
+        return cls(model, _plain_head(model), layers)
 
     @property
     def device(self) -> torch.device:
@@ -60,6 +74,10 @@ class Network:
         `arguments` go to the model: `position_ids`, a cache, what the attention needs to know.
         """
         arguments = {"use_cache": False} | arguments
+        with self._recomputing(cached=arguments["use_cache"]):
+            return self._states(ids, row, place, arguments)
+
+    def _states(self, ids: Tensor, row: Tensor, place: Tensor, arguments: dict[str, Any]) -> Tensor:
         if self.head is not None:
             hidden: Tensor = self.model.base_model(input_ids=ids, **arguments).last_hidden_state
             return hidden[row, place]
@@ -69,6 +87,13 @@ class Network:
             return logits
         logits = self.model(input_ids=ids, **arguments).logits
         return logits[row, place]
+
+    def _recomputing(self, *, cached: bool) -> AbstractContextManager[None]:
+        """Layers leave out their cache where they are computed again; what has one keeps little as it is."""
+        if cached or not self.recomputed or not torch.is_grad_enabled():
+            return nullcontext()
+        attention = self.model.config._attn_implementation  # noqa: SLF001  # as above
+        return recomputing(self.recomputed, lambda: self.attention(attention))
 
     def cached(self, cache: Any) -> dict[str, Any]:
         """Arguments that let the model go on from a cache of transformers, and put into it what it computes."""

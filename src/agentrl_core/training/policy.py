@@ -9,6 +9,7 @@ import torch
 from agentrl_core.errors import ConfigError
 from agentrl_core.models.loading import load_causal_lm
 from agentrl_core.training.attention import choose
+from agentrl_core.training.attention.dfs import Dfs
 from agentrl_core.training.network import Network
 
 if TYPE_CHECKING:
@@ -23,15 +24,25 @@ if TYPE_CHECKING:
 class Policy:
     """Any Hugging Face causal LM. Dropout stays off, as it is while sampling."""
 
-    def __init__(self, model: nn.Module, *, attention: AttentionName = "auto") -> None:
+    def __init__(
+        self, model: nn.Module, *, attention: AttentionName = "auto", gradient_checkpointing: bool = False
+    ) -> None:
         self.model: Any = model.eval()
-        self._network = Network.of(self.model)
+        self._network = Network.of(self.model, gradient_checkpointing=gradient_checkpointing)
         self._attention = choose(self._network, attention)
 
     @classmethod
-    def load(cls, directory: Path, *, dtype: str = "float32", attention: AttentionName = "auto") -> Policy:
+    def load(
+        cls,
+        directory: Path,
+        *,
+        dtype: str = "float32",
+        attention: AttentionName = "auto",
+        gradient_checkpointing: bool = False,
+    ) -> Policy:
         """Read a model directory; `ConfigError` where it is broken, lacks weights, or `attention` does not fit."""
-        return cls(load_causal_lm(directory, getattr(torch, dtype), error=ConfigError), attention=attention)
+        model = load_causal_lm(directory, getattr(torch, dtype), error=ConfigError)
+        return cls(model, attention=attention, gradient_checkpointing=gradient_checkpointing)
 
     @property
     def attention(self) -> str:
@@ -42,6 +53,12 @@ class Policy:
     def merges(self) -> bool:
         """Whether tokens that sequences share are computed once; else micro-batches are best packed without."""
         return self._attention.merges
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass may run the model again."""
+        ways = (self._attention, getattr(self._attention, "longer", None))
+        return bool(self._network.recomputed) or any(isinstance(way, Dfs) for way in ways)
 
     @property
     def device(self) -> str:

@@ -36,7 +36,12 @@ class Tuner:
         steps: int,
     ) -> None:
         torch.set_num_threads(config.trainer.threads)
-        self._policy = Policy.load(model_dir, dtype=config.model.dtype, attention=config.trainer.attention)
+        self._policy = Policy.load(
+            model_dir,
+            dtype=config.model.dtype,
+            attention=config.trainer.attention,
+            gradient_checkpointing=config.trainer.gradient_checkpointing,
+        )
         self._companions, self._config = Companions.read(model_dir), config
         self._model_dir = model_dir
         self._demonstrations = self._converted(rows)

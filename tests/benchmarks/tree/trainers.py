@@ -59,7 +59,7 @@ def packed(
     policy: Policy, samples: Sequence[Sample], *, merge: bool, max_tokens: int = MAX_TOKENS
 ) -> tuple[float, int]:
     """Train as the learner does; without `merge` the calls lie one behind the other, with one flash call for each."""
-    update = pack(samples, max_tokens=max_tokens, config=AGGREGATION, merge=merge)
+    update = pack(samples, max_tokens=max_tokens, config=AGGREGATION, device=policy.device, merge=merge)
     value = 0.0
     for batch in update.micro_batches:
         logprobs, entropy = policy.logprobs(batch)

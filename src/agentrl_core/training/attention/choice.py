@@ -11,9 +11,10 @@ from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import Sample
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses.aggregate import AggregationConfig
-from agentrl_core.training.attention.dfs import Dfs, unknown_states
+from agentrl_core.training.attention.dfs import Dfs
+from agentrl_core.training.attention.past import unknown_states
 from agentrl_core.training.attention.rows import Rows
-from agentrl_core.training.attention.tree import KERNELS, TreeAttention
+from agentrl_core.training.attention.tree import TreeAttention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AttentionName: TypeAlias = Literal["auto", "rect", "dfs", "dense", "rows"]
+AttentionName: TypeAlias = Literal["auto", "rect", "flex", "dfs", "dense", "rows"]
 
-_AUTO = {"cpu": ("rect", "dfs"), "cuda": ("dfs",)}
+_AUTO = {"cpu": ("rect", "dfs"), "cuda": ("flex", "dfs")}
 """What is tried in place of `auto` on a device, the fastest first."""
 _SHARES = {torch.float32: 0.01, torch.float64: 0.01}
 """How wrong a result may be, beside one that is certainly wrong; in narrower numbers 0.1."""
@@ -68,7 +69,7 @@ def choose(network: Network, wanted: AttentionName = "auto") -> Attention:
     found: Attention | None = None
     misfits = []
     for name in _AUTO.get(network.device.type, ("dfs",)) if wanted == "auto" else (wanted,):
-        candidate = dfs if name == "dfs" else TreeAttention(name, KERNELS[name], rows, window)
+        candidate = dfs if name == "dfs" else TreeAttention(name, rows, window)
         misfit = _misfit(candidate, rows, network)
         if misfit is None:
             found = candidate

@@ -9,12 +9,12 @@ leaf is held, at the price of a second forward. U predictions.
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import torch
-from transformers import cache_utils as caches
+
+from agentrl_core.training.attention.past import Past
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from agentrl_core.batching.packing import MicroBatch
     from agentrl_core.batching.trie import Node
     from agentrl_core.training.network import Network
-
-_CONTINUED = frozenset(
-    {
-        caches.DynamicLayer,
-        caches.DynamicSlidingWindowLayer,
-        caches.LinearAttentionLayer,
-        caches.LinearAttentionAndFullAttentionLayer,
-        caches.LinearAttentionAndSlidingWindowAttentionLayer,
-        caches.DummyLayer,
-    }
-)
-"""What a layer may keep: whether others are right past their first few tokens, no short trial can tell."""
 
 
 @attrs.frozen(eq=False)
@@ -56,72 +44,6 @@ class Dfs:
         anchor = torch.zeros((), device=batch.ids.device, requires_grad=trained)
         logprobs, entropies = _Logprobs.apply(anchor, walk)  # type: ignore[no-untyped-call]  # autograd's own
         return logprobs, entropies
-
-
-def unknown_states(network: Network) -> str | None:
-    """Which of the model's layers keep what a node cannot be trusted to go on from; None where all can."""
-    kinds = {type(layer) for layer in Past(config=network.model.config).layers} - _CONTINUED
-    names = ", ".join(sorted(kind.__name__ for kind in kinds))
-    return f"it keeps its past in {names}" if kinds else None
-
-
-class Past(caches.DynamicCache):
-    """A cache whose updates never write into the tensors that it was given: others, or a backward, still read them."""
-
-    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **others: Any) -> Tensor:
-        """Take over the newest inputs of a convolution."""
-        self._renew("conv_states", layer_idx, state_idx)
-        updated: Tensor = super().update_conv_state(conv_states, layer_idx, state_idx, **others)
-        return updated
-
-    def update_recurrent_state(
-        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **others: Any
-    ) -> Tensor:
-        """Take over a state after its last token."""
-        self._renew("recurrent_states", layer_idx, state_idx)
-        updated: Tensor = super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **others)
-        return updated
-
-    def _renew(self, name: str, layer_idx: int, state_idx: int) -> None:
-        held = getattr(self.layers[layer_idx], name)
-        if held[state_idx] is not None:
-            held[state_idx] = held[state_idx].clone()
-
-    def passed_on(self, change: Callable[[Tensor], Tensor]) -> Past:
-        """Return a copy to go on from, with `change` of each state in the place of it."""
-        child = copy.copy(self)
-        child.layers = [_passed_on(layer, change) for layer in self.layers]
-        return child
-
-    @property
-    def states(self) -> list[Tensor]:
-        """All that it holds, in the order in which `passed_on` goes over it."""
-        found: list[Tensor] = []
-
-        def collect(state: Tensor) -> Tensor:
-            found.append(state)
-            return state
-
-        self.passed_on(collect)
-        return found
-
-
-def _passed_on(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    # those with a recurrence are written in place, by the layer and by models
-    written = isinstance(layer, caches.LinearAttentionCacheLayerMixin)
-
-    def renew(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: renew(item) for key, item in value.items()}
-        if not isinstance(value, torch.Tensor):
-            return value
-        if not value.is_floating_point():
-            return value.clone()
-        return change(value).clone() if written else change(value)
-
-    child = copy.copy(layer)
-    vars(child).update({name: renew(value) for name, value in vars(layer).items()})
-    return child
 
 
 class _Segment(NamedTuple):

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
+from torch.nn.functional import pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentrl_core.errors import TrainingError
 from agentrl_core.training.attention.dense import dense
+from agentrl_core.training.attention.flex import flex, padded
 from agentrl_core.training.attention.rect import rectangles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from torch import Tensor
 
     from agentrl_core.batching.packing import MicroBatch
@@ -53,15 +53,26 @@ class Tree:
 
 @attrs.define(eq=False)
 class TreeAttention:
-    """Every token of the trie in one forward; `prepare` makes the kernel for a micro-batch."""
+    """Every token of the trie in one forward."""
 
     name: str
-    prepare: Callable[[MicroBatch], Kernel]
     longer: Attention
     """What takes micro-batches whose sequences are longer than a sliding window."""
     window: int | None = None
 
     merges = True
+
+    def prepare(self, batch: MicroBatch) -> Kernel:
+        """Make the kernel for a micro-batch."""
+        nodes = batch.trie.nodes
+        if self.name == "flex":
+            return flex(nodes, batch.ids.device)
+        attend = {"rect": rectangles, "dense": dense}[self.name]
+        return lambda query, key, value, scale: attend(query, key, value, nodes, scale)
+
+    def padded(self, tokens: int) -> int:
+        """Tokens that the kernel takes for so many."""
+        return padded(tokens) if self.name == "flex" else tokens
 
     def logprobs(self, network: Network, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's predictions. [U] each."""
@@ -69,33 +80,18 @@ class TreeAttention:
             return self.longer.logprobs(network, batch)
         tree = Tree(self.prepare(batch), batch.trie.depth)
         wanted = batch.predictions
+        padding = (0, self.padded(batch.tokens) - batch.tokens)
         with network.attention(IMPLEMENTATION):
             states = network.states(
-                batch.ids[None],
+                pad(batch.ids, padding)[None],
                 torch.zeros_like(wanted.place),
                 wanted.place,
-                position_ids=batch.positions[None],
+                position_ids=pad(batch.positions, padding)[None],
                 tree=tree,
             )
         if tree.window is not None:
             self.window = min(tree.window, self.window or tree.window)
         return network.score(states, wanted.token, wanted.temperature)
-
-
-def rect(batch: MicroBatch) -> Kernel:
-    """One causal flash call per node."""
-    nodes = batch.trie.nodes
-    return lambda query, key, value, scale: rectangles(query, key, value, nodes, scale)
-
-
-def masked(batch: MicroBatch) -> Kernel:
-    """One call with a mask of T x T."""
-    nodes = batch.trie.nodes
-    return lambda query, key, value, scale: dense(query, key, value, nodes, scale)
-
-
-KERNELS: Mapping[str, Callable[[MicroBatch], Kernel]] = {"rect": rect, "dense": masked}
-"""What `trainer.attention` calls each."""
 
 
 def _tree_attention(
