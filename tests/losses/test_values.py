@@ -297,4 +297,5 @@ def test_a_term_of_its_own_covers_the_tokens_that_the_loss_dropped():
     dropped = LossOutput(per_token=batch.logprobs * 5, keep=batch.mask * 0)
     assert KL(beta=1.0, estimator="k2").correct(batch, dropped).per_token[0].item() == pytest.approx(0.08)
     assert EntropyBonus(coefficient=0.5).correct(batch, dropped).per_token[0].item() == pytest.approx(-0.15)
-    assert EntropyBonus().correct(batch, dropped).keep.tolist() == [1, 0]
+    for correction in (KL(), EntropyBonus()):
+        assert correction.correct(batch, dropped).keep.tolist() == [1, 0]
