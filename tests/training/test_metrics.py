@@ -110,10 +110,10 @@ def test_each_ratio_is_in_its_bin_and_masked_tokens_in_none():
 
 def test_clip_fractions_are_told_apart_by_the_sign_of_the_advantage():
     batch = ratios([1.0] * 6, advantages=[1.0, 2.0, 3.0, -1.0, 0.0, -1.0], mask=[1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
-    cut = torch.tensor([True, False, False, True, True, True])
+    cut = torch.tensor([True, True, False, True, True, True])
     found = {
         name: (part.item(), count.item()) for name, (part, count) in ratio_metrics(batch, torch.ones(6), cut).items()
     }
-    assert found["clip_fraction"] == (3, 5)
-    assert found["clip_fraction_positive"] == (1, 3)
+    assert found["clip_fraction"] == (4, 5)
+    assert found["clip_fraction_positive"] == (2, 3)
     assert found["clip_fraction_negative"] == (1, 1)

@@ -92,7 +92,7 @@ def _lag_counts(lags: Sequence[tuple[int, int]]) -> dict[str, float]:
 def ratio_shares(batch: LossBatch) -> dict[str, tuple[float, float]]:
     """Histogram of the importance ratio rho = exp(log pi_theta - log mu): the share of the masked tokens in each bin.
 
-    A bin holds its lower edge. As (sum, count), like a calculator's metrics.
+    As (sum, count), like a calculator's metrics.
     """
     ratio = torch.exp(batch.logprobs.detach() - batch.behaviour_logprobs)
     edges = torch.tensor(RATIO_EDGES, dtype=ratio.dtype, device=ratio.device)
