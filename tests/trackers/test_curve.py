@@ -94,8 +94,8 @@ def test_several_runs_have_a_panel_each_in_one_picture(tmp_path):
     draw_side_by_side({"grpo": [0.1, 0.4, 0.9], "gspo": [0.1, 0.2]}, path)
     two = size(path)
     draw_side_by_side({"grpo": [0.1, 0.4, 0.9], "gspo": [0.1, 0.2], "cispo": [0.3]}, path)
-    assert two == (540, 280)
-    assert size(path) == (780, 280)
+    assert two == (460, 250)
+    assert size(path) == (660, 250)
     assert not list(tmp_path.glob("*.tmp"))
     with pytest.raises(RunError, match="cannot write"):
         draw_side_by_side({"grpo": [0.1]}, tmp_path / "missing" / "rewards.png")

@@ -133,7 +133,7 @@ def draw_side_by_side(curves: Mapping[str, Sequence[float]], path: Path, *, wind
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2.4 * len(curves) + 0.6, 2.8), dpi=100, layout="constrained")
+    figure = Figure(figsize=(2 * len(curves) + 0.6, 2.5), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(curves), sharex=True, sharey=True, squeeze=False)[0]
     lines = {name: _moving_average(rewards, window) for name, rewards in curves.items()}
