@@ -77,17 +77,12 @@ class Past(caches.DynamicCache):
 
 
 def _passed_on(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    # those with a recurrence are written in place, by the layer and by models
-    written = isinstance(layer, caches.LinearAttentionCacheLayerMixin)
-
     def renew(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: renew(item) for key, item in value.items()}
         if not isinstance(value, torch.Tensor):
             return value
-        if not value.is_floating_point():
-            return value.clone()
-        return change(value).clone() if written else change(value)
+        return change(value) if value.is_floating_point() else value.clone()
 
     child = copy.copy(layer)
     vars(child).update({name: renew(value) for name, value in vars(layer).items()})
