@@ -154,6 +154,8 @@ def _kind_name(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(map(str, typing.get_args(kind)))
     origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("null" if item is types.NoneType else _kind_name(item) for item in typing.get_args(kind))
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         return "a section"
     return str(kind).replace("typing.", "")

@@ -68,7 +68,25 @@ def test_the_calculators_defaults_give_way_to_the_config(options, expected):
     ],
 )
 def test_a_section_that_cannot_work_is_refused(options, said):
-    with pytest.raises(ConfigError, match=f"loss: .*{said}"):
+    with pytest.raises(ConfigError, match=f"^loss.*{said}"):
+        LossSection.read(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"aggregation": "mean"}, r"^loss\.aggregation: expected token_mean or .*, found the text \"mean\"$"),
+        ({"aggregation": "constant", "horizon": "x"}, r"^loss\.horizon: expected a whole number or null, found the te"),
+        ({"aggregation": "constant", "horizon": 2.5}, r"^loss\.horizon: expected a whole number or null, found 2\.5$"),
+        ({"aggregation": "constant", "horizon": -3}, r"^loss\.horizon: .*must be > 0: -3$"),
+        ({"horizon": 5}, r"^loss\.horizon: .*belongs to aggregation 'constant'.*; found 5 with .*'token_mean'$"),
+        ({"reference": 3}, r"^loss\.reference: expected a text or null, found 3$"),
+        ({"reference": {"path": 3}}, r"^loss\.reference: expected a text or null, found 3$"),
+        ({"corrections": [3]}, r"^loss\.corrections: expected a list"),
+    ],
+)
+def test_what_is_refused_is_named_with_what_was_expected_there(options, said):
+    with pytest.raises(ConfigError, match=said):
         LossSection.read(options)
 
 

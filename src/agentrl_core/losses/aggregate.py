@@ -43,8 +43,9 @@ class AggregationConfig:
     @horizon.validator
     def _only_constant(self, _attribute: object, value: int | None) -> None:
         if (value is None) == (self.aggregation == "constant"):
+            found = "none" if value is None else value
             raise ValueError(
-                f"`horizon` (tokens) belongs to aggregation 'constant', which needs it; found horizon {value} "
+                f"'horizon' (tokens) belongs to aggregation 'constant', which needs it; found {found} "
                 f"with aggregation '{self.aggregation}'"
             )
 

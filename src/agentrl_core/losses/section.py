@@ -11,6 +11,7 @@ from attrs import field, validators
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses.aggregate import AggregationConfig
+from agentrl_core.options import Where, construct, place
 
 ProximalMethod: TypeAlias = Literal["recompute", "loglinear"]
 
@@ -36,21 +37,25 @@ class LossSection:
     """Model directory of the reference policy; None is the policy before the first step."""
 
     @classmethod
-    def read(cls, options: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> LossSection:
+    def read(
+        cls, options: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, *, where: Where = "loss"
+    ) -> LossSection:
         """Part the options beside `use`. `defaults` are the calculator's `aggregation_defaults`.
 
         Raises `ConfigError` where those that every calculator has do not fit; the calculator checks its own.
         """
-        try:
-            return cls(
-                options={name: value for name, value in options.items() if name not in _AGGREGATION | _COMMON},
-                aggregation=AggregationConfig(**_aggregation(options, defaults or {})),
-                corrections=_corrections(options.get("corrections") or ()),
-                proximal=options.get("proximal", "recompute"),
-                reference=_path(options.get("reference")),
-            )
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"loss: {error.args[0]}") from error
+        policies = {name: options[name] for name in ("proximal", "reference") if name in options}
+        if isinstance(policies.get("reference"), Mapping):
+            policies["reference"] = _path(policies["reference"], where)
+        section: LossSection = construct(cls, policies, name="loss", where=where, injected={})
+        return attrs.evolve(
+            section,
+            options={name: value for name, value in options.items() if name not in _AGGREGATION | _COMMON},
+            aggregation=construct(
+                AggregationConfig, _aggregation(options, defaults or {}), name="loss", where=where, injected={}
+            ),
+            corrections=_corrections(options.get("corrections") or (), where),
+        )
 
 
 def _aggregation(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,24 +65,30 @@ def _aggregation(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     return {**(defaults if same else {}), **own}
 
 
-def _corrections(items: Any) -> tuple[Component, ...]:
+def _corrections(items: Any, where: Where) -> tuple[Component, ...]:
     if not isinstance(items, Sequence) or isinstance(items, str):
-        raise ValueError(f"corrections: expected a list of names or sections {{use: NAME, …}}, found {items!r:.60}")  # noqa: TRY004  (a config's fault)
-    return tuple(map(_component, items))
+        raise _no_corrections(items, where)
+    return tuple(_component(item, where) for item in items)
 
 
-def _component(item: Any) -> Component:
+def _component(item: Any, where: Where) -> Component:
     if isinstance(item, str) and item:
         return Component(item)
     if not (isinstance(item, Mapping) and isinstance(item.get("use"), str) and item["use"]):
-        raise ValueError(f"corrections: expected a list of names or sections {{use: NAME, …}}, found {item!r:.60}")
+        raise _no_corrections(item, where)
     return Component(item["use"], {name: value for name, value in item.items() if name != "use"})
 
 
-def _path(value: Any) -> Any:
-    """`reference: FOLDER` or `reference: {path: FOLDER}`."""
-    if isinstance(value, Mapping):
-        if set(value) != {"path"}:
-            raise ValueError(f"reference: expected {{path: FOLDER}} of a model, found {dict(value)!r:.60}")
-        return value["path"]
-    return value
+def _no_corrections(found: Any, where: Where) -> ConfigError:
+    return ConfigError(
+        f"{place(where, 'corrections')}: expected a list of names or sections {{use: NAME, …}}, found {found!r:.60}"
+    )
+
+
+def _path(value: Mapping[str, Any], where: Where) -> Any:
+    """`reference: {path: FOLDER}`, which may be written `reference: FOLDER` as well."""
+    if set(value) != {"path"}:
+        raise ConfigError(
+            f"{place(where, 'reference')}: expected {{path: FOLDER}} of a model, found {dict(value)!r:.60}"
+        )
+    return value["path"]

@@ -52,7 +52,7 @@ def settled_loss(given: Given[Any], registry: Registry) -> Component:
                 f"given; set loss.horizon{'' if sampling is None else ', or sampling.max_tokens, its default'}"
             )
         options["horizon"] = sampling.max_tokens
-    aggregation = LossSection.read(options, defaults).aggregation
+    aggregation = LossSection.read(options, defaults, where=given.places("loss")).aggregation
     written: dict[str, Any] = {"aggregation": aggregation.aggregation, "unit": aggregation.unit}
     if aggregation.horizon is not None:
         written["horizon"] = aggregation.horizon
