@@ -56,3 +56,8 @@ def test_a_model_without_such_layers_is_refused(monkeypatch):
     monkeypatch.setattr("agentrl_core.training.network.recomputable_layers", lambda model: ())
     with pytest.raises(ConfigError, match=r"trainer\.gradient_checkpointing: .*leave it out"):
         Policy(build("qwen3"), gradient_checkpointing=True)
+
+
+def test_routes_are_not_replayed_into_a_second_forward(learner):
+    with pytest.raises(ConfigError, match=r"trainer\.routing_replay: the backward pass runs the model again"):
+        learner(trainer={"routing_replay": True, "gradient_checkpointing": True})
