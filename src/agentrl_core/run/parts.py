@@ -14,6 +14,7 @@ from agentrl_core.chat import Chat
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import PluginError, UsageError
+from agentrl_core.losses.checked import problem_of_needs
 from agentrl_core.options import bind
 from agentrl_core.references import import_module, user_folders
 from agentrl_core.run.loss import build_loss, settled_loss
@@ -171,6 +172,8 @@ class PartChecks(Generic[C]):
                 f"{places('')}: '{component.use}' makes {found}, which has no method `{method}`; expected an object "
                 f"(or a class of it) with `{method}(…)`"
             )
+        if kind in {"losses", "corrections"} and (problem := problem_of_needs(built)):
+            raise PluginError(f"{places('')}: '{component.use}': {problem}")
         return built
 
     def _find(self, kind: str, name: str, where: str) -> Any:

@@ -1,0 +1,69 @@
+"""What a loss or correction gave, held against the contract: torch would broadcast a wrong shape and train on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.errors import TrainingError
+from agentrl_core.losses.base import LossOutput
+
+if TYPE_CHECKING:
+    from agentrl_core.losses.base import LossBatch
+
+_FIELDS = ("proximal", "reference", "entropy")
+
+
+def problem_of_needs(part: Any) -> str | None:
+    """Say what is wrong with the attribute `needs` of a loss or correction, if anything."""
+    example = "needs = frozenset() for none, frozenset({'proximal'}) for one"
+    if not hasattr(part, "needs"):
+        return f"has no attribute `needs`, the optional fields of LossBatch that it reads; write {example}"
+    needs = part.needs
+    if not isinstance(needs, frozenset | set):
+        return f"its `needs` is {needs!r:.60}; expected a frozenset of names: {example}"
+    unknown = sorted(str(name) for name in needs if name not in _FIELDS)
+    if unknown:
+        return f"its `needs` names {', '.join(unknown)}, which no learner computes; it may name {', '.join(_FIELDS)}"
+    return None
+
+
+def checked(part: object, batch: LossBatch, output: Any) -> LossOutput:
+    """Return what `part` made of the batch; `TrainingError` where it has not the form of a `LossOutput`."""
+    name = type(part).__name__
+    if not isinstance(output, LossOutput):
+        raise TrainingError(f"loss: {name} returned {type(output).__name__}; expected a LossOutput(per_token, keep)")
+    expected = tuple(batch.logprobs.shape)
+    for field in ("per_token", "keep"):
+        found = tuple(getattr(output, field).shape)
+        if found != expected:
+            raise TrainingError(
+                f"loss: {name} returned `{field}` of shape {list(found)}; expected {list(expected)}, one number per "
+                "loss token as in batch.logprobs. Summing and averaging are loss.aggregation's"
+            )
+    if batch.logprobs.requires_grad and not output.per_token.requires_grad:
+        raise TrainingError(
+            f"loss: {name} returned a `per_token` without a gradient, from which nothing is learned; compute it from "
+            "batch.logprobs, not detached"
+        )
+    for metric, value in output.metrics.items():
+        if not _is_pair(value):
+            raise TrainingError(
+                f"loss: {name} returned the metric '{metric}' as {_form(value)}; expected a pair (sum, count) of "
+                "single numbers, which are added up over the update"
+            )
+    return output
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(_is_number(item) for item in value)  # noqa: PLR2004  (a pair)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or getattr(value, "ndim", None) == 0
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_form, value))})"
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"a {type(value).__name__} of shape {list(shape)}"
