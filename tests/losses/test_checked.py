@@ -4,7 +4,7 @@ import torch
 
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses.base import LossBatch, LossOutput
-from agentrl_core.losses.checked import checked, problem_of_needs
+from agentrl_core.losses.checked import checked, made_by, problem_of_needs
 from agentrl_core.losses.corrected import Corrected
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.losses.lag_decay import LagDecay
@@ -57,6 +57,18 @@ def test_what_fits_is_returned_as_it_is(batch, output):
 def test_what_torch_would_broadcast_or_trip_over_is_told(batch, output, change, said):
     with pytest.raises(TrainingError, match=f"loss: Mine returned .*{said}"):
         checked(Mine(), batch, change(output))
+
+
+def test_what_a_loss_raises_names_it_its_line_and_what_it_did_not_ask_for(batch):
+    class Forgetful(GRPO):
+        def loss(self, batch):
+            return batch.logprobs - batch.proximal_logprobs
+
+    said = (
+        r"loss: Forgetful raised TypeError: .* \(.*test_checked\.py:\d+\)\. Of .* names: nothing; the others are None"
+    )
+    with pytest.raises(TrainingError, match=said):
+        made_by(Forgetful(), batch)
 
 
 def test_a_correction_is_blamed_for_its_own_shape(batch):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.errors import TrainingError
+from agentrl_core.errors import AgentRLError, TrainingError
 from agentrl_core.losses.base import LossOutput
 
 if TYPE_CHECKING:
@@ -25,6 +26,26 @@ def problem_of_needs(part: Any) -> str | None:
     if unknown:
         return f"its `needs` names {', '.join(unknown)}, which no learner computes; it may name {', '.join(_FIELDS)}"
     return None
+
+
+def made_by(part: Any, batch: LossBatch, *output: LossOutput) -> LossOutput:
+    """Ask a loss for its output, or a correction for what it makes of another's `output`; both as `checked`.
+
+    Raises `TrainingError`, with its name and line, where it raises.
+    """
+    name = type(part).__name__
+    try:
+        made = part.correct(batch, *output) if output else part.loss(batch)
+    except AgentRLError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        needs = ", ".join(sorted(part.needs)) or "nothing"
+        raise TrainingError(
+            f"loss: {name} raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno}). Of "
+            f"{', '.join(_FIELDS)} it is given what its `needs` names: {needs}; the others are None"
+        ) from error
+    return checked(part, batch, made)
 
 
 def checked(part: object, batch: LossBatch, output: Any) -> LossOutput:

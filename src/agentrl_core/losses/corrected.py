@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.losses.checked import checked
+from agentrl_core.losses.checked import made_by
 
 if TYPE_CHECKING:
     from agentrl_core.losses.base import Correction, LossBatch, LossCalculator, LossOutput
@@ -38,9 +38,9 @@ class Corrected:
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """Per-token loss; aggregation and its denominator are the trainer's."""
-        output = checked(self.calculator, batch, self.calculator.loss(batch))
+        output = made_by(self.calculator, batch)
         for item in self.corrections:
-            changed = checked(item, batch, item.correct(batch, output))
+            changed = made_by(item, batch, output)
             output = attrs.evolve(changed, metrics={**output.metrics, **changed.metrics})
         return output
 

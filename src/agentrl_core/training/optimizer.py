@@ -12,7 +12,7 @@ import torch
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses.aggregate import aggregate
 from agentrl_core.losses.base import LossBatch
-from agentrl_core.losses.checked import checked
+from agentrl_core.losses.checked import made_by
 from agentrl_core.losses.proximal import loglinear_proximal
 from agentrl_core.training.diagnosis import NotFiniteError, bisect, culprits_of, select
 from agentrl_core.training.metrics import Means
@@ -226,7 +226,7 @@ class Updater:
             entropy=entropy,
         )
         view = attrs.evolve(view, proximal_logprobs=self._proximal(view, before))
-        output = checked(self._calculator, view, self._calculator.loss(view))
+        output = made_by(self._calculator, view)
         loss = aggregate(self._aggregation, view, output, denominators)
         return _Forward(logprobs=logprobs, entropy=entropy, view=view, output=output, loss=loss)
 
