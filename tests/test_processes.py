@@ -2,6 +2,7 @@ import asyncio
 import functools
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -115,7 +116,8 @@ def test_what_a_worker_prints_goes_to_the_log(caplog, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_functions_of_a_users_file_are_found_there(tmp_path):
+def test_functions_of_a_users_file_are_found_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the file's folder stays in it, and its name is one of the library's
     (tmp_path / "json.py").write_text("def double(x): return 2 * x\n")
     assert call(resolve("json.py:double", [tmp_path]).value, 4) == 8
 

@@ -49,7 +49,7 @@ def test_a_config_is_tuned_listed_and_gone_on_with(agentrl, files):
 def test_the_config_is_shown_and_checked(agentrl, files):
     shown = agentrl("config", "show", "--sft", "--json", "sft.yaml", "trainer.schedule=cosine").json
     assert (shown["loss"], shown["trainer"]["schedule"], shown["data"]["train_on"]) == (
-        {"use": "cross_entropy"},
+        {"use": "cross_entropy", "aggregation": "token_mean", "unit": "record"},
         "cosine",
         "all",
     )
