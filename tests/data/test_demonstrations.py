@@ -86,6 +86,10 @@ def test_sharegpt_conversations_are_chats(load):
         ({"messages": [USER, REPLY | {"weight": True}]}, "messages.1.weight: expected a number of at least 0"),
         ({"messages": [USER, "4"]}, "messages.1: expected an object with a role, found a text"),
         ({"messages": [{"content": "4"}]}, "messages.0.role: expected a text, found nothing"),
+        (
+            {"messages": [USER, REPLY, REPLY | {"role": "asistant"}]},
+            "messages.2.role: 'asistant' is no role of a chat (did you mean assistant?)",
+        ),
         ({"messages": [USER, REPLY], "tools": "{"}, "tools: expected JSON, found '{'"),
         ({"messages": [USER, REPLY], "tools": {"a": 1}}, "tools: expected a list of objects, found an object"),
         ({"prompt": "a"}, "completion: expected a text or a list of messages, found nothing"),

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 
 from agentrl_core.data.lines import BadLineError, kind, read_objects
+from agentrl_core.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from agentrl_core.types import Message
@@ -30,6 +31,8 @@ Span: TypeAlias = tuple[int, int, float]
 """First id, the id after the last, weight of each id."""
 
 _SHAPES = ("messages", "ids", "prompt", "conversations")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Others are a chat template's own; one that is nearly one of these is a slip, and its message would not be trained."""
 _SAID = {"content", "tool_calls", "reasoning_content"}
 _SHAREGPT_ROLES = {
     "human": "user",
@@ -130,6 +133,8 @@ def _messages(given: Any, name: str) -> tuple[list[Message], list[float]]:
         role = message.get("role")
         if not isinstance(role, str) or not role:
             raise BadLineError(f"{where}.role: expected a text, found {kind(role)}")
+        if role not in _ROLES and (meant := did_you_mean(role, _ROLES)):
+            raise BadLineError(f"{where}.role: {role!r} is no role of a chat{meant}")
         weight = message.get("weight")
         if role != "assistant" and weight:
             raise BadLineError(f"{where}.weight: only assistant messages are trained, this is of the role {role}")
