@@ -113,7 +113,7 @@ def test_a_loss_that_lacks_its_constant_is_refused(folder, agentrl):
         ("loss.corrections=[truncated_is, masked_is]", "TruncatedIS and MaskedIS each multiply"),
         ("loss.corrections=[grpo]", "no correction named 'grpo'"),
         ("loss.reference=nowhere", "is not a model directory: it has no config.json"),
-        ("loss.proximal=linear", "'proximal' must be in"),
+        ("loss.proximal=linear", "loss.proximal: expected recompute or loglinear"),
     ],
 )
 def test_what_stands_around_the_loss_is_checked_too(folder, agentrl, override, told):
