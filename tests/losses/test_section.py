@@ -121,10 +121,17 @@ def test_a_weight_that_would_count_twice_is_refused(calculator, corrections, nam
         corrected(calculator, corrections)
 
 
-def test_a_weight_that_counts_once_is_not():
-    corrected(PPO(behaviour_weight=False), [TruncatedIS()])
-    corrected(PPO(), [MaskedIS(weighted=False)])
-    corrected(MiniRLPaper(), [MaskedIS(weighted=False, level="geometric")])
+@pytest.mark.parametrize(
+    ("calculator", "correction"),
+    [
+        (PPO(behaviour_weight=False), TruncatedIS()),
+        (PPO(), MaskedIS(weighted=False)),
+        (MiniRLPaper(), MaskedIS(weighted=False, level="geometric")),
+    ],
+)
+def test_a_weight_that_counts_once_is_not(calculator, correction):
+    made = corrected(calculator, [correction])
+    assert (made.calculator, tuple(made.corrections)) == (calculator, (correction,))
 
 
 @pytest.mark.parametrize(
