@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl_core import GenerationHyperparameters, ModelRequest, RolloutWorkflow, Trainer
-from agentrl_core.errors import RunError, UsageError
+from agentrl_core.errors import RunError, TrainingError, UsageError
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.policy import toy_policy
 from agentrl_core.types import Outcome
@@ -301,13 +301,23 @@ def test_training_works_inside_a_running_event_loop(project):
     assert asyncio.run(cell()).steps == 1
 
 
-def test_an_unforeseen_error_names_the_log_that_has_its_traceback(project):
+def test_an_unforeseen_error_names_the_log_that_has_its_traceback(project, monkeypatch):
+    def broken(*_, **__):
+        return 1 / 0
+
+    monkeypatch.setattr("agentrl_core.training.learner.Learner.step", broken)
+    with pytest.raises(RunError, match=r"ZeroDivisionError: division by zero .*run_0.log"):
+        Trainer(project(name="unforeseen")).train()
+    assert "return 1 / 0" in Path("runs/unforeseen/logs/run_0.log").read_text(encoding="utf-8")
+
+
+def test_a_loss_that_raises_is_named_with_its_line(project):
     Path("broken.py").write_text(
         "class Loss:\n    needs = frozenset()\n    def loss(self, batch):\n        return 1 / 0\n", encoding="utf-8"
     )
-    with pytest.raises(RunError, match=r"ZeroDivisionError: division by zero .*run_0.log"):
-        Trainer(project(name="unforeseen", loss={"use": "broken.py:Loss"})).train()
-    assert "broken.py" in Path("runs/unforeseen/logs/run_0.log").read_text(encoding="utf-8")
+    with pytest.raises(TrainingError, match=r"loss: Loss raised ZeroDivisionError: division by zero \(.*broken.py:4\)"):
+        Trainer(project(name="broken", loss={"use": "broken.py:Loss"})).train()
+    assert "in loss\n    return 1 / 0" in Path("runs/broken/logs/run_0.log").read_text(encoding="utf-8")
 
 
 def test_a_tracker_that_fails_is_named(project):
