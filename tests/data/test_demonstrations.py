@@ -70,6 +70,42 @@ def test_sharegpt_conversations_are_chats(load):
     assert row.tools == TOOLS
 
 
+def test_messages_are_what_a_gateway_would_make_of_them(load):
+    parts = [{"type": "text", "text": "2 +"}, {"type": "text", "text": " 2?"}]
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}, parts[0]]
+    (row,) = load(
+        {
+            "messages": [
+                {"role": "developer", "content": [{"type": "text", "text": "Add."}]},
+                {"role": "user", "content": parts},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "4"}]},
+                {"role": "user", "content": image},
+                {"role": "assistant", "content": [{"type": "text", "text": "4"}]},
+            ]
+        }
+    )
+    assert list(row.messages) == [
+        {"role": "system", "content": "Add."},
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "4"},
+        {"role": "user", "content": image},
+        REPLY,
+    ]
+
+
+def test_what_a_policy_said_may_be_nothing(load):
+    silent = {"role": "assistant", "content": None}
+    sampled, shown = load(
+        {"messages": [USER, silent], "ids": [5, 6], "spans": [[1, 2]]},
+        {"messages": [USER, silent | {"weight": 0}, USER, REPLY]},
+    )
+    assert list(sampled.messages) == [USER, {"role": "assistant", "content": ""}]
+    assert shown.weights == [0, 0, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
@@ -81,6 +117,17 @@ def test_sharegpt_conversations_are_chats(load):
         ({"messages": [USER, REPLY | {"weight": 0}]}, "no assistant message with a weight above 0"),
         ({"messages": [USER, REPLY], "weight": 0}, "weight: 0, so there is nothing to learn"),
         ({"messages": [USER, {"role": "assistant"}]}, "messages.1: expected an assistant message with `content`"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": None}]},
+            "messages.1: its content is null and it calls no",
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "content": None, "function_call": {"name": "add"}}]},
+            "messages.1.function_call: is OpenAI's former way, which templates do not know; use tool_calls",
+        ),
+        ({"messages": [USER, REPLY | {"content": 4}]}, "messages.1.content: expected a text, a list of parts or null"),
+        ({"messages": [USER, REPLY | {"content": ["4"]}]}, "messages.1.content.0: expected a part like {"),
+        ({"messages": [USER, REPLY | {"content": [{"type": "text"}]}]}, "messages.1.content.0.text: expected a text"),
         ({"messages": [USER | {"weight": 1}, REPLY]}, "messages.0.weight: only assistant messages are trained"),
         ({"messages": [USER, REPLY | {"weight": -1}]}, "messages.1.weight: expected a number of at least 0"),
         ({"messages": [USER, REPLY | {"weight": True}]}, "messages.1.weight: expected a number of at least 0"),

@@ -121,6 +121,24 @@ def test_text_after_the_end_of_a_turn_is_prompt_not_reply(directory, tmp_path):
             r"demos\.jsonl:2: messages\.0: a tool call is not",
         ),
         (DIALOGUE, {"context_length": 20}, r"demos\.jsonl:2: \d+ tokens, more than the model's 20"),
+        (
+            [{"role": "assistant", "content": "x"}],
+            {},
+            r"demos\.jsonl:2: messages\.0: the model's chat template refused what stands before this reply: .*empty",
+        ),
+        (
+            [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "x"}],
+            {},
+            r"demos\.jsonl:2: messages\.1: the model's chat template refused .* surrogates not allowed",
+        ),
+        (
+            [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
+                {"role": "assistant", "content": "x"},
+            ],
+            {},
+            r"demos\.jsonl:2: messages\.0\.content: found parts of the type image_url; .* text alone",
+        ),
         (DIALOGUE, {"stop": "<think>"}, r"demos\.jsonl:2: messages\.1: .*stop tokens \['<think>'\]"),
     ],
 )
@@ -134,6 +152,14 @@ def test_a_template_that_hides_replies_is_refused(directory, tmp_path):
     hiding = template(directory, tmp_path, re.sub(r"<\|im_start\|>assistant\n\{\{ mess", "{{ mess", FORGETFUL))
     with pytest.raises(DataError, match=r"messages\.1: the chat template does not show a finished reply"):
         demonstrations(hiding, [{"messages": [DIALOGUE[0], DIALOGUE[4]]}]).samples(0)
+
+
+def test_a_template_that_raises_is_quoted_with_the_row(directory, tmp_path):
+    strict = template(directory, tmp_path, "{{ raise_exception('no system here') }}")
+    with pytest.raises(
+        DataError, match=r"demos\.jsonl:1: messages\.1: the model's chat template refused .*no system here"
+    ):
+        demonstrations(strict, [{"messages": [DIALOGUE[0], DIALOGUE[4]]}]).samples(0)
 
 
 def trained(sample):

@@ -14,7 +14,6 @@ and may have a `weight`, by which those inside are multiplied.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 
 from agentrl_core.data.lines import BadLineError, kind, read_objects
-from agentrl_core.nearest import did_you_mean
+from agentrl_core.data.messages import read_messages, read_weight
 
 if TYPE_CHECKING:
     from agentrl_core.types import Message
@@ -31,9 +30,6 @@ Span: TypeAlias = tuple[int, int, float]
 """First id, the id after the last, weight of each id."""
 
 _SHAPES = ("messages", "ids", "prompt", "conversations")
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""Others are a chat template's own; one that is nearly one of these is a slip, and its message would not be trained."""
-_SAID = {"content", "tool_calls", "reasoning_content"}
 _SHAREGPT_ROLES = {
     "human": "user",
     "user": "user",
@@ -91,7 +87,7 @@ def demonstration(row: Mapping[str, Any], where: str) -> Demonstration:
             "expected `messages` (a list), `ids` and `spans`, `prompt` and `completion`, or `conversations`; found "
             + (", ".join(f"`{name}`" for name in row) or "an empty object")
         )
-    scale = _weight(fields.get("weight", 1.0), "weight")
+    scale = read_weight(fields.get("weight", 1.0), "weight")
     messages, weights = _chat(fields, shapes[0])
     tokens = _tokens(fields, scale) if "ids" in fields else None
     if tokens is None and not any(weights):
@@ -114,36 +110,11 @@ def _chat(fields: Mapping[str, Any], shape: str) -> tuple[list[Message], list[fl
     if shape == "prompt":
         prompt = _part(fields, "prompt", "user")
         given = [*prompt, *_part(fields, "completion", "assistant")]
-        messages, weights = _messages(given, "messages")
+        messages, weights = read_messages(given, "messages")
         return messages, [0.0] * len(prompt) + weights[len(prompt) :]
     if shape == "conversations":
-        return _messages(_sharegpt(fields), "conversations")
-    return _messages(fields.get("messages", []), "messages") if "messages" in fields else ([], [])
-
-
-def _messages(given: Any, name: str) -> tuple[list[Message], list[float]]:
-    if not isinstance(given, list) or not given:
-        raise BadLineError(f"{name}: expected a list of messages, found {kind(given)}")
-    messages: list[Message] = []
-    weights: list[float] = []
-    for index, message in enumerate(given):
-        where = f"{name}.{index}"
-        if not isinstance(message, dict):
-            raise BadLineError(f"{where}: expected an object with a role, found {kind(message)}")
-        role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise BadLineError(f"{where}.role: expected a text, found {kind(role)}")
-        if role not in _ROLES and (meant := did_you_mean(role, _ROLES)):
-            raise BadLineError(f"{where}.role: {role!r} is no role of a chat{meant}")
-        weight = message.get("weight")
-        if role != "assistant" and weight:
-            raise BadLineError(f"{where}.weight: only assistant messages are trained, this is of the role {role}")
-        if role == "assistant" and not message.keys() & _SAID:
-            raise BadLineError(f"{where}: expected an assistant message with `content` or `tool_calls`, found neither")
-        default = 1.0 if role == "assistant" else 0.0
-        weights.append(default if weight is None else _weight(weight, f"{where}.weight"))
-        messages.append({key: value for key, value in message.items() if key != "weight"})
-    return messages, weights
+        return read_messages(_sharegpt(fields), "conversations")
+    return read_messages(fields["messages"], "messages", sampled="ids" in fields) if "messages" in fields else ([], [])
 
 
 def _part(fields: Mapping[str, Any], name: str, role: str) -> list[Any]:
@@ -206,16 +177,10 @@ def _tokens(fields: Mapping[str, Any], scale: float) -> TokenRow:
                 f"prompt before them), found {span}"
             )
         end = span[1]
-        found.append((span[0], end, scale * _weight(span[2] if len(span) > 2 else 1.0, f"spans.{index}.2")))  # noqa: PLR2004  # an optional third
+        found.append((span[0], end, scale * read_weight(span[2] if len(span) > 2 else 1.0, f"spans.{index}.2")))  # noqa: PLR2004  # an optional third
     if not any(weight for _, _, weight in found):
         raise BadLineError("spans: none has a weight above 0, so there is nothing to learn from it")
     return TokenRow(ids=ids, spans=found, tokenizer=tokenizer)
-
-
-def _weight(value: Any, where: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise BadLineError(f"{where}: expected a number of at least 0, found {kind(value)}")
-    return float(value)
 
 
 def _json(text: str, where: str) -> Any:

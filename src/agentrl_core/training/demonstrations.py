@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import jinja2
+
 from agentrl_core.batching.samples import Sample
 from agentrl_core.errors import DataError
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 TrainOn: TypeAlias = Literal["all", "last"]
 
 _SHOWN_PROBLEMS = 20
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What a template raises on messages that it was not written for; a lone surrogate is a ValueError."""
 
 
 class Demonstrations:
@@ -113,8 +117,7 @@ class Demonstrations:
 
     def _convert(self, row: Demonstration, index: int) -> list[Sample]:
         messages = [
-            _with_parsed_arguments(message, f"{row.where}: messages.{place}")
-            for place, message in enumerate(row.messages)
+            _for_template(message, f"{row.where}: messages.{place}") for place, message in enumerate(row.messages)
         ]
         if not messages:
             raise DataError(f"{row.where}: has token ids alone, which data.exact_ids: false leaves unused")
@@ -127,9 +130,9 @@ class Demonstrations:
         text = ""  # what the ids of the last draft stand for
         for place in (place for place in replies if place <= max(trained)):
             where = f"{row.where}: messages.{place}"
-            prompt = self._render(messages[:place], tools, prompt=True)
+            prompt = self._render(messages[:place], tools, where, prompt=True)
             # Not taken from the longer prompt of the next reply: there a template may show it changed.
-            whole = self._render(messages[: place + 1], tools)
+            whole = self._render(messages[: place + 1], tools, where)
             if not whole.startswith(prompt):
                 raise DataError(
                     f"{where}: the chat template does not show a finished reply after its own generation prompt, so "
@@ -146,10 +149,16 @@ class Demonstrations:
             text = prompt + reply
         return [self._sample(row, draft, index) for draft in drafts if draft.positions]
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, prompt: bool = False) -> str:
-        text: str = self._template.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=prompt, tokenize=False
-        )
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, where: str, *, prompt: bool = False) -> str:
+        """The text of messages, `where` being the reply at their end or after them."""
+        try:
+            text: str = self._template.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=prompt, tokenize=False
+            )
+            text.encode()  # a tokenizer takes only what UTF-8 holds
+        except _REFUSALS as error:
+            what = "what stands before this reply" if prompt else "the chat up to this reply"
+            raise DataError(f"{where}: the model's chat template refused {what}: {error}") from error
         return text
 
     def _reply(self, text: str, where: str) -> str:
@@ -212,8 +221,15 @@ def tokenizer_digest(model_dir: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _with_parsed_arguments(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The message with tool-call arguments as objects, as templates expect them, not as OpenAI's JSON text."""
+def _for_template(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The message with tool-call arguments as objects, as templates expect them, not as OpenAI's JSON text.
+
+    Raises `DataError` for one whose content is not text: the model would not see an image, but its address.
+    """
+    content = message.get("content")
+    if isinstance(content, list):
+        kinds = ", ".join(sorted({str(part.get("type")) for part in content} - {"text"}))
+        raise DataError(f"{where}.content: found parts of the type {kinds}; demonstrations are trained on text alone")
     try:
         calls = [_parsed(call) for call in message.get("tool_calls") or ()]
     except (ValueError, KeyError, TypeError) as error:

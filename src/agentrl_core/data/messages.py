@@ -1,0 +1,110 @@
+"""The messages of a demonstration, checked and brought into the form in which a gateway gives them to a template."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.data.lines import BadLineError, kind
+from agentrl_core.nearest import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agentrl_core.types import Message
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Others are a chat template's own; one that is nearly one of these is a slip, and its message would not be trained."""
+_SAID = ("content", "tool_calls", "reasoning_content")
+
+
+def read_messages(given: Any, name: str, *, sampled: bool = False) -> tuple[list[Message], list[float]]:
+    """Check a list of messages; returns them without their weights, and these. Raises `BadLineError`.
+
+    Parts of text are joined, as templates expect one text; images stay parts. `developer` is the system, as it is to
+    the gateway. Weights are 1 for an assistant's messages, unless given, and 0 for others. `sampled`: replies are what
+    a policy said, which may be nothing.
+    """
+    if not isinstance(given, list) or not given:
+        raise BadLineError(f"{name}: expected a list of messages, found {kind(given)}")
+    messages: list[Message] = []
+    weights: list[float] = []
+    for index, message in enumerate(given):
+        where = f"{name}.{index}"
+        if not isinstance(message, dict):
+            raise BadLineError(f"{where}: expected an object with a role, found {kind(message)}")
+        role = _role(message, where)
+        weights.append(_message_weight(message, role, where))
+        if role == "assistant":
+            _check_reply(message, where, may_be_silent=sampled or not weights[-1])
+        messages.append(_plain(message, where))
+    return messages, weights
+
+
+def read_weight(value: Any, where: str) -> float:
+    """Check a weight: a finite number of at least 0."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise BadLineError(f"{where}: expected a number of at least 0, found {kind(value)}")
+    return float(value)
+
+
+def _role(message: Mapping[str, Any], where: str) -> str:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise BadLineError(f"{where}.role: expected a text, found {kind(role)}")
+    if role not in _ROLES and (meant := did_you_mean(role, _ROLES)):
+        raise BadLineError(f"{where}.role: {role!r} is no role of a chat{meant}")
+    return role
+
+
+def _message_weight(message: Mapping[str, Any], role: str, where: str) -> float:
+    weight = message.get("weight")
+    if role != "assistant" and weight:
+        raise BadLineError(f"{where}.weight: only assistant messages are trained, this is of the role {role}")
+    default = 1.0 if role == "assistant" else 0.0
+    return default if weight is None else read_weight(weight, f"{where}.weight")
+
+
+def _check_reply(message: Mapping[str, Any], where: str, *, may_be_silent: bool) -> None:
+    """Refuse an assistant's message that says nothing by accident: the policy would learn to end its turn at once."""
+    if message.get("function_call") is not None:
+        raise BadLineError(
+            f"{where}.function_call: is OpenAI's former way, which templates do not know; use tool_calls"
+        )
+    if not message.keys() & set(_SAID):
+        raise BadLineError(f"{where}: expected an assistant message with `content` or `tool_calls`, found neither")
+    if not may_be_silent and message.get("content") is None and not any(message.get(name) for name in _SAID):
+        raise BadLineError(
+            f"{where}: its content is null and it calls no tool, so that nothing but silence would be learned from it; "
+            "give it content or tool_calls, or the weight 0"
+        )
+
+
+def _plain(message: Mapping[str, Any], where: str) -> Message:
+    plain = {key: value for key, value in message.items() if key != "weight"}
+    if plain["role"] == "developer":
+        plain["role"] = "system"
+    if "content" in plain:
+        plain["content"] = _content(plain["content"], f"{where}.content")
+    return plain
+
+
+def _content(value: Any, where: str) -> Any:
+    """Text; or the parts, where there are other things than text among them."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise BadLineError(f"{where}: expected a text, a list of parts or null, found {kind(value)}")
+    texts = []
+    for index, part in enumerate(value):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise BadLineError(
+                f'{where}.{index}: expected a part like {{"type": "text", "text": …}}, found {kind(part)}'
+            )
+        if part["type"] == "text":
+            if not isinstance(part.get("text"), str):
+                raise BadLineError(f"{where}.{index}.text: expected a text, found {kind(part.get('text'))}")
+            texts.append(part["text"])
+    return "".join(texts) if len(texts) == len(value) else value
