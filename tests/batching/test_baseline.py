@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from agentrl_core.batching.advantages import GRPO, LeaveOneOut, NoBaseline, PerTurn
@@ -63,3 +64,68 @@ def test_equal_turns_of_a_group_are_compared(episode, group):
 def test_a_reward_that_is_no_number_is_refused(episode, group, reward):
     with pytest.raises(TrainingError, match=r"record record of group group has the reward -?(nan|inf), so"):
         group_advantages(group([episode(LINE, reward=reward)]), TreeCredit(), NoBaseline())
+
+
+class Careless:
+    """An estimator and a credit of somebody who writes the first one."""
+
+    def __init__(self, given):
+        self._given = given
+
+    def advantages(self, rewards):
+        return self._given(rewards)
+
+    turn_advantages = credit = advantages
+
+
+@pytest.mark.parametrize("by_turn", [False, True])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            lambda found: 1 / 0,
+            r"raised ZeroDivisionError: division by zero \(.*test_baseline.py:\d+\) on group group of",
+        ),
+        (
+            lambda found: list(found)[1:],
+            r"returned .* for group group of task 'task', from .*; expected . and . numbers",
+        ),
+        (lambda found: None, r"raised TypeError: .* on group group of task 'task'"),
+        (lambda found: [["a"] * 2] * 2, r"returned \[\[.* expected . and . numbers"),
+    ],
+)
+def test_an_estimator_that_fails_is_named_with_the_group(episode, group, by_turn, given, said):
+    members = group(
+        [
+            episode(named(LINE, str(index)), name=str(index), rewards={f"t1{index}": 1.0} if by_turn else None)
+            for index in range(2)
+        ]
+    )
+    if not by_turn:
+        said = said.replace("expected . and . numbers", "expected 2 numbers")
+    with pytest.raises(TrainingError, match=f"advantage estimator Careless {said}"):
+        group_advantages(members, TreeCredit(), Careless(given))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda episode: 1 / 0, r"raised ZeroDivisionError: .*test_baseline.py:\d+\) on group group of task 'task'"),
+        (
+            lambda episode: {"t1": 1.0},
+            r"returned {'t1': 1.0} for record record of group group .* its 2 interactions to",
+        ),
+        (lambda episode: {"t1": 1.0, "t2": float("nan")}, r"returned {.*nan} for record record of group group"),
+        (lambda episode: [1.0, 1.0], r"returned \[1.0, 1.0\] for record record of group group"),
+    ],
+)
+@pytest.mark.parametrize("rewards", [None, {"t1": 1.0}])
+def test_a_credit_that_fails_is_named_with_the_record(episode, group, given, said, rewards):
+    with pytest.raises(TrainingError, match=f"credit Careless {said}"):
+        group_advantages(group([episode(LINE, rewards=rewards)]), Careless(given), NoBaseline())
+
+
+def test_numbers_of_other_libraries_are_advantages(episode, group):
+    found = group_advantages(group([episode(LINE)]), TreeCredit(), Careless(np.array))
+    assert found == {"t1": 1.0, "t2": 1.0}
+    assert {type(value) for value in found.values()} == {float}

@@ -165,3 +165,11 @@ def test_an_advantage_that_is_no_number_is_refused_with_where_it_came_from(episo
     judged = training_signal(step, credit=TreeCredit(), advantage=NoBaseline(), filters=())
     with pytest.raises(TrainingError, match=r"estimator Careless returned \[inf, inf\] for a step; expected 2 finite"):
         finished(judged, advantage=Careless())
+
+    @attrs.frozen
+    class Raising(NoBaseline):
+        def normalise(self, calls):
+            return calls[99]
+
+    with pytest.raises(TrainingError, match=r"estimator Raising raised IndexError: .*test_signal.py:\d+\) on a step"):
+        finished(judged, advantage=Raising())

@@ -30,9 +30,9 @@ def shaped_rewards(group: Group, shaping: Sequence[Shaping] = ()) -> list[float]
     rewards = [_reward(group, episode) for episode in group.episodes]
     for item in shaping:
         name = f"shaping '{getattr(item, 'name', '') or type(item).__name__}'"
-        with blamed(name, group):
+        with blamed(name, told(group)):
             found: Any = item.shape(group, tuple(rewards))
-        check_numbers(found, len(rewards), name, f"group {group.id} of task '{group.task_id}'", "records")
+        check_numbers(found, len(rewards), name, told(group), "records")
         rewards = [float(value) for value in found]
     return rewards
 
@@ -48,16 +48,23 @@ def group_advantages(
     """
     rewards = shaped_rewards(group) if rewards is None else rewards
     trained = [[item.id for item in episode.interactions if is_trained(item)] for episode in group.episodes]
-    paid = list(zip(group.episodes, rewards, trained, strict=True))
+    paid = _Paid(group=group, credit=credit)
+    who = f"advantage estimator {type(advantage).__name__}"
     if any(episode.record.rewards for episode in group.episodes):
-        returns = [(_returns(episode, reward, credit), names) for episode, reward, names in paid]
-        found = advantage.turn_advantages([[by_name[name] for name in names] for by_name, names in returns])
+        returns = [
+            [by_name[name] for name in names]
+            for by_name, names in zip(map(paid.returns, group.episodes, rewards), trained, strict=True)
+        ]
+        with blamed(who, told(group)):
+            of_turns: Any = [list(turns) for turns in advantage.turn_advantages(returns)]
+        found = _as_numbers(of_turns, returns, who, group)
     else:
+        with blamed(who, told(group)):
+            of_records: Any = list(advantage.advantages(rewards))
+        (values,) = _as_numbers([of_records], [rewards], who, group)
         found = [
             [value * shares[name] for name in names]
-            for value, shares, (_, _, names) in zip(
-                advantage.advantages(rewards), map(credit.credit, group.episodes), paid, strict=True
-            )
+            for value, shares, names in zip(values, map(paid.credited, group.episodes), trained, strict=True)
         ]
     advantages = {
         name: value
@@ -74,16 +81,48 @@ def group_advantages(
     return advantages
 
 
-def _returns(episode: Episode, reward: float, credit: Credit) -> Mapping[str, float]:
-    """Interaction id -> return; what shaping changed of the record's sum is paid by shares, as a scalar is."""
-    record = episode.record
-    change = reward - (record.reward or 0.0)
-    if record.rewards and not change:
-        return credit.credit(episode)
-    shares = credit.credit(attrs.evolve(episode, record=attrs.evolve(record, rewards={})))
-    if not record.rewards:
-        return {name: share * reward for name, share in shares.items()}
-    return {name: value + change * shares[name] for name, value in credit.credit(episode).items()}
+@attrs.frozen(kw_only=True)
+class _Paid:
+    """What a credit pays the calls of a group's records."""
+
+    group: Group
+    credit: Credit
+
+    def credited(self, episode: Episode) -> Mapping[str, float]:
+        """Interaction id -> share or return, as the credit says; `TrainingError` unless it is a number for each."""
+        name, calls = f"credit {type(self.credit).__name__}", [item.id for item in episode.interactions]
+        with blamed(name, told(self.group)):
+            found: Any = self.credit.credit(episode)
+        if not isinstance(found, Mapping) or not all(call in found and _is_finite(found[call]) for call in calls):
+            raise TrainingError(
+                f"{name} returned {found!r:.200} for record {episode.record.id} of {told(self.group)}; expected a "
+                f"mapping from the id of each of its {len(calls)} interactions to a finite number"
+            )
+        return found
+
+    def returns(self, episode: Episode, reward: float) -> Mapping[str, float]:
+        """Interaction id -> return; what shaping changed of the record's sum is paid by shares, as a scalar is."""
+        record = episode.record
+        change = reward - (record.reward or 0.0)
+        if record.rewards and not change:
+            return self.credited(episode)
+        shares = self.credited(attrs.evolve(episode, record=attrs.evolve(record, rewards={})))
+        if not record.rewards:
+            return {name: share * reward for name, share in shares.items()}
+        return {name: value + change * shares[name] for name, value in self.credited(episode).items()}
+
+
+def _as_numbers(
+    found: Sequence[Sequence[Any]], given: Sequence[Sequence[float]], who: str, group: Group
+) -> list[list[float]]:
+    """Return what an estimator made of `given`; `TrainingError` unless that is as many numbers, finite or not."""
+    fits = [len(values) for values in found] == [len(values) for values in given]
+    if not fits or not all(hasattr(value, "__float__") for values in found for value in values):
+        expected = " and ".join(str(len(values)) for values in given)
+        raise TrainingError(
+            f"{who} returned {found!r:.100} for {told(group)}, from {given!r:.100}; expected {expected} numbers"
+        )
+    return [[float(value) for value in values] for values in found]
 
 
 def _reward(group: Group, episode: Episode) -> float:
@@ -101,9 +140,14 @@ def _reward(group: Group, episode: Episode) -> float:
     return record.reward
 
 
+def told(group: Group) -> str:
+    """Name a group in messages."""
+    return f"group {group.id} of task '{group.task_id}'"
+
+
 @contextmanager
-def blamed(name: str, group: Group) -> Iterator[None]:
-    """Name the component and the group in what a component raises."""
+def blamed(name: str, where: str) -> Iterator[None]:
+    """Name the component, and what it was asked about, in what a component raises."""
     try:
         yield
     except AgentRLError:
@@ -111,7 +155,7 @@ def blamed(name: str, group: Group) -> Iterator[None]:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-        raise TrainingError(f"{name} raised {what} on group {group.id} of task '{group.task_id}'") from error
+        raise TrainingError(f"{name} raised {what} on {where}") from error
 
 
 def check_numbers(found: Any, count: int, who: str, where: str, what: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.batching.advantages import StepEstimator, TrainedCall
-from agentrl_core.batching.baseline import blamed, check_numbers, group_advantages, shaped_rewards
+from agentrl_core.batching.baseline import blamed, check_numbers, group_advantages, shaped_rewards, told
 from agentrl_core.batching.credit import is_trained
 from agentrl_core.batching.filters import has_signal
 from agentrl_core.batching.shaping import Bounds
@@ -120,8 +120,10 @@ def finished(signal: Signal, *, advantage: AdvantageEstimator, shaping: Sequence
     advantages = dict(signal.advantages)
     if isinstance(advantage, StepEstimator):
         names, calls = _trained_calls(signal)
-        found = advantage.normalise(calls)
-        check_numbers(found, len(calls), f"advantage estimator {type(advantage).__name__}", "a step", "calls")
+        who = f"advantage estimator {type(advantage).__name__}"
+        with blamed(who, "a step"):
+            found = advantage.normalise(calls)
+        check_numbers(found, len(calls), who, "a step", "calls")
         advantages |= dict(zip(names, found, strict=True))
     with_signal = 0
     for group in signal.groups:
@@ -138,10 +140,10 @@ def finished(signal: Signal, *, advantage: AdvantageEstimator, shaping: Sequence
 def _bounded(item: Bounds, group: Group, advantages: Mapping[str, float]) -> dict[str, float]:
     """Return what a shaping makes of a group's advantages; raises `TrainingError` unless it has one for each."""
     name = f"shaping '{type(item).__name__}'"
-    with blamed(name, group):
+    with blamed(name, told(group)):
         found = item.bound(group, advantages)
         values = [found[call] for call in advantages]
-    check_numbers(values, len(advantages), name, f"group {group.id} of task '{group.task_id}'", "calls")
+    check_numbers(values, len(advantages), name, told(group), "calls")
     return dict(zip(advantages, values, strict=True))
 
 
@@ -176,7 +178,7 @@ def _filtered(item: Filter, group: Group, advantages: dict[str, float]) -> tuple
 def _asked(item: Filter, group: Group, advantages: Mapping[str, float]) -> bool | Collection[str]:
     """Return what a filter says; raises `TrainingError` with its name where it raises, or says nothing of use."""
     name = f"filter '{_reason(item)}'"
-    with blamed(name, group):
+    with blamed(name, told(group)):
         verdict: Any = item.keep(group, advantages)
     if not isinstance(verdict, bool) and getattr(verdict, "ndim", None) == 0:  # numpy's and torch's
         verdict = verdict.item()
