@@ -32,7 +32,7 @@ def test_samples_that_begin_alike_share_their_tokens_and_loss_tokens_keep_their_
     assert batch.ids.tolist() == [1, 2, 3]  # the last loss token of a sample predicts nothing
     assert batch.positions.tolist() == [0, 1, 2]
     assert batch.tokens == 3
-    assert batch.call_tokens == 6
+    assert batch.call_tokens == 4  # three and one, as none would forward its last token
     assert batch.targets.tolist() == [2, 4, 2]
     assert batch.predictions.place.tolist() == [0, 2]
     assert batch.predictions.token.tolist() == [2, 4]
@@ -55,6 +55,7 @@ def test_the_same_token_at_two_temperatures_is_predicted_twice():
 def test_without_merging_every_sample_has_its_own_tokens():
     (batch,) = pack([sample(4), sample(3)], max_tokens=100, config=AggregationConfig(), merge=False).micro_batches
     assert batch.ids.tolist() == [1, 2, 3, 1, 2]
+    assert batch.call_tokens == batch.tokens == 5
     assert batch.positions.tolist() == [0, 1, 2, 0, 1]
     assert batch.predictions.place.tolist() == [2, 4]
     assert batch.predictions.row.tolist() == [0, 1]

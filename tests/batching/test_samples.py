@@ -30,6 +30,7 @@ def test_a_linear_dialogue_is_one_sample_with_a_span_per_turn(episode, interacti
     (sample,) = found.samples
     assert list(sample.ids) == [10, 11, 20, 21, 12, 22, 13, 14, 23, 24]
     assert list(sample.positions) == [2, 3, 5, 8, 9]
+    assert sample.call_tokens == 3 + 5 + 9  # of each call all that stands before its last token
     assert list(sample.logprobs) == [*turns[0].logprobs, *turns[1].logprobs, *turns[2].logprobs]
     assert list(sample.advantages) == [0.5, 0.5, -1.0, 2.0, 2.0]
     assert list(sample.versions) == [3, 4, 4, 4, 4]

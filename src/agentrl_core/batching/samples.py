@@ -48,8 +48,9 @@ class Sample:
     """Index into `Samples.records`."""
     group: int
     """Index into `Samples.groups`."""
-    call_tokens: int = attrs.field(default=attrs.Factory(lambda self: len(self.ids), takes_self=True))
-    """Tokens that its calls would take one by one, each with its whole prompt."""
+    call_tokens: int = attrs.field(default=attrs.Factory(lambda self: len(self.ids) - 1, takes_self=True))
+    """Tokens that its calls would take one by one, each with its whole prompt and without its last token, from which
+    nothing is predicted."""
 
 
 @attrs.frozen(kw_only=True)
@@ -154,7 +155,7 @@ def _sample(
             versions.extend(item.output_versions)
             owners.extend([numbers[item.id]] * count)
         ids.extend(item.output_ids)
-        call_tokens += len(ids) if item.id in new else 0
+        call_tokens += len(ids) - 1 if item.id in new else 0
     return Sample(
         ids=ids[: positions[-1] + 1],
         positions=positions,
