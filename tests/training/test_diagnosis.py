@@ -110,6 +110,7 @@ def test_skipping_takes_the_update_that_would_have_been_without_the_record(learn
     assert metrics["loss/value"] == pytest.approx(expected["loss/value"], abs=1e-6)
     assert metrics["loss/grad_norm"] == pytest.approx(expected["loss/grad_norm"], rel=1e-4)
     assert metrics["loss/ratio_mean"] == pytest.approx(expected["loss/ratio_mean"], abs=1e-6)
+    assert metrics["loss/tokens"] == expected["loss/tokens"]
     assert metrics["batch/records_not_finite"] == 2
     assert metrics["batch/updates_skipped"] == 0
     assert set(one.left_out) == {"g0r2", "g1r0"}
@@ -247,6 +248,26 @@ def test_a_gap_is_measured_on_tokens_of_lag_zero_only(learner, sampler):
     assert metrics["loss/logprob_gap_mean"] == pytest.approx(offset, abs=1e-5)
     ratio = 2.718281828459045**-offset
     assert metrics["loss/logprob_gap_kl"] == pytest.approx(ratio - 1 + offset, abs=1e-5)
+
+
+def test_a_gap_is_that_of_the_update_that_took_place(learner, sampler):
+    """What a refused update showed of the record to blame, and of the others a second time, does not count."""
+
+    def shifted(episode, by):
+        calls = [attrs.evolve(item, logprobs=tuple(v + by for v in item.logprobs)) for item in episode.interactions]
+        return attrs.evolve(episode, interactions=tuple(calls))
+
+    groups = [
+        attrs.evolve(
+            group, episodes=tuple(shifted(one, 0.5 if one.record.id == "g1r3" else 0.1) for one in group.episodes)
+        )
+        for group in sampler.groups()
+    ]
+    one = learner(loss=Broken(of=(7,), how="slope"), trainer=SKIP | SMALL | {"max_logprob_gap": 1.0})
+    metrics = one.step(groups, step=1, version=0)
+    assert one.left_out.keys() == {"g1r3"}
+    assert metrics["loss/logprob_gap_mean"] == pytest.approx(0.1, abs=1e-5)
+    assert metrics["loss/logprob_gap_max"] == pytest.approx(0.1, abs=1e-5)
 
 
 def test_a_signal_of_no_group_is_a_step_without_update(learner):

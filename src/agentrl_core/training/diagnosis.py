@@ -69,11 +69,20 @@ class Guard:
         """Id of a record that was left out -> what of it was not finite."""
         self.skipped_updates = 0
         """Updates that did not take place: nothing finite was left, or no record was to blame."""
+        self.trained_tokens = 0
+        """Loss tokens in the updates that took place."""
 
     def attempt(
-        self, update: Update, before: Sequence[Before], apply: Callable[[Update, Sequence[Before]], float]
+        self,
+        update: Update,
+        before: Sequence[Before],
+        apply: Callable[[Update, Sequence[Before]], float],
+        *,
+        again: Callable[[], None] | None = None,
     ) -> float | None:
         """Return what `apply` makes of the update, or of what is left of it; None where nothing is.
+
+        `again` is called before each further attempt.
 
         With `stop`, the error goes on to the caller. With `skip`, the loss terms of the records to blame leave the
         update, and its denominators are counted anew: it is the update that would have been without them. Their token
@@ -81,7 +90,7 @@ class Guard:
         """
         while True:
             try:
-                return apply(update, before)
+                value = apply(update, before)
             except NotFiniteError as error:
                 if self._policy == "stop":
                     raise
@@ -97,6 +106,11 @@ class Guard:
                     return None
                 update = reduced(update, kept)
                 before = [item.select(tokens) for item, tokens in zip(before, kept, strict=True)]
+                if again is not None:
+                    again()
+            else:
+                self.trained_tokens += sum(len(batch.record) for batch in update.micro_batches)
+                return value
 
 
 def reduced(update: Update, kept: Sequence[Tensor]) -> Update:
@@ -168,6 +182,10 @@ class LogprobGap:
 
     def __init__(self, samples: Samples, version: int, *, limit: float | None) -> None:
         self._samples, self._version, self._limit = samples, version, limit
+        self.begin()
+
+    def begin(self) -> None:
+        """Start anew: an update that was refused is tried again without some of its tokens."""
         self._sum, self._kl, self._tokens, self._largest = 0.0, 0.0, 0, 0.0
 
     def metrics(self) -> dict[str, float]:

@@ -177,22 +177,23 @@ class Learner:
         guard = Guard(self._config.non_finite, samples.records)
         means = Means()
         for update, computed in zip(updates, before, strict=True):
+            first = update is updates[0]
             apply = partial(
                 self._updater.update,
                 self._optimizer,
                 means=means,
                 version=version,
-                inspect=gap.inspect if update is updates[0] else None,
+                inspect=gap.inspect if first else None,
                 names=samples.records,
             )
-            value = guard.attempt(update, computed, apply)
+            value = guard.attempt(update, computed, apply, again=gap.begin if first else None)
             if value is not None:
                 means.add("value", value)
         self.left_out = guard.left_out
         forwarded = sum(update.tokens for update in updates)
         return {f"loss/{name}": value for name, value in means.means().items()} | {
             **gap.metrics(),
-            "loss/tokens": float(sum(len(batch.record) for update in updates for batch in update.micro_batches)),
+            "loss/tokens": float(guard.trained_tokens),
             "batch/rows": float(len(samples.samples)),
             "batch/sequences": float(samples.num_sequences),
             "fidelity/exact_share": samples.fidelity.share,
