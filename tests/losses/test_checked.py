@@ -42,7 +42,8 @@ def test_what_fits_is_returned_as_it_is(batch, output):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda found: found.per_token, "Tensor; expected a LossOutput"),
+        (lambda found: found.per_token, r"Tensor; expected a LossOutput\(per_token=…, keep=…\)"),
+        (lambda found: attrs.evolve(found, keep=[1.0] * 3), r"`keep` as list; expected \[3\]"),
         (
             lambda found: attrs.evolve(found, per_token=found.per_token.mean()),
             r"`per_token` of shape \[\]; expected \[3\]",
@@ -52,11 +53,24 @@ def test_what_fits_is_returned_as_it_is(batch, output):
         (lambda found: attrs.evolve(found, per_token=found.per_token.detach()), "without a gradient"),
         (lambda found: attrs.evolve(found, metrics={"a": torch.tensor(1.0)}), r"metric 'a' as a Tensor of shape \[\]"),
         (lambda found: attrs.evolve(found, metrics={"a": (torch.ones(3), 3)}), r"as \(a Tensor of shape \[3\], int\)"),
+        (
+            lambda found: attrs.evolve(found, metrics={"value": (1.0, 1)}),
+            r"'value' but loss/value is the learner's own",
+        ),
+        (
+            lambda found: attrs.evolve(found, metrics={"loss/a": (1.0, 1)}),
+            r"reported as loss/loss/a; leave 'loss/' out",
+        ),
     ],
 )
 def test_what_torch_would_broadcast_or_trip_over_is_told(batch, output, change, said):
     with pytest.raises(TrainingError, match=f"loss: Mine returned .*{said}"):
         checked(Mine(), batch, change(output))
+
+
+def test_a_mask_of_truths_is_one_of_numbers(batch, output):
+    kept = checked(Mine(), batch, attrs.evolve(output, keep=torch.tensor([True, False, True]))).keep
+    assert (kept.dtype, kept.tolist()) == (torch.float32, [1.0, 0.0, 1.0])
 
 
 def test_what_a_loss_raises_names_it_its_line_and_what_it_did_not_ask_for(batch):

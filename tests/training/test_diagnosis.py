@@ -10,6 +10,7 @@ from agentrl_core.batching.signal import Signal
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.base import LossOutput
+from agentrl_core.losses.checked import is_taken
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.testing.policy import toy_policy
 from agentrl_core.training.diagnosis import bisect
@@ -284,3 +285,5 @@ def test_a_loss_without_metrics_has_ratios_all_the_same(learner, sampler):
 
     metrics = learner(loss=Bare()).step(sampler.groups(), step=1, version=0)
     assert metrics["loss/ratio_share_0.98_1.02"] == 1.0
+    own = [name.removeprefix("loss/") for name in metrics if name.startswith("loss/")]
+    assert [name for name in own if not is_taken(name)] == []  # no loss may report something else by one of these

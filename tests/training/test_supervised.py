@@ -213,6 +213,24 @@ def test_a_loss_that_reads_what_sampling_leaves_is_refused(directory, policy):
         SupervisedTrainer(policy, rows, plan(), loss=NeedsReference())
 
 
+def test_a_loss_that_fails_is_named_before_anything_is_trained(directory, policy):
+    @attrs.frozen
+    class Failing(CrossEntropy):
+        first: bool
+
+        def loss(self, batch):
+            if self.first or len(batch.mask) > 2:  # the one that asks what it reads has two tokens
+                raise KeyError("labels")
+            return CrossEntropy.loss(self, batch)
+
+    rows = converted(directory, policy, [chat(1, 1, 1)])
+    with pytest.raises(ConfigError, match=r"loss: Failing raised KeyError: 'labels' \(.*test_supervised.py:\d+\)"):
+        SupervisedTrainer(policy, rows, plan(), loss=Failing(first=True))
+    later = SupervisedTrainer(policy, rows, plan(), loss=Failing(first=False))
+    with pytest.raises(TrainingError, match=r"loss: Failing raised KeyError: 'labels' \(.*test_supervised.py:\d+\)"):
+        later.step()
+
+
 def test_an_update_that_is_not_finite_names_its_rows(directory, policy):
     rows = converted(directory, policy, [chat(1, 1, 1)])
     trainer = SupervisedTrainer(policy, rows, plan(batch_size=1))

@@ -61,7 +61,7 @@ class LossOutput:
     keep: Tensor
     """1.0 for tokens in the loss, 0.0 for those that the calculator drops (a trust region, say); within `mask`. [N]"""
     metrics: dict[str, tuple[Tensor, Tensor]] = attrs.field(factory=dict)
-    """name -> (sum, count), reduced by the trainer over micro-batches and ranks."""
+    """name -> (sum, count), reduced by the trainer over micro-batches and ranks, and reported as `loss/NAME`."""
 
 
 class LossCalculator(Protocol):

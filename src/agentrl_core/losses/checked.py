@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from agentrl_core.errors import AgentRLError, TrainingError
 from agentrl_core.losses.base import LossOutput
 
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
     from agentrl_core.losses.base import LossBatch
 
 _FIELDS = ("proximal", "reference", "entropy")
+_PREFIX = "loss/"
+_TAKEN = ("value", "tokens", "tokens_per_s", "tokens_per_cpu_s", "entropy", "grad_norm", "lr")
+_TAKEN_STARTS = ("logprob_gap_", "ratio_share_")
+"""Names under `loss/` that are the learner's own."""
 
 
 def problem_of_needs(part: Any) -> str | None:
@@ -52,14 +58,18 @@ def checked(part: object, batch: LossBatch, output: Any) -> LossOutput:
     """Return what `part` made of the batch; `TrainingError` where it has not the form of a `LossOutput`."""
     name = type(part).__name__
     if not isinstance(output, LossOutput):
-        raise TrainingError(f"loss: {name} returned {type(output).__name__}; expected a LossOutput(per_token, keep)")
+        raise TrainingError(
+            f"loss: {name} returned {type(output).__name__}; expected a LossOutput(per_token=…, keep=…)"
+        )
     expected = tuple(batch.logprobs.shape)
     for field in ("per_token", "keep"):
-        found = tuple(getattr(output, field).shape)
-        if found != expected:
+        value = getattr(output, field)
+        found = getattr(value, "shape", None)
+        if found is None or tuple(found) != expected:
+            form = f"as {type(value).__name__}" if found is None else f"of shape {list(found)}"
             raise TrainingError(
-                f"loss: {name} returned `{field}` of shape {list(found)}; expected {list(expected)}, one number per "
-                "loss token as in batch.logprobs. Summing and averaging are loss.aggregation's"
+                f"loss: {name} returned `{field}` {form}; expected {list(expected)}, one number per loss token as in "
+                "batch.logprobs. Summing and averaging are loss.aggregation's"
             )
     if batch.logprobs.requires_grad and not output.per_token.requires_grad:
         raise TrainingError(
@@ -67,12 +77,26 @@ def checked(part: object, batch: LossBatch, output: Any) -> LossOutput:
             "batch.logprobs, not detached"
         )
     for metric, value in output.metrics.items():
-        if not _is_pair(value):
-            raise TrainingError(
-                f"loss: {name} returned the metric '{metric}' as {_form(value)}; expected a pair (sum, count) of "
-                "single numbers, which are added up over the update"
-            )
+        if problem := _problem_of_metric(metric, value):
+            raise TrainingError(f"loss: {name} returned the metric '{metric}' {problem}")
+    if not output.keep.is_floating_point():  # a mask of truths says the same
+        return attrs.evolve(output, keep=output.keep.to(batch.mask.dtype))
     return output
+
+
+def is_taken(metric: str) -> bool:
+    """Whether the learner reports something else by this name."""
+    return metric in _TAKEN or metric.startswith(_TAKEN_STARTS)
+
+
+def _problem_of_metric(name: str, value: Any) -> str | None:
+    if name.startswith(_PREFIX):
+        return f"which would be reported as {_PREFIX}{name}; leave '{_PREFIX}' out"
+    if is_taken(name):
+        return f"but {_PREFIX}{name} is the learner's own; give it another name"
+    if not _is_pair(value):
+        return f"as {_form(value)}; expected a pair (sum, count) of single numbers, which are added up over the update"
+    return None
 
 
 def _is_pair(value: Any) -> bool:

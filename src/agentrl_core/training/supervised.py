@@ -22,6 +22,7 @@ from agentrl_core.batching.packing import pack
 from agentrl_core.errors import ConfigError, TrainingError
 from agentrl_core.losses.aggregate import AggregationConfig
 from agentrl_core.losses.base import LossBatch, LossCalculator, LossOutput
+from agentrl_core.losses.checked import made_by
 from agentrl_core.losses.cross_entropy import CrossEntropy
 from agentrl_core.training.diagnosis import NotFiniteError
 from agentrl_core.training.metrics import Means
@@ -190,7 +191,7 @@ class _Weighted:
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """The calculator's loss per token, times the token's weight."""
-        output = self.calculator.loss(attrs.evolve(batch, advantages=torch.ones_like(batch.advantages)))
+        output = made_by(self.calculator, attrs.evolve(batch, advantages=torch.ones_like(batch.advantages)))
         return attrs.evolve(output, per_token=output.per_token * batch.advantages)
 
 
@@ -204,19 +205,21 @@ def check_supervised(calculator: LossCalculator) -> None:
     if missing := calculator.needs - {"entropy"}:
         raise ConfigError(f"loss: {name} needs {', '.join(sorted(missing))} log-probs; {advice}")
     ones, zeros = torch.ones(2), torch.zeros(2, dtype=torch.long)
-    output = calculator.loss(
-        LossBatch(
-            logprobs=-ones,
-            behaviour_logprobs=ones * torch.nan,
-            advantages=ones,
-            mask=ones,
-            sequence=zeros,
-            num_sequences=1,
-            record=zeros,
-            group=zeros,
-            lag=zeros,
-            entropy=ones,
-        )
+    batch = LossBatch(
+        logprobs=-ones,
+        behaviour_logprobs=ones * torch.nan,
+        advantages=ones,
+        mask=ones,
+        sequence=zeros,
+        num_sequences=1,
+        record=zeros,
+        group=zeros,
+        lag=zeros,
+        entropy=ones,
     )
+    try:
+        output = made_by(calculator, batch)
+    except TrainingError as error:
+        raise ConfigError(str(error)) from error
     if not torch.isfinite(output.per_token * output.keep).all():
         raise ConfigError(f"loss: {name} compares with the logprobs of sampling; {advice}")
