@@ -18,6 +18,7 @@ from agentrl_core.config.sft import SftConfig
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.run.checks import check_config
+from agentrl_core.testing.advantages import check_advantage
 from agentrl_core.testing.plugins import isolated_plugins
 from agentrl_core.types import Outcome, Task
 
@@ -43,6 +44,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "cookbook/models.md").read_text(encoding="utf-8")
 GROUPS = (ROOT / "cookbook/groups.md").read_text(encoding="utf-8")
 ADVANTAGES = (ROOT / "cookbook/advantages.md").read_text(encoding="utf-8")
+(OWN_ADVANTAGE,) = re.findall(r"```python\n(.*?)```", ADVANTAGES, re.DOTALL)
 
 
 def block(language: str, containing: str) -> str:
@@ -203,8 +205,16 @@ def test_each_section_of_groups_md_is_a_valid_config(text, tmp_path):
         assert not scope["not_too_easy"](group, limit=0.8)
 
 
+def test_the_estimator_of_advantages_md_keeps_its_contract():
+    scope: dict = {}
+    exec(OWN_ADVANTAGE, scope)  # the page's own
+    check_advantage(scope["Median"]())
+    assert scope["Median"](scale=0.5).advantages([0.0, 1.0, 9.0]) == [-0.5, 0.0, 4.0]
+
+
 @pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", ADVANTAGES, re.DOTALL))
 def test_each_section_of_advantages_md_is_a_valid_config(text, tmp_path):
+    (tmp_path / "my_advantages.py").write_text(OWN_ADVANTAGE, encoding="utf-8")
     (tmp_path / "tasks.jsonl").write_text('{"id": "t", "query": "q"}\n', encoding="utf-8")
     (tmp_path / "agent.py").write_text("def run(data):\n    return 1.0\n", encoding="utf-8")
     (tmp_path / "config.yaml").write_text(

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
 from agentrl_core import config
 from agentrl_core.losses.aggregate import Aggregation
 from agentrl_core.plugins import load_registry
 from agentrl_core.run.checks import check_config
+from agentrl_core.testing import check_correction, check_loss
+from agentrl_core.testing.losses import loss_batch
 
 PAGE = (Path(__file__).parent.parent.parent / "cookbook/losses.md").read_text(encoding="utf-8")
 
@@ -27,13 +30,31 @@ def registry():
     return load_registry()
 
 
+(OWN,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
 @pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
 def test_each_section_is_a_valid_config(text, tmp_path):
+    (tmp_path / "my_losses.py").write_text(OWN, encoding="utf-8")
     (tmp_path / "tasks.jsonl").write_text('{"id": "t", "query": "q"}\n', encoding="utf-8")
     (tmp_path / "config.yaml").write_text(
         "model: {use: tiny}\ndata: tasks.jsonl\nrollout: {agent: {mode: online}}\n" + text, encoding="utf-8"
     )
     assert check_config(config.load(tmp_path / "config.yaml"))[0] == []
+
+
+def test_the_loss_and_the_correction_of_the_page_keep_their_contracts():
+    scope: dict = {}
+    exec(OWN, scope)  # the page's own
+    check_loss(scope["Leashed"]())
+    check_correction(scope["Unsure"]())
+    batch = loss_batch()
+    found = scope["Leashed"](floor=0.5).loss(batch)
+    apart = (batch.reference_logprobs - batch.logprobs).exp().clamp(0.5, 1.0)
+    torch.testing.assert_close(found.per_token, -apart.detach() * batch.advantages * batch.logprobs)
+    kept = scope["Unsure"](nats=0.5).correct(batch, found).keep
+    assert kept.tolist() == [float(m and e >= 0.5) for m, e in zip(batch.mask, batch.entropy, strict=True)]
+    assert 0 < kept.sum() < batch.mask.sum()
 
 
 def built_in(registry, kind):
