@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_core.errors import ConfigError
+from agentrl_core.errors import ConfigError, RunError
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.trainer import Trainer, resume
 from agentrl_core.trackers.jsonl import FILE_NAME, read_events
+from agentrl_core.training.learner import Learner
 
 KL = [{"use": "kl", "beta": 0.5}]
 
@@ -35,20 +36,49 @@ def test_a_resumed_run_refers_to_the_policy_before_the_first_step(project):
     assert second["loss/kl_reference"] > 1e-6
 
 
-def test_after_a_warm_start_the_reference_is_what_that_made(project):
+@pytest.fixture
+def warm(project):
+    """A config with a warm start."""
     chat = {"messages": [{"role": "user", "content": "Say a."}, {"role": "assistant", "content": "aaa"}]}
     Path("chats.jsonl").write_text(json.dumps(chat) + "\n", encoding="utf-8")
-    config = project(
-        name="warm",
-        loss={"use": "grpo", "corrections": KL},
-        warm_start={"data": "chats.jsonl", "steps": 3},
-        trainer={"steps": 2, "keep_last": 1},
-    )
+    return lambda **sections: project(name="warm", warm_start={"data": "chats.jsonl", "steps": 3}, **sections)
+
+
+def test_after_a_warm_start_the_reference_is_what_that_made(warm):
+    config = warm(loss={"use": "grpo", "corrections": KL}, trainer={"steps": 2, "keep_last": 1})
     summary = Trainer(config).train()
     assert not (Path(summary.directory) / "checkpoints/step-0").exists()
     first, second = metrics_of(resume(Path(summary.directory), ["trainer.steps=3"]))[::2]
     assert first["loss/kl_reference"] == pytest.approx(0, abs=1e-6)
     assert second["loss/kl_reference"] > 1e-6
+
+
+def test_a_run_killed_between_warm_start_and_first_step_has_its_reference(warm, monkeypatch):
+    config = warm(loss={"use": "grpo", "corrections": KL}, trainer={"steps": 1})
+    save = Learner.save
+
+    def killed(learner, directory, **place):
+        save(learner, directory, **place)
+        if directory.name == "step-0":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "save", killed)
+        with pytest.raises(RunError, match="agentrl runs resume warm"):
+            Trainer(config).train()
+    (first,) = metrics_of(resume(Path("runs/warm")))
+    assert first["loss/kl_reference"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_resumed_run_cannot_refer_to_a_policy_that_it_did_not_keep(warm, policy_dir):
+    summary = Trainer(warm(loss="grpo", trainer={"steps": 1})).train()
+    directory = Path(summary.directory)
+    kept = (directory / "config.json").read_text(encoding="utf-8")
+    later = ["trainer.steps=2", 'loss={"use": "grpo", "corrections": ["kl"]}']
+    with pytest.raises(ConfigError, match=r"loss: refers to the policy after the warm start, .* with loss\.reference"):
+        resume(directory, later)
+    assert (directory / "config.json").read_text(encoding="utf-8") == kept
+    assert resume(directory, [*later, f"loss.reference={policy_dir}"]).steps == 2
 
 
 def test_a_correction_that_cannot_work_stops_before_anything_starts(project):

@@ -12,6 +12,7 @@ import attrs
 from agentrl_core.batching.filters import as_filter
 from agentrl_core.batching.shaping import as_shaping
 from agentrl_core.data.demonstrations import load_demonstrations
+from agentrl_core.errors import ConfigError
 from agentrl_core.run.origin import announce, model_directory, newest_checkpoint, rewind
 from agentrl_core.training.learner import Learner
 
@@ -58,6 +59,22 @@ def untrained_start(components: Components, directory: RunDirectory, store: Stor
     return Start(model_dir=model_dir, learner=learner, store=store)
 
 
+def check_reference(components: Components, directory: RunDirectory) -> None:
+    """Refuse to resume a run whose loss has come to refer to a policy that it did not keep."""
+    from agentrl_core.run.loss import build_loss
+
+    config = components.config
+    loss, section = build_loss(config.loss, components.build)
+    if "reference" not in loss.needs or section.reference is not None or config.warm_start is None:
+        return
+    if directory.latest_checkpoint() is not None and not (directory.warm_started / "config.json").is_file():
+        raise ConfigError(
+            f"{components.where('loss')}: refers to the policy after the warm start, which is not in "
+            f"{directory.warm_started}: a run keeps it where its loss needs it from the start. Name a model folder "
+            "with loss.reference, or leave the correction out"
+        )
+
+
 def resumed_start(
     components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]
 ) -> Start:
@@ -98,10 +115,10 @@ def _initial_policy(
     notice(f"warm start: {warm_start.steps} steps on {len(rows)} demonstrations")
     losses = learner.warm_start(rows, warm_start)
     notice(f"warm start done: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    if learner.refers:  # before the checkpoint, from which a killed run goes on without another warm start
+        learner.save(directory.warm_started, step=0, version=0)
     model_dir = directory.checkpoints / "step-0"
     learner.save(model_dir, step=0, version=0)
-    if learner.refers:
-        learner.save(directory.warm_started, step=0, version=0)
     return model_dir, learner
 
 

@@ -18,7 +18,7 @@ from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
 from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.parts import Given
-from agentrl_core.run.start import Start, fresh_start, resumed_start
+from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
 
 if TYPE_CHECKING:
     from agentrl_core.run.audience import Audience
@@ -99,6 +99,7 @@ def _resume(
     config = configs.parse(kept, overrides)
     directory.check_name(config.name)
     components = resolve(Given.from_python(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
+    check_reference(components, directory)
     with directory.locked():  # before the first change
         directory.write_snapshot(configs.dump(components.config), base_dir)
     return _run(components, directory, resumed_start)
