@@ -15,6 +15,7 @@ import torch
 
 from agentrl_core.batching.trie import Overlap, TokenTrie
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators
+from agentrl_core.losses.base import LossBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -91,6 +92,24 @@ class MicroBatch:
     def mask(self) -> Tensor:
         """Every token of a micro-batch counts: 1.0. [N]."""
         return torch.ones_like(self.advantages)
+
+    def view(self, logprobs: Tensor, entropy: Tensor, *, version: int) -> LossBatch:
+        """What a loss calculator sees of it under the policy of `version`; without the fields of other policies.
+
+        `logprobs` and `entropy`: of each loss token, by `Policy.logprobs`. [N]
+        """
+        return LossBatch(
+            logprobs=logprobs,
+            behaviour_logprobs=self.behaviour_logprobs,
+            advantages=self.advantages,
+            mask=self.mask,
+            sequence=self.sequence,
+            num_sequences=self.num_sequences,
+            record=self.record,
+            group=self.group,
+            lag=version - self.version,
+            entropy=entropy,
+        )
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -11,7 +11,6 @@ import torch
 
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses.aggregate import aggregate
-from agentrl_core.losses.base import LossBatch
 from agentrl_core.losses.checked import made_by
 from agentrl_core.losses.proximal import loglinear_proximal
 from agentrl_core.training.diagnosis import NotFiniteError, bisect, culprits_of, select
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.batching.packing import MicroBatch, Update
     from agentrl_core.losses.aggregate import AggregationConfig, Denominators
-    from agentrl_core.losses.base import LossCalculator, LossOutput
+    from agentrl_core.losses.base import LossBatch, LossCalculator, LossOutput
     from agentrl_core.losses.section import ProximalMethod
     from agentrl_core.training.diagnosis import Culprits
     from agentrl_core.training.policy import Policy
@@ -212,19 +211,7 @@ class Updater:
     def _forward(self, batch: MicroBatch, before: Before, denominators: Denominators, version: int) -> _Forward:
         with before.replayed():
             logprobs, entropy = self._policy.logprobs(batch, entropy_gradient="entropy" in self._calculator.needs)
-        view = LossBatch(
-            logprobs=logprobs,
-            behaviour_logprobs=batch.behaviour_logprobs,
-            advantages=batch.advantages,
-            mask=batch.mask,
-            sequence=batch.sequence,
-            num_sequences=batch.num_sequences,
-            record=batch.record,
-            group=batch.group,
-            lag=version - batch.version,
-            reference_logprobs=before.reference,
-            entropy=entropy,
-        )
+        view = attrs.evolve(batch.view(logprobs, entropy, version=version), reference_logprobs=before.reference)
         view = attrs.evolve(view, proximal_logprobs=self._proximal(view, before))
         output = made_by(self._calculator, view)
         loss = aggregate(self._aggregation, view, output, denominators)

@@ -63,19 +63,7 @@ def packed(
     value = 0.0
     for batch in update.micro_batches:
         logprobs, entropy = policy.logprobs(batch)
-        view = LossBatch(
-            logprobs=logprobs,
-            behaviour_logprobs=batch.behaviour_logprobs,
-            advantages=batch.advantages,
-            mask=batch.mask,
-            sequence=batch.sequence,
-            num_sequences=batch.num_sequences,
-            record=batch.record,
-            group=batch.group,
-            lag=-batch.version,
-            entropy=entropy,
-        )
-        value += _backward(view, update.denominators)
+        value += _backward(batch.view(logprobs, entropy, version=0), update.denominators)
     return value, update.tokens
 
 
