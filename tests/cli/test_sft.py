@@ -7,6 +7,7 @@ import attrs
 import pytest
 
 from agentrl_core.data.demonstrations import load_demonstrations
+from agentrl_core.stores.base import StepRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Outcome, Record
 
@@ -108,6 +109,58 @@ def test_neither_keys_nor_altered_tokens_are_exported(agentrl, make_run, tmp_pat
         "2 rows of 1 records, 16 trained tokens",
         "left out: cccc, whose tokens are not what the engine sampled (agentrl trace verify)",
     ]
+
+
+def test_what_a_resumed_run_sampled_twice_is_exported_once(agentrl, make_run, tmp_path):
+    folder = make_run("calm-otter", reward=0.75)
+    asyncio.run(a_step_taken_again(SQLiteStore(path=folder / "agentrl.db")))
+    done = agentrl("trace", "export", "calm-otter", "-o", "best.jsonl")
+    assert done.err.splitlines() == [
+        "3 rows of 2 records, 20 trained tokens",
+        "left out: 1 records of steps that the run took again when it was resumed",
+    ]
+    rows = map(json.loads, (tmp_path / "best.jsonl").read_text(encoding="utf-8").splitlines())
+    assert {row["record"] for row in rows} == {"calm-otter-aaaa", "second"}
+
+
+async def a_step_taken_again(store):
+    """A step with one record, voided, and the same step with another."""
+    episode = await store.episode("calm-otter-aaaa")
+    for version, name in enumerate(("first", "second"), start=90):
+        record = Record(id=name, run_id="calm-otter", task_id="maze", group_id="calm-otter-g0", sample_index=1)
+        await store.add_record(record)
+        call = attrs.evolve(episode.interactions[0], id=f"{name}-call", record_id=name)
+        await store.add_interaction("calm-otter", call)
+        await store.finish_record(attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0))
+        await store.add_version("calm-otter", version, step=77)
+        await store.add_step(
+            StepRow(run_id="calm-otter", step=77, version=version, groups=(), records=[name], metrics={})
+        )
+        if name == "first":
+            await store.void_after("calm-otter", 76)
+    await store.close()
+
+
+def test_an_evaluations_reward_is_not_told_as_one_to_export(agentrl, make_run):
+    folder = make_run("calm-otter", reward=0.25)
+    asyncio.run(an_evaluation(SQLiteStore(path=folder / "agentrl.db")))
+    refused = agentrl("trace", "export", "calm-otter", "--min-reward", "0.5")
+    assert "the highest of 1 rewards is 0.25" in refused.err
+    assert agentrl("trace", "export", "calm-otter", "--min-reward", "0.5", "--evaluations").code == 0
+
+
+async def an_evaluation(store):
+    """A scored record of an evaluation."""
+    episode = await store.episode("calm-otter-aaaa")
+    record = Record(
+        id="eval", run_id="calm-otter", task_id="maze", group_id="calm-otter-g0", sample_index=2, is_eval=True
+    )
+    await store.add_record(record)
+    await store.add_interaction(
+        "calm-otter", attrs.evolve(episode.interactions[0], id="eval-call", record_id=record.id)
+    )
+    await store.finish_record(attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0))
+    await store.close()
 
 
 async def altered_record(store):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import attrs
 import typer
 
 from agentrl_core.cli.locate import RunsOption, find_database, model_directory, open_run
@@ -35,14 +36,15 @@ def export(
     output: Annotated[str, typer.Option("-o", "--output", help="JSONL file; - is standard output.")] = "-",
 ) -> None:
     """Write scored episodes as demonstrations for `agentrl sft`: messages, and the exact ids that were sampled."""
-    from agentrl_core.data.export import Selection, export_rows
+    from agentrl_core.data.export import Selection, export_rows, taken_again
     from agentrl_core.gateway.sessions import without_secrets
 
     selection = Selection(min_reward=min_reward, best_of_group=best_of_group, evaluations=evaluations)
     num_rows = num_records = num_tokens = 0
     altered = []
     with open_run(run, runs) as (store, row), _opened(output) as file:
-        records = asyncio.run(store.records(row.id))
+        again = taken_again(asyncio.run(store.steps(row.id)))
+        records = [record for record in asyncio.run(store.records(row.id)) if record.id not in again]
         tokenizer = _tokenizer(find_database(run, runs), row)
         chosen = _chosen(selection, records, row)
         for record in chosen:
@@ -59,6 +61,8 @@ def export(
             for item in rows:
                 file.write(without_secrets(json.dumps(item, ensure_ascii=False)) + "\n")
     typer.echo(f"{num_rows} rows of {num_records} records, {num_tokens:,} trained tokens", err=True)
+    if again:
+        typer.echo(f"left out: {len(again)} records of steps that the run took again when it was resumed", err=True)
     if altered:
         typer.echo(
             f"left out: {', '.join(altered)}, whose tokens are not what the engine sampled (agentrl trace verify)",
@@ -69,7 +73,8 @@ def export(
 def _chosen(selection: Selection, records: Sequence[Record], row: RunRow) -> list[Record]:
     chosen = selection.choose(records)
     if not chosen:
-        rewards = [record.reward for record in records if record.reward is not None]
+        any_reward = attrs.evolve(selection, min_reward=None, best_of_group=None)
+        rewards = [record.reward for record in any_reward.choose(records) if record.reward is not None]
         highest = f"the highest of {len(rewards)} rewards is {max(rewards):g}" if rewards else "it has no scored record"
         raise UsageError(f"run {row.id} has no such record to export: {highest}; see `agentrl trace list {row.id}`")
     return chosen

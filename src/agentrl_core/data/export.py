@@ -12,6 +12,7 @@ from agentrl_core.types import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from agentrl_core.stores.base import StepRow
     from agentrl_core.types import Episode, Interaction, Message, Record
 
 
@@ -46,6 +47,12 @@ class Selection:
             record.id for members in groups.values() for record in sorted(members, key=_by_reward)[: self.best_of_group]
         }
         return [record for record in passing if record.id in best]
+
+
+def taken_again(steps: Sequence[StepRow]) -> set[str]:
+    """Ids of the records that only voided steps consumed: a resumed run sampled their tasks once more."""
+    voided, live = ({name for step in steps if step.voided == kind for name in step.records} for kind in (True, False))
+    return voided - live
 
 
 def _by_reward(record: Record) -> tuple[float, int, int]:
