@@ -42,9 +42,9 @@ def test_a_reference_is_told_from_a_name(text, expected):
 
 
 def test_module_and_attr_of_an_installed_package():
-    found = resolve("collections.abc:Mapping")
-    assert (found.value.__name__, found.path) == ("Mapping", "collections.abc:Mapping")
-    assert Path(found.file).name == "abc.py"
+    found = resolve("json.decoder:JSONDecoder")
+    assert (found.value.__name__, found.path) == ("JSONDecoder", "json.decoder:JSONDecoder")
+    assert Path(found.file).name == "decoder.py"
 
 
 def test_nested_attributes_after_the_colon():

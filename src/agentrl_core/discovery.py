@@ -96,7 +96,14 @@ def _names(text: str) -> set[str]:
 
 def _distribution_name(point: EntryPoint) -> str:
     # A damaged dist-info folder has no name: the module still tells whose it is.
-    return (point.dist.name if point.dist else None) or point.value.partition(":")[0]
+    return _header(point, "Name") or point.value.partition(":")[0]
+
+
+def _header(point: EntryPoint, name: str) -> str:
+    """A header of the metadata of the point's distribution, empty where it is missing."""
+    headers = point.dist.metadata if point.dist else None
+    # Asked first: from Python 3.12 on, to read one that is missing is deprecated.
+    return headers[name] if headers is not None and name in headers else ""
 
 
 def _distribution(name: str, points: list[EntryPoint]) -> Distribution:
@@ -105,7 +112,7 @@ def _distribution(name: str, points: list[EntryPoint]) -> Distribution:
     ranges = [match[1].strip() for match in requirements if match]
     return Distribution(
         name=name,
-        version=(dist.version if dist else None) or "unknown",
+        version=_header(points[0], "Version") or "unknown",
         requires=ranges[0] if ranges else "",
         entry_points=points,
     )
