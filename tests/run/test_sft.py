@@ -11,6 +11,7 @@ from agentrl_core import FineTuner, Trainer
 from agentrl_core.cli import main
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.run import resume
+from agentrl_core.run.audience import Audience
 from agentrl_core.training.tuner import Tuner
 
 WORDS = ("ab", "cd", "ef", "gh")
@@ -24,6 +25,11 @@ def chat(number):
             {"role": "assistant", "content": f"{word} " * (number % 3 + 1)},
         ]
     }
+
+
+QUESTION = {"role": "user", "content": " ".join(map(str, range(99)))}
+LONG = {"messages": [QUESTION, {"role": "assistant", "content": "y"}]}
+"""Whose prompt alone is longer than the context."""
 
 
 def write(path, rows):
@@ -158,11 +164,63 @@ def test_what_cannot_work_is_refused_before_anything_starts(config, sections, sa
 
 
 def test_rows_that_cannot_be_trained_are_all_named(config, tmp_path):
-    question = {"role": "user", "content": " ".join(map(str, range(99)))}
-    long = {"messages": [question, {"role": "assistant", "content": "y"}]}
-    write(tmp_path / "train.jsonl", [chat(0), long, chat(1), long])
-    with pytest.raises(DataError, match=r"train\.jsonl:2: \d+ tokens, more than .* 64\n.*train\.jsonl:4: "):
+    write(tmp_path / "train.jsonl", [chat(0), LONG, chat(1), LONG])
+    said = r"train\.jsonl:2: \d+ tokens, more than .* 64\n.*train\.jsonl:4: .*\ndata\.overlong: drop leaves out rows"
+    with pytest.raises(DataError, match=said):
         FineTuner(config(name="long")).train()
+
+
+@pytest.fixture
+def notices(monkeypatch):
+    """What runs say to a person."""
+    said = []
+    monkeypatch.setattr(Audience, "notice", lambda self, message: said.append(message))
+    return said
+
+
+def test_rows_that_are_too_long_are_left_out_and_told(config, tmp_path, notices):
+    rows = [chat(number) for number in range(20)]
+    write(tmp_path / "short.jsonl", rows)
+    for place in range(6):
+        rows.insert(2 * place, LONG)
+    write(tmp_path / "train.jsonl", rows)
+    write(tmp_path / "eval.jsonl", [LONG, chat(24)])
+    trainer = {"steps": None, "epochs": 1}
+    FineTuner(config(name="base", data={"train": "short.jsonl"}, trainer={"steps": 1})).train()
+    made = config(data={"train": "short.jsonl"}, trainer=trainer)
+    made["model"] = {"path": "runs/base/checkpoints/step-1"}
+    expected = FineTuner(made | {"name": "fewer"}).train()
+    assert notices == []
+    made["data"] = {"train": "train.jsonl", "eval": {"new": "eval.jsonl"}, "overlong": "drop"}
+    summary = FineTuner(made | {"name": "drop"}).train()
+    assert summary.steps == 4  # 20 rows of 26, six per step
+    assert all(same(weights(summary, 4), weights(expected, 4)))
+    told = [
+        "data.train: 6 of 26 rows left out, longer than the model's 64 tokens: lines 1, 3, 5, 7, 9 and 1 more",
+        "held-out set new: 1 of 2 rows left out, longer than the model's 64 tokens: line 1",
+    ]
+    assert notices == told
+    with pytest.raises(UsageError, match="finished: 4 of 4 steps"):
+        resume(Path("runs/drop"))
+    assert resume(Path("runs/drop"), ["trainer.epochs=2"]).steps == 8
+    assert notices == [*told, *told, "resumed after step 4"]
+
+
+def test_rows_may_be_cut_and_a_set_must_keep_some(config, tmp_path, notices):
+    answer = {"role": "assistant", "content": " ".join(map(str, range(99)))}
+    cut = {"messages": [{"role": "user", "content": "Count."}, answer]}
+    write(tmp_path / "train.jsonl", [cut, LONG, chat(0), cut])
+    data = {"overlong": "truncate"}
+    made = config(name="cut", data=data, trainer={"steps": 1, "batch_size": 4})
+    (step,) = events(FineTuner(made).train(), "step_finished")
+    assert step["metrics"]["batch/rows"] == 3
+    assert notices == [
+        "data.train: 1 of 4 rows left out, nothing is trained within the model's 64 tokens: line 2",
+        "data.train: 2 of 4 rows cut at the model's 64 tokens: lines 1, 4",
+    ]
+    write(tmp_path / "eval.jsonl", [LONG])
+    with pytest.raises(DataError, match=r"held-out set eval: each of its 1 rows is longer .* truncate leaves none"):
+        FineTuner(config(name="none", data={"eval": "eval.jsonl", **data})).train()
 
 
 def test_what_a_run_sampled_is_what_is_trained(project, tmp_path, monkeypatch, capsys):

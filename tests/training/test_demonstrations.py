@@ -177,6 +177,101 @@ def test_token_rows_are_trained_on_their_own_ids(directory):
     assert sample.interactions[0] != sample.interactions[1] == sample.interactions[2]  # a span is a reply
 
 
+def reference_length(directory, messages):
+    """Tokens of a chat up to the end of its last reply."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    return len(tokenizer.encode(tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n")))
+
+
+def test_rows_that_are_too_long_are_left_out_on_request(directory):
+    short, long = DIALOGUE[:2], DIALOGUE[:5]
+    rows = [{"messages": long}, {"messages": short}, {"messages": long}, TOKENS, {"messages": short}]
+    length = reference_length(directory, short)
+    kept = demonstrations(directory, rows, context_length=length, overlong="drop")
+    kept.check()
+    alone = demonstrations(directory, [rows[1], rows[3], rows[4]], context_length=length)
+    assert len(kept) == 3
+    assert kept.dropped == ["demos.jsonl:1", "demos.jsonl:3"]
+    assert kept.truncated == []
+    for index in range(3):
+        assert [trained(sample) for sample in kept.samples(index)] == [trained(one) for one in alone.samples(index)]
+    assert [kept.names[kept.samples(index)[0].record] for index in range(3)] == [f"demos.jsonl:{n}" for n in (2, 4, 5)]
+
+
+@pytest.mark.parametrize("overlong", ["error", "drop", "truncate"])
+def test_rows_as_long_as_the_context_are_trained_whole(directory, overlong):
+    length = reference_length(directory, DIALOGUE[:5])
+    given = demonstrations(directory, [{"messages": DIALOGUE}], context_length=length, overlong=overlong)
+    given.check()
+    (sample,) = given.samples(0)
+    assert len(sample.ids) == length
+    assert (given.dropped, given.truncated) == ([], [])
+
+
+def test_rows_are_cut_on_request_and_train_what_stands_before(directory):
+    (whole,) = demonstrations(directory, [{"messages": DIALOGUE}]).samples(0)
+    first_end = next(place for place in whole.positions if place + 1 not in whole.positions) + 1
+    last_start = whole.positions[-1] - len([p for p in whole.positions if p >= first_end]) + 1
+    first_start = whole.positions[0]
+    for length, ids, dropped in [
+        (len(whole.ids) - 1, len(whole.ids) - 1, False),  # in the last reply
+        (last_start + 1, last_start + 1, False),  # one token of it
+        (last_start, first_end, False),  # in the prompt of the last reply: up to the first one's end
+        (first_end - 1, first_end - 1, False),
+        (first_start + 1, first_start + 1, False),
+        (first_start, 0, True),
+    ]:
+        cut = demonstrations(directory, [{"messages": DIALOGUE}], context_length=length, overlong="truncate")
+        cut.check()
+        assert (len(cut), cut.dropped, cut.truncated) == (
+            (0, ["demos.jsonl:1"], []) if dropped else (1, [], ["demos.jsonl:1"])
+        )
+        for sample in cut.samples(0) if len(cut) else ():
+            assert list(sample.ids) == list(whole.ids[:ids])
+            assert list(sample.positions) == [place for place in whole.positions if place < length]
+            count = len(sample.positions)
+            columns = (sample.advantages, sample.interactions, sample.logprobs, sample.temperatures, sample.versions)
+            assert [len(column) for column in columns] == [count] * len(columns)
+
+
+def test_token_rows_are_left_out_and_cut_alike(directory):
+    rows = [TOKENS, {"ids": [4, 5, 6, 7, 8, 9], "spans": [[5, 6]]}, {"ids": [4, 5], "spans": [[1, 2, 0.25]]}]
+    dropping = demonstrations(directory, rows, context_length=4, overlong="drop")
+    dropping.check()
+    assert dropping.dropped == ["demos.jsonl:1", "demos.jsonl:2"]
+    assert trained(dropping.samples(0)[0]) == [(5, 0.25)]
+    cutting = demonstrations(directory, rows, context_length=4, overlong="truncate")
+    cutting.check()
+    assert (cutting.dropped, cutting.truncated) == (["demos.jsonl:2"], ["demos.jsonl:1"])
+    (sample,) = cutting.samples(0)
+    assert list(sample.ids) == [5, 6, 7, 8]
+    assert trained(sample) == [(6, 1.0), (8, 0.5)]
+    assert trained(cutting.samples(1)[0]) == [(5, 0.25)]
+
+
+def test_each_sample_of_a_chat_is_cut_and_those_without_trained_tokens_go(directory, tmp_path):
+    forgetful = template(directory, tmp_path, FORGETFUL)
+    rows = [{"messages": [*DIALOGUE[:1], {"role": "assistant", "content": "a"}, DIALOGUE[-1], DIALOGUE[4]]}]
+    first, second = demonstrations(forgetful, rows).samples(0)
+    between = demonstrations(forgetful, rows, context_length=len(second.ids) - 1, overlong="truncate").samples(0)
+    assert [list(sample.ids) for sample in between] == [list(first.ids), list(second.ids[:-1])]
+    one = demonstrations(forgetful, rows, context_length=second.positions[0], overlong="truncate").samples(0)
+    assert [list(sample.ids) for sample in one] == [list(first.ids)]
+    dropping = demonstrations(forgetful, rows, context_length=len(second.ids) - 1, overlong="drop")
+    dropping.check()
+    assert len(dropping) == 0
+
+
+@pytest.mark.parametrize("overlong", ["error", "drop", "truncate"])
+def test_other_faults_are_no_matter_of_length(directory, overlong):
+    rows = [TOKENS | {"tokenizer": "other"}, {"messages": DIALOGUE}]
+    with pytest.raises(DataError) as caught:
+        demonstrations(directory, rows, context_length=20, overlong=overlong).check()
+    first, *others = str(caught.value).splitlines()
+    assert "another tokenizer" in first
+    assert [line.partition(":")[0] for line in others] == (["demos.jsonl", "data.overlong"] * (overlong == "error"))
+
+
 def test_token_rows_may_be_rendered_anew(directory):
     rendered, bare = (
         demonstrations(directory, [row], exact_ids=False) for row in ({"messages": DIALOGUE, **TOKENS}, TOKENS)

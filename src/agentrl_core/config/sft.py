@@ -39,6 +39,10 @@ class SftDataConfig:
     exact_ids: bool = True
     """Rows that hold token ids are trained on these very ids; false renders their messages anew, for a model with
     another tokenizer."""
+    overlong: Literal["error", "drop", "truncate"] = "error"
+    """What becomes of rows longer than the model's context, up to their last trained token: `error` refuses them,
+    `drop` leaves them out, `truncate` cuts them there, and leaves out those with nothing trained before. The run says
+    how many, and which."""
 
 
 @attrs.frozen(kw_only=True)

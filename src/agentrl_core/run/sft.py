@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -92,12 +91,6 @@ class SftParts(Parts[SftConfig]):
     rows: Sequence[Demonstration]
     eval_sets: Mapping[str, Sequence[Demonstration]]
 
-    @property
-    def steps(self) -> int:
-        """Optimizer updates of the whole run."""
-        trainer = self.config.trainer
-        return trainer.steps or (trainer.epochs or 1) * math.ceil(len(self.rows) / trainer.batch_size)
-
 
 class SftChecks(PartChecks[SftConfig]):
     """The checks of a fine-tuning's config."""
@@ -164,13 +157,15 @@ def _run(parts: SftParts, directory: RunDirectory, *, resumed: bool) -> RunSumma
         step, version = 0, 0
         if not resumed:
             asyncio.run(announce(store, parts, directory.name))
-        checkpoint = newest_checkpoint(store, directory, steps=parts.steps) if resumed else None
-        if checkpoint is None:
-            tuner = _tuner(parts, model_directory(parts, directory, lambda: _conversations(parts)))
-        else:
+        latest = directory.latest_checkpoint() if resumed else None
+        start = latest[1] if latest else model_directory(parts, directory, lambda: _conversations(parts))
+        tuner = _tuner(parts, start)  # before it has read the rows, the number of steps is not known
+        checkpoint = newest_checkpoint(store, directory, steps=tuner.steps) if resumed else None
+        if checkpoint is not None:
             step, folder = checkpoint
-            tuner = _tuner(parts, folder)
             tuner.restore(folder)
+        for line in tuner.notices:
+            audience.notice(line)
         if resumed:
             version = asyncio.run(rewind(store, parts, directory.name, step)).last_version + 1
             audience.notice(f"resumed after step {step}")
@@ -198,7 +193,6 @@ def _tuner(parts: SftParts, model_dir: Path) -> Tuner:
         loss=loss,
         aggregation=section.aggregation,
         config=config,
-        steps=parts.steps,
     )
 
 
@@ -225,7 +219,7 @@ class _Loop:
 
     def run(self) -> RunSummary:
         """Train to the end; the summary is reported on failures too."""
-        planned = attrs.evolve(self._config.trainer, steps=self._parts.steps, epochs=None)
+        planned = attrs.evolve(self._config.trainer, steps=self._tuner.steps, epochs=None)
         info = RunInfo(
             name=self._directory.name,
             directory=str(self._directory.path),
@@ -249,7 +243,7 @@ class _Loop:
         return summary
 
     def _train(self) -> None:
-        every, steps = self._config.eval.every, self._parts.steps
+        every, steps = self._config.eval.every, self._tuner.steps
         self._evaluate()
         while self._step < steps:
             self._take_step()

@@ -8,6 +8,7 @@ places.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import json
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from agentrl_core.data.demonstrations import Demonstration, TokenRow
 
 TrainOn: TypeAlias = Literal["all", "last"]
+Overlong: TypeAlias = Literal["error", "drop", "truncate"]
 
 _SHOWN_PROBLEMS = 20
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
@@ -34,6 +36,8 @@ class Demonstrations:
     """Chats and token rows, turned into samples when first used; the weight of a token is its `advantage`.
 
     `train_on`: which replies of a chat are trained; `exact_ids`: whether rows are trained on the ids that they hold.
+    `overlong`: what becomes of rows longer than the context. `error` refuses them; `drop` makes `check` leave them out;
+    `truncate` cuts them there, and makes `check` leave out those without a trained token before.
     Raises `DataError`, naming the row, for one longer than the context, with ids of another tokenizer, and where the
     template does not end a reply with a stop token.
     """
@@ -47,12 +51,13 @@ class Demonstrations:
         context_length: int,
         train_on: TrainOn = "all",
         exact_ids: bool = True,
+        overlong: Overlong = "error",
     ) -> None:
         from tokenizers import Tokenizer
         from transformers import AutoTokenizer
 
         self._rows = rows
-        self._train_on, self._exact_ids = train_on, exact_ids
+        self._train_on, self._exact_ids, self._overlong = train_on, exact_ids, overlong
         self._context_length = context_length
         self._template: Any = AutoTokenizer.from_pretrained(model_dir)
         self._tokenizer: Any = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
@@ -62,43 +67,67 @@ class Demonstrations:
         ]
         self._samples: dict[int, list[Sample]] = {}
         self._replies = itertools.count()
+        self._kept = list(range(len(rows)))
+        self._cut: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._kept)
 
     @property
     def names(self) -> list[str]:
         """Where each row stands, by the `record` of its samples."""
         return [row.where for row in self._rows]
 
+    @property
+    def dropped(self) -> list[str]:
+        """Where the rows stand that `check` left out."""
+        return [self._rows[number].where for number in sorted(set(range(len(self._rows))).difference(self._kept))]
+
+    @property
+    def truncated(self) -> list[str]:
+        """Where the rows stand that were cut and are trained."""
+        return [self._rows[number].where for number in sorted(self._cut.intersection(self._kept))]
+
     def check(self) -> None:
-        """Convert all rows now; `DataError` with a line for each that cannot be trained."""
-        problems = []
-        for index in range(len(self)):
+        """Convert all rows now; `DataError` with a line for each that cannot be trained and may not be left out."""
+        problems: list[DataError] = []
+        kept = []
+        for number in self._kept:
             try:
-                self.samples(index)
+                self._converted(number)
             except DataError as error:
-                problems.append(str(error))
+                if self._overlong == "error" or not isinstance(error, _OverlongError):
+                    problems.append(error)
+            else:
+                kept.append(number)
         if problems:
-            more = len(problems) - _SHOWN_PROBLEMS
-            raise DataError("\n".join(problems[:_SHOWN_PROBLEMS] + [f"{more} more problems"] * (more > 0)))
+            lines = [str(error) for error in problems[:_SHOWN_PROBLEMS]]
+            if len(problems) > _SHOWN_PROBLEMS:
+                lines.append(f"{len(problems) - _SHOWN_PROBLEMS} more problems")
+            if any(isinstance(error, _OverlongError) for error in problems):
+                lines.append("data.overlong: drop leaves out rows that are too long, truncate cuts them")
+            raise DataError("\n".join(lines))
+        self._kept = kept
 
     def samples(self, index: int) -> list[Sample]:
         """The samples of one row: a single one, unless the template rewrites earlier turns of its chat."""
-        if index not in self._samples:
-            row = self._rows[index]
-            if row.tokens is not None and self._exact_ids:
-                self._samples[index] = [self._exact(row, row.tokens, index)]
-            else:
-                self._samples[index] = self._convert(row, index)
-        return self._samples[index]
+        return self._converted(self._kept[index])
 
     def length(self, index: int) -> int:
         """Token ids of one row."""
         return sum(len(sample.ids) for sample in self.samples(index))
 
-    def _exact(self, row: Demonstration, tokens: TokenRow, index: int) -> Sample:
-        """The sample of a row's own ids."""
+    def _converted(self, number: int) -> list[Sample]:
+        """The samples of a row, by its place among all that were given."""
+        if number not in self._samples:
+            row = self._rows[number]
+            exact = row.tokens if self._exact_ids else None
+            drafts = self._rendered(row) if exact is None else [self._exact(row, exact)]
+            self._samples[number] = self._fitting(row, drafts, number)
+        return self._samples[number]
+
+    def _exact(self, row: Demonstration, tokens: TokenRow) -> _Draft:
+        """The row's own ids."""
         spans = tokens.spans[-1:] if self._train_on == "last" else tokens.spans
         if tokens.tokenizer and tokens.tokenizer != self._digest:
             raise DataError(
@@ -113,9 +142,10 @@ class Demonstrations:
             draft.add_reply(tokens.ids[start:end], weight, next(self._replies))
         if not draft.positions:
             raise DataError(f"{row.where}: its last span has the weight 0, and data.train_on is last")
-        return self._sample(row, draft, index)
+        return draft
 
-    def _convert(self, row: Demonstration, index: int) -> list[Sample]:
+    def _rendered(self, row: Demonstration) -> list[_Draft]:
+        """The chat as this model reads it."""
         messages = [
             _for_template(message, f"{row.where}: messages.{place}") for place, message in enumerate(row.messages)
         ]
@@ -147,7 +177,7 @@ class Demonstrations:
                 self._encode(reply), row.weights[place] if place in trained else 0.0, next(self._replies)
             )
             text = prompt + reply
-        return [self._sample(row, draft, index) for draft in drafts if draft.positions]
+        return [draft for draft in drafts if draft.positions]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, where: str, *, prompt: bool = False) -> str:
         """The text of messages, `where` being the reply at their end or after them."""
@@ -175,23 +205,21 @@ class Demonstrations:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _sample(self, row: Demonstration, draft: _Draft, index: int) -> Sample:
-        """What the draft has up to its last trained token."""
-        ids, count = draft.ids[: draft.positions[-1] + 1], len(draft.positions)
-        if len(ids) > self._context_length:
-            raise DataError(f"{row.where}: {len(ids)} tokens, more than the model's {self._context_length}")
-        return Sample(
-            ids=ids,
-            positions=draft.positions,
-            logprobs=[0.0] * count,
-            temperatures=[1.0] * count,
-            advantages=draft.weights,
-            versions=[0] * count,
-            interactions=draft.replies,
-            sequences=[index] * count,
-            record=index,
-            group=index,
-        )
+    def _fitting(self, row: Demonstration, drafts: Sequence[_Draft], number: int) -> list[Sample]:
+        """The drafts up to their last trained tokens, and to the end of the context where they may be cut there."""
+        longest = max(draft.positions[-1] + 1 for draft in drafts)
+        if longest > self._context_length:
+            if self._overlong == "truncate":
+                self._cut.add(number)
+                for draft in drafts:
+                    draft.cut(self._context_length)
+            if self._overlong != "truncate" or not any(draft.positions for draft in drafts):
+                raise _OverlongError(f"{row.where}: {longest} tokens, more than the model's {self._context_length}")
+        return [draft.sample(number) for draft in drafts if draft.positions]
+
+
+class _OverlongError(DataError):
+    """A row has no place in the context."""
 
 
 class _Draft:
@@ -210,6 +238,28 @@ class _Draft:
             self.weights.extend([weight] * len(ids))
             self.replies.extend([number] * len(ids))
         self.ids.extend(ids)
+
+    def cut(self, length: int) -> None:
+        """Train nothing from the id of this number on."""
+        count = bisect.bisect_left(self.positions, length)
+        for values in (self.positions, self.weights, self.replies):
+            del values[count:]
+
+    def sample(self, number: int) -> Sample:
+        """What stands up to the last trained token."""
+        count = len(self.positions)
+        return Sample(
+            ids=self.ids[: self.positions[-1] + 1],
+            positions=self.positions,
+            logprobs=[0.0] * count,
+            temperatures=[1.0] * count,
+            advantages=self.weights,
+            versions=[0] * count,
+            interactions=self.replies,
+            sequences=[number] * count,
+            record=number,
+            group=number,
+        )
 
 
 def tokenizer_digest(model_dir: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from agentrl_core.errors import DataError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.demonstrations import Demonstrations
 from agentrl_core.training.policy import Policy
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig
     from agentrl_core.losses.base import LossCalculator
+
+_SHOWN_LINES = 5
+"""Lines of a data set that a notice names."""
 
 
 class Tuner:
@@ -33,7 +38,6 @@ class Tuner:
         loss: LossCalculator,
         aggregation: AggregationConfig,
         config: SftConfig,
-        steps: int,
     ) -> None:
         torch.set_num_threads(config.trainer.threads)
         self._policy = Policy.load(
@@ -44,11 +48,26 @@ class Tuner:
         )
         self._companions, self._config = Companions.read(model_dir), config
         self._model_dir = model_dir
-        self._demonstrations = self._converted(rows)
-        self._eval_sets = {name: self._converted(held_out[: config.eval.rows]) for name, held_out in eval_sets.items()}
-        self._loss, self._aggregation, self._plan = loss, aggregation, _plan(config, steps)
+        self._notices: list[str] = []
+        self._demonstrations = self._converted("data.train", rows)
+        self._eval_sets = {
+            name: self._converted(f"held-out set {name}", held_out[: config.eval.rows])
+            for name, held_out in eval_sets.items()
+        }
+        self._loss, self._aggregation = loss, aggregation
+        self._plan = _plan(config, num_rows=len(self._demonstrations))
         self._trainer = self._new_trainer()
         self._cpu_seconds = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Optimizer updates of the whole run."""
+        return self._plan.steps
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What a person should know of the data: rows that were left out or cut."""
+        return self._notices
 
     @property
     def cpu_seconds(self) -> float:
@@ -97,24 +116,44 @@ class Tuner:
             seed=self._config.seed,
         )
 
-    def _converted(self, rows: Sequence[Demonstration]) -> Demonstrations:
-        data = self._config.data
+    def _converted(self, what: str, rows: Sequence[Demonstration]) -> Demonstrations:
+        data, length = self._config.data, self._policy.context_length
         demonstrations = Demonstrations(
             rows,
             model_dir=self._model_dir,
             stop_token_ids=self._policy.stop_token_ids,
-            context_length=self._policy.context_length,
+            context_length=length,
             train_on=data.train_on,
             exact_ids=data.exact_ids,
+            overlong=data.overlong,
         )
         demonstrations.check()
+        if rows and not demonstrations:
+            raise DataError(
+                f"{what}: each of its {len(rows)} rows is longer than the model's {length} tokens, and data.overlong: "
+                f"{data.overlong} leaves none; take a model with a longer context, or shorter rows"
+            )
+        if names := demonstrations.dropped:
+            why = "longer than" if data.overlong == "drop" else "nothing is trained within"
+            self._note(what, names, len(rows), f"left out, {why} the model's {length} tokens")
+        if names := demonstrations.truncated:
+            self._note(what, names, len(rows), f"cut at the model's {length} tokens")
         return demonstrations
 
+    def _note(self, what: str, names: Sequence[str], of: int, told: str) -> None:
+        """Keep a notice about the rows that stand at `names`, `file:line` each."""
+        lines = ", ".join(name.rpartition(":")[2] for name in names[:_SHOWN_LINES])
+        more = len(names) - _SHOWN_LINES
+        self._notices.append(
+            f"{what}: {len(names)} of {of} rows {told}: line{'s' * (len(names) > 1)} {lines}"
+            + f" and {more} more" * (more > 0)
+        )
 
-def _plan(config: SftConfig, steps: int) -> Plan:
+
+def _plan(config: SftConfig, *, num_rows: int) -> Plan:
     trainer = config.trainer
     return Plan(
-        steps=steps,
+        steps=trainer.steps or (trainer.epochs or 1) * math.ceil(num_rows / trainer.batch_size),
         batch_size=trainer.batch_size,
         lr=trainer.lr,
         schedule=trainer.schedule,
