@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from agentrl_core.config.foreign import counterpart
 from agentrl_core.config.nodes import describe
 from agentrl_core.errors import ConfigError
 from agentrl_core.nearest import did_you_mean
@@ -53,7 +54,7 @@ def bind(
     own = {key: item for key, item in named.items() if inspect.isclass(target) or item.kind is item.KEYWORD_ONLY}
     unknown = [key for key in options if key not in own and (key in named or not open_ended)]
     if unknown:
-        hint = _near_option(unknown[0], own.keys() - injected.keys())
+        hint = counterpart(unknown[0]) or _near_option(unknown[0], own.keys() - injected.keys())
         raise ConfigError(f"{place(where, unknown[0])}: unknown option of {name}{hint}")
     values = {key: item for key, item in injected.items() if open_ended or key in named}
     for key, value in options.items():

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
+from agentrl_core.config.foreign import counterpart
 from agentrl_core.config.merge import Tree
 from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refusal
 from agentrl_core.config.schema import RunConfig
@@ -178,6 +179,8 @@ def _located(finding: Finding, tree: Tree) -> Iterator[Problem]:
     node = tree.find(finding.path)
     if finding.path[0] in FOREIGN_SECTIONS and isinstance(node.value, dict):
         for name, item in node.value.items():
-            yield Problem(item.place, f"{finding.path[0]}.{name}: unknown option{hint_elsewhere(name)}")
+            yield Problem(
+                item.place, f"{finding.path[0]}.{name}: unknown option{counterpart(name) or hint_elsewhere(name)}"
+            )
     else:
         yield Problem(node.place, f"{'.'.join(finding.path)}: {finding.text}")

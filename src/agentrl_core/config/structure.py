@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin,
 import attrs
 import cattrs
 
+from agentrl_core.config.foreign import counterpart
 from agentrl_core.config.nodes import describe
 from agentrl_core.config.schema import Component, ModelConfig, RunConfig
 from agentrl_core.config.sft import COUNTERPARTS, SftConfig
@@ -244,8 +245,9 @@ def _unknown(name: str, cls: type) -> str:
     """Say why a section has no option of that name."""
     if cls in COUNTERPARTS and name in attrs.fields_dict(COUNTERPARTS[cls]):
         return "has a meaning for `agentrl run` only: supervised fine-tuning samples nothing; take it out"
-    schema = SftConfig if cls in COUNTERPARTS else RunConfig
-    return f"unknown option{did_you_mean(name, attrs.fields_dict(cls)) or hint_elsewhere(name, schema)}"
+    if cls in COUNTERPARTS:
+        return f"unknown option{did_you_mean(name, attrs.fields_dict(cls)) or hint_elsewhere(name, SftConfig)}"
+    return f"unknown option{counterpart(name) or did_you_mean(name, attrs.fields_dict(cls)) or hint_elsewhere(name)}"
 
 
 def hint_elsewhere(name: str, schema: type = RunConfig) -> str:
