@@ -110,6 +110,7 @@ def test_what_a_policy_said_may_be_nothing(load):
     ("row", "said"),
     [
         ("{", "not valid JSON"),
+        ('{"messages": [{"role": "us', "not valid JSON: Unterminated string starting at (column 24)"),
         ([1], "expected a JSON object, found a list"),
         ({"text": "a"}, "expected `messages` (a list), `ids` and `spans`, `prompt` and `completion`, or "),
         ({"messages": "hi"}, "messages: expected a list of messages, found a text"),
@@ -129,8 +130,12 @@ def test_what_a_policy_said_may_be_nothing(load):
         ({"messages": [USER, REPLY | {"content": ["4"]}]}, "messages.1.content.0: expected a part like {"),
         ({"messages": [USER, REPLY | {"content": [{"type": "text"}]}]}, "messages.1.content.0.text: expected a text"),
         ({"messages": [USER | {"weight": 1}, REPLY]}, "messages.0.weight: only assistant messages are trained"),
-        ({"messages": [USER, REPLY | {"weight": -1}]}, "messages.1.weight: expected a number of at least 0"),
-        ({"messages": [USER, REPLY | {"weight": True}]}, "messages.1.weight: expected a number of at least 0"),
+        ({"messages": [USER, REPLY | {"weight": -1}]}, "messages.1.weight: expected a number from 0 to 1000000"),
+        ({"messages": [USER, REPLY | {"weight": True}]}, "messages.1.weight: expected a number from 0 to 1000000"),
+        (
+            {"messages": [USER, REPLY], "weight": 1e39},
+            "weight: expected a number from 0 to 1000000, found the number 1e",
+        ),
         ({"messages": [USER, "4"]}, "messages.1: expected an object with a role, found a text"),
         ({"messages": [{"content": "4"}]}, "messages.0.role: expected a text, found nothing"),
         (

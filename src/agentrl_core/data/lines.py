@@ -54,7 +54,7 @@ def read_lines(path: Path, *, what: str) -> Iterator[bytes]:
 
 def _parse_object(line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode(), parse_constant=_refuse_constant)
+        row = json.loads(line.decode().rstrip(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise BadLineError(f"expected UTF-8 text, found the byte 0x{line[error.start]:02x}") from error
     except json.JSONDecodeError as error:

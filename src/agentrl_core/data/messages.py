@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.data.lines import BadLineError, kind
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Others are a chat template's own; one that is nearly one of these is a slip, and its message would not be trained."""
+_LARGEST_WEIGHT = 1_000_000
+"""So that what weights are multiplied and added up to stays a float of 32 bits."""
 _SAID = ("content", "tool_calls", "reasoning_content")
 
 
@@ -42,9 +43,9 @@ def read_messages(given: Any, name: str, *, sampled: bool = False) -> tuple[list
 
 
 def read_weight(value: Any, where: str) -> float:
-    """Check a weight: a finite number of at least 0."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise BadLineError(f"{where}: expected a number of at least 0, found {kind(value)}")
+    """Check a weight."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _LARGEST_WEIGHT:
+        raise BadLineError(f"{where}: expected a number from 0 to {_LARGEST_WEIGHT}, found {kind(value)}")
     return float(value)
 
 
