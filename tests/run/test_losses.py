@@ -86,3 +86,35 @@ def test_a_correction_that_cannot_work_stops_before_anything_starts(project):
     with pytest.raises(ConfigError, match="PPO and TruncatedIS each multiply"):
         Trainer(config).train()
     assert not Path("runs/twice").exists()
+
+
+OWN = """
+class Own:
+    needs = frozenset()
+    {}
+
+    def loss(self, batch):
+        raise AssertionError("nothing starts")
+"""
+
+
+@pytest.mark.parametrize(
+    ("brought", "said"),
+    [
+        (
+            'aggregation_defaults = {"aggregation": "sum"}',
+            r"its `aggregation_defaults` are .* loss\.aggregation: expected",
+        ),
+        (
+            "aggregation_defaults = property(dict)",
+            "its `aggregation_defaults` is <property .*expected a mapping, as an",
+        ),
+        ('advantage_default = {"use": "grp"}', r"its `advantage_default` asks for grp: advantage: no adv"),
+        ("advantage_default = None", "its `advantage_default` is None; expected a mapping"),
+    ],
+)
+def test_what_a_loss_brings_along_is_not_blamed_on_the_config(project, brought, said):
+    Path("own.py").write_text(OWN.format(brought), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"loss: 'own.py:Own': {said}"):
+        Trainer(project(name="own", loss="own.py:Own")).train()
+    assert not Path("runs").exists()

@@ -225,11 +225,17 @@ class Checks(PartChecks[RunConfig]):
     def _loss(self) -> Iterator[str]:
         """Build the loss, and the advantage that it or the config chose."""
         yield from super()._loss()
-        advantage = self._run.advantage
-        with contextlib.suppress(UsageError):  # told just now
+        chosen = self._run.advantage
+        try:
             advantage = settled(self._given, self._registry).advantage
+        except UsageError as error:  # of the loss itself it was told just now, and is told once
+            yield str(error)
+            advantage = chosen
         if advantage.use != AUTO:
-            yield from problems_of(lambda: self._build_advantage(advantage))
+            where, loss = self._given.where("loss"), self._run.loss.use
+            asks = f"{where}: '{loss}': its `advantage_default` asks for {advantage.use}: "
+            for problem in problems_of(lambda: self._build_advantage(advantage)):
+                yield asks + problem if chosen.use == AUTO else problem
 
     def _build_advantage(self, chosen: Component) -> None:
         built = self._build("advantages", "advantage", chosen)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
 from agentrl_core.config.schema import AUTO, Component, RunConfig
 from agentrl_core.config.sft import SftConfig
-from agentrl_core.errors import ConfigError
+from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.losses import LossSection, corrected
 
 if TYPE_CHECKING:
@@ -34,14 +35,14 @@ def settled(given: Given[C], registry: Registry) -> C:
     run = attrs.evolve(given.run, loss=settled_loss(given, registry))
     if not isinstance(run, RunConfig):
         return run
-    default = dict(getattr(_calculator(given, registry), "advantage_default", {"use": "grpo"}))
+    default = _default(_calculator(given, registry), given, "advantage_default", {"use": "grpo"})
     return attrs.evolve(run, advantage=_advantage(run.advantage, default))
 
 
 def settled_loss(given: Given[Any], registry: Registry) -> Component:
     """Return the section `loss` of any config with its aggregation written out; raises as `settled`."""
     loss: Component = given.run.loss
-    defaults = dict(getattr(_calculator(given, registry), "aggregation_defaults", {}))
+    defaults = _default(_calculator(given, registry), given, "aggregation_defaults", {})
     options = dict(loss.options)
     chosen = options.get("aggregation", defaults.get("aggregation", "token_mean"))
     if chosen == "constant" and "horizon" not in {**defaults, **options}:
@@ -52,7 +53,12 @@ def settled_loss(given: Given[Any], registry: Registry) -> Component:
                 f"given; set loss.horizon{'' if sampling is None else ', or sampling.max_tokens, its default'}"
             )
         options["horizon"] = sampling.max_tokens
-    aggregation = LossSection.read(options, defaults, where=given.places("loss")).aggregation
+    try:
+        aggregation = LossSection.read(options, defaults, where=given.places("loss")).aggregation
+    except ConfigError as error:
+        LossSection.read(options, where=given.places("loss"))  # raises where the config itself is wrong
+        name = f"{given.where('loss')}: '{loss.use}': its `aggregation_defaults` are {defaults}"
+        raise PluginError(f"{name}, with which: {error}") from error
     written: dict[str, Any] = {"aggregation": aggregation.aggregation, "unit": aggregation.unit}
     if aggregation.horizon is not None:
         written["horizon"] = aggregation.horizon
@@ -61,6 +67,17 @@ def settled_loss(given: Given[Any], registry: Registry) -> Component:
 
 def _calculator(given: Given[Any], registry: Registry) -> Any:
     return registry.load("losses", given.run.loss.use, base_dir=given.base_dir, where=given.places("loss"))
+
+
+def _default(calculator: Any, given: Given[Any], name: str, otherwise: Mapping[str, Any]) -> dict[str, Any]:
+    """What a calculator's class brings along under `name`."""
+    found = getattr(calculator, name, otherwise)
+    if not isinstance(found, Mapping):
+        raise PluginError(
+            f"{given.where('loss')}: '{given.run.loss.use}': its `{name}` is {found!r:.60}; expected a mapping, as an "
+            "attribute of the class"
+        )
+    return dict(found)
 
 
 def _advantage(chosen: Component, default: dict[str, Any]) -> Component:
