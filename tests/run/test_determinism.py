@@ -132,3 +132,10 @@ def test_a_resumed_run_is_the_run_that_was_never_interrupted(config):
     begun = Trainer(config("begun", steps=STEPS - 1)).train(workflow=Letters())
     resume(Path(begun.directory), [f"trainer.steps={STEPS}"], workflow=Letters())
     assert_equal(outcome(whole.directory), outcome(begun.directory))
+
+
+def test_a_resumed_run_reaches_its_target_where_the_uninterrupted_one_does(config):
+    target = {"stop_at_reward": -1.0, "steps": 6}
+    assert Trainer(config("aimed", **target)).train(workflow=Letters()).steps == 3  # of three steps the mean counts
+    begun = Trainer(config("stopped", **target | {"steps": 2})).train(workflow=Letters())
+    assert resume(Path(begun.directory), ["trainer.steps=6"], workflow=Letters()).steps == 3

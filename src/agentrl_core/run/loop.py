@@ -44,7 +44,7 @@ class TrainingLoop:
         self._step, self._version = start.step, start.version
         self._evals: list[EvalReport] = []
         self._without_signal = self._not_finite = 0
-        self._recent_rewards: list[float] = []
+        self._recent_rewards = self._rewards_so_far()
         self._sampled_at: float | None = None
         self._sampling = SamplingSide(
             components,
@@ -241,6 +241,13 @@ class TrainingLoop:
                 f"LLM calls asked for sampling parameters that have no effect on the policy: {names}; what is trained "
                 "is sampled from the policy's own distribution. The trace shows what each call asked for"
             )
+
+    def _rewards_so_far(self) -> list[float]:
+        """Mean rewards of the last steps before a resumption."""
+        if not self._step:
+            return []
+        rows = asyncio.run(self._store.steps(self._directory.name))
+        return [row.metrics.get("reward/mean", 0.0) for row in rows if not row.voided][-_STEPS_AT_TARGET:]
 
     def _reached_target(self, report: StepReport) -> bool:
         target = self._config.trainer.stop_at_reward
