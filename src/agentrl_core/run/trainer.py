@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 
 from agentrl_core import config as configs
-from agentrl_core.config.schema import RunConfig
+from agentrl_core.config.schema import AUTO, RunConfig
 from agentrl_core.errors import UsageError
+from agentrl_core.plugins import load_registry
 from agentrl_core.run import sft
 from agentrl_core.run.components import Components, resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
 from agentrl_core.run.loop import TrainingLoop
+from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given
 from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from agentrl_core.stores.base import Store
     from agentrl_core.trackers.base import RunSummary
 
+_DECIDED = ("aggregation", "unit", "horizon")
+"""Options of the section `loss` that a loss decides where the config is silent, beside the advantage."""
 Begin: TypeAlias = "Callable[[Components, RunDirectory, Store, Callable[[str], None]], Start]"
 """What makes the start of a run: `fresh_start` or `resumed_start`."""
 
@@ -97,12 +101,31 @@ def _resume(
         return sft.resume(directory, overrides)
     kept, base_dir = directory.read_snapshot()
     config = configs.parse(kept, overrides)
+    if config.loss.use != kept["loss"]["use"]:
+        config = configs.parse(_unsettled(kept, base_dir), overrides)
     directory.check_name(config.name)
     components = resolve(Given.from_python(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
     check_reference(components, directory)
     with directory.locked():  # before the first change
         directory.write_snapshot(configs.dump(components.config), base_dir)
     return _run(components, directory, resumed_start)
+
+
+def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
+    """The kept config without what its loss decided, so that another loss may; what it said itself stays."""
+    silent = {name: value for name, value in kept["loss"].items() if name not in _DECIDED}
+    given = Given.from_python(configs.parse({**kept, "loss": silent, "advantage": AUTO}), base_dir)
+    plugins = given.run.plugins
+    try:
+        decided = configs.dump(settled(given, load_registry(plugins.block, on_error=plugins.on_error)))
+    except UsageError:  # the loss is not there any more: nobody knows what it decided
+        return dict(kept)
+    said = {name: value for name, value in kept["loss"].items() if decided["loss"].get(name) != value}
+    return {
+        **kept,
+        "loss": silent | said,
+        "advantage": AUTO if decided["advantage"] == kept["advantage"] else kept["advantage"],
+    }
 
 
 def _run(components: Components, directory: RunDirectory, begin: Begin) -> RunSummary:
