@@ -191,6 +191,13 @@ def benchmarks(session: nox.Session) -> None:
 
 
 @nox.session
+def mutations(session: nox.Session) -> None:
+    """Break the source, one place at a time, and see the tests notice: `-- losses/grpo` for those with that name."""
+    _install_all(session)
+    session.run("python", "-m", "tests.mutations.run", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Build the wheels of core and every plugin into dist/."""
     session.install("build")

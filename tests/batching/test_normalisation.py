@@ -44,6 +44,13 @@ def test_without_baseline_the_rewards_themselves_are_whitened():
     assert found == pytest.approx([2 * (value - mean) / (std + 0.5) for value in flat], rel=1e-14)
 
 
+def test_groups_are_compared_where_no_baseline_is_taken_of_each():
+    assert not ReinforcePP().compares_groups
+    assert ReinforcePP(baseline=False).compares_groups
+    assert not Norm().compares_groups
+    assert Norm(mean_level="batch").compares_groups
+
+
 def test_a_record_weighs_the_same_whatever_its_calls():
     # The record of three calls has 1/3 for each: mean (1 + 0) / 2, squares 0.25 + 0.25, one degree of freedom.
     calls = [TrainedCall(advantage=1.0, tokens=9, record=0, group=0)] * 3

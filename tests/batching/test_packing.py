@@ -128,6 +128,20 @@ def test_groups_with_one_system_prompt_share_it():
     assert [batch.tokens for batch in pack(rows, max_tokens=12, config=AggregationConfig()).micro_batches] == [12]
 
 
+def test_the_largest_groups_are_placed_first():
+    rows = [
+        attrs.evolve(sample(size + 1, record=n, group=n), ids=[n] * (size + 1)) for n, size in enumerate((4, 4, 6, 6))
+    ]
+    assert [batch.tokens for batch in pack(rows, max_tokens=10, config=AggregationConfig()).micro_batches] == [10, 10]
+
+
+def test_a_group_goes_where_it_adds_the_fewest_tokens():
+    ids = [[5] * 8 + [1, 1, 1, 1, 0], [6] * 11 + [0], [5] * 8 + [2, 0]]
+    rows = [attrs.evolve(sample(len(row), record=n, group=n), ids=row) for n, row in enumerate(ids)]
+    # the third fits both: it shares 8 of its 9 tokens with the first
+    assert [batch.tokens for batch in pack(rows, max_tokens=20, config=AggregationConfig()).micro_batches] == [13, 11]
+
+
 @pytest.mark.parametrize(
     ("options", "sequences"),
     [
@@ -152,6 +166,8 @@ def test_a_group_stays_in_one_update():
     samples = [sample(3, record=number, group=number // 4) for number in range(20)]
     shares = split_updates(samples, 2)
     assert [[item.group for item in share] for share in shares] == [[0] * 4 + [1] * 4 + [2] * 4, [3] * 4 + [4] * 4]
+    two = [sample(3, record=number, group=number // 3) for number in range(4)]
+    assert [[item.group for item in share] for share in split_updates(two, 2)] == [[0] * 3, [1]]
 
 
 def test_fewer_groups_than_updates_are_split_by_record():

@@ -139,6 +139,11 @@ def test_shapings_follow_each_other(members):
     assert signal([group]).shaped == {}
 
 
+def test_affine_is_clipped_on_both_sides(members):
+    group = members((4.0, [1]), (-4.0, [1]), (0.5, [1]))
+    assert signal([group], Affine(scale=2.0, clip=3.0)).shaped == {"r0": 3.0, "r1": -3.0, "r2": 1.0}
+
+
 def test_rewards_of_turns_are_shaped_by_what_their_sum_changes(episode, group):
     paid = episode({"a": None, "b": "a"}, reward=3.0, rewards={"a": 1.0, "b": 2.0})
     other = episode({"c": None}, reward=0.0, name="other")

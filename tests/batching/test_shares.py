@@ -1,3 +1,4 @@
+import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,16 @@ def test_groups_stay_whole_and_the_load_even():
 def test_a_group_beyond_a_fair_share_is_parted_between_records():
     shares = share_out(group_of(0, 100, 10), 2)
     assert [tokens(share) for share in shares] == [140, 140]
+
+
+def test_a_group_is_parted_by_what_its_records_do_not_share():
+    group = [
+        item for first, size in enumerate((1, 1, 1, 1, 30)) for item in group_of(0, 100, size, size=1, first=first)
+    ]
+    samples = [
+        attrs.evolve(item, ids=[*item.ids[:100], *[first] * (len(item.ids) - 100)]) for first, item in enumerate(group)
+    ]
+    assert [tokens(share) for share in share_out(samples, 2)] == [130, 104]
 
 
 def test_a_rank_may_have_nothing_to_do():

@@ -46,6 +46,11 @@ def test_each_aggregation_has_its_denominator(options, expected):
     assert loss.item() == pytest.approx(expected, abs=1e-12)
 
 
+def test_a_sequence_without_a_loss_token_is_none():
+    found = Denominators.count(torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 2, 1, 2]), 4)
+    assert (found.tokens, found.sequences, found.sequence_tokens.tolist()) == (2, 2, [1, 1, 1, 1])
+
+
 def test_a_sequence_spread_over_micro_batches_is_averaged_as_one():
     first, second = batch_of([0, 0], [1, 1]), batch_of([0, 1], [1, 1])
     denominators = Denominators.count(torch.ones(4, dtype=torch.float64), torch.tensor([0, 0, 0, 1]), 2)

@@ -1,8 +1,11 @@
+import attrs
 import pytest
+from tests.losses.test_values import THETA, batch_of
 
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses import AggregationConfig, Corrected, LossSection, corrected
+from agentrl_core.losses.base import LossOutput
 from agentrl_core.losses.entropy_bonus import EntropyBonus
 from agentrl_core.losses.gspo import GSPO
 from agentrl_core.losses.importance import MaskedIS, TruncatedIS
@@ -96,6 +99,28 @@ def test_corrections_wrap_the_calculator_in_their_order():
     whole = corrected(reinforce, [LagDecay(), KL()])
     assert whole == Corrected(calculator=reinforce, corrections=(LagDecay(), KL()))
     assert whole.needs == {"reference"}
+
+
+@attrs.frozen
+class Changed:
+    """A correction of one operation, which tells its name."""
+
+    name: str
+    change: object
+    needs = frozenset()
+
+    def correct(self, batch, output):
+        return LossOutput(per_token=self.change(output.per_token), keep=output.keep, metrics={self.name: (1.0, 1.0)})
+
+
+def test_corrections_are_applied_from_the_inside_out_and_all_metrics_are_kept():
+    batch = batch_of(advantages=2.0)
+    whole = corrected(
+        Reinforce(), [Changed("plus", lambda terms: terms + 1), Changed("times", lambda terms: terms * 3)]
+    )
+    output = whole.loss(batch)
+    assert output.per_token.item() == pytest.approx((-2.0 * THETA + 1) * 3)
+    assert output.metrics.keys() == {*Reinforce().loss(batch).metrics, "plus", "times"}
 
 
 def test_a_whole_has_the_traits_of_its_parts():

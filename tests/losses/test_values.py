@@ -80,6 +80,28 @@ def test_a_ratio_past_its_bound_in_the_direction_of_the_advantage_is_clipped(los
     assert gradient_of(output, batch.logprobs) == [pytest.approx(gradient)]
 
 
+@pytest.mark.parametrize("kind", [GRPO, DrGRPO, PPO, GSPO])
+def test_what_a_narrower_region_drops_is_told_as_clipped(kind):
+    batch = ratio_of(1.15)
+    output = kind(clip=0.2, clip_higher=0.0, importance_weight_cap_ratio=0.5).loss(batch)  # drops beyond 1.1
+    assert output.keep.tolist() == [0]
+    assert output.metrics["clip_fraction"][0] == 1
+
+
+@pytest.mark.parametrize("kind", [GRPO, DrGRPO, PPO, GSPO])
+def test_clip_higher_widens_upwards_alone(kind):
+    loss = kind(clip=0.2, clip_higher=0.1)
+    values = {(1.25, 1.0): -1.25, (1.4, 1.0): -1.3, (0.75, -1.0): 0.8}
+    for (ratio, advantage), value in values.items():
+        batch = ratio_of(ratio, advantages=advantage, proximal_logprobs=THETA - LOG(ratio))
+        assert loss.loss(batch).per_token.item() == pytest.approx(value)
+
+
+def test_gspos_own_bounds_are_the_papers():
+    assert GSPO().loss(ratio_of(1.002, advantages=1.0)).per_token.item() == pytest.approx(-1.0004)
+    assert GSPO().loss(ratio_of(0.998, advantages=-1.0)).per_token.item() == pytest.approx(0.9997)
+
+
 def test_dapo_clips_rises_at_28_percent():
     assert DAPO().loss(ratio_of(1.27, advantages=2.0)).per_token.item() == pytest.approx(-2.54)
     assert DAPO().loss(ratio_of(1.4, advantages=2.0)).per_token.item() == pytest.approx(-2.56)
@@ -216,11 +238,11 @@ def test_truncated_weights_are_of_tokens_or_of_sequences(level, expected):
 
 
 def test_masked_weights_are_kept_within_their_bounds_and_dropped_outside():
-    output = weights_of(MaskedIS(low=0.5, high=2.0), [0.4, 0.6, 1.9, 2.1])
-    assert (output.per_token * output.keep).tolist() == pytest.approx([0, 0.6, 1.9, 0])
-    assert output.keep.tolist() == [0, 1, 1, 0]
-    assert output.metrics["behaviour_weight_cut_fraction"][0] == 2
-    assert output.metrics["behaviour_weight_mean"][0].item() == pytest.approx(4.5)
+    output = weights_of(MaskedIS(low=0.5, high=2.0), [0.4, 0.6, 1.9, 2.1, 9.0])
+    assert (output.per_token * output.keep).tolist() == pytest.approx([0, 0.6, 1.9, 0, 0])
+    assert output.keep.tolist() == [0, 1, 1, 0, 0]
+    assert output.metrics["behaviour_weight_cut_fraction"][0] == 3
+    assert output.metrics["behaviour_weight_mean"][0].item() == pytest.approx(5.5)
     only = weights_of(MaskedIS(low=0.5, high=2.0, weighted=False), [0.4, 0.6, 1.9, 2.1])
     assert (only.per_token * only.keep).tolist() == [0, 1, 1, 0]
 
@@ -230,6 +252,13 @@ def test_masked_tokens_do_not_count_in_a_sequences_weight():
     assert output.per_token[:2].tolist() == pytest.approx([3.0, 3.0])
 
 
+@pytest.mark.parametrize("correction", [MaskedIS(), TruncatedIS(), LagDecay()])
+def test_a_factor_brings_no_token_back_that_the_loss_dropped(correction):
+    batch = batch_of(2, proximal_logprobs=THETA)
+    dropped = LossOutput(per_token=batch.logprobs * 5, keep=torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert correction.correct(batch, dropped).keep.tolist() == [1, 0]
+
+
 def test_a_weight_beyond_all_numbers_is_cut_and_leaves_no_nan():
     weights = [1e30] * 12
     assert weights_of(TruncatedIS(level="sequence"), weights).per_token.tolist() == [2.0] * 12
@@ -237,11 +266,12 @@ def test_a_weight_beyond_all_numbers_is_cut_and_leaves_no_nan():
 
 
 def test_a_lag_halves_a_term_where_the_rate_says_so():
-    batch = batch_of(3, lag=[0, 1, 2])
-    output = LossOutput(per_token=torch.ones(3, dtype=torch.float64), keep=batch.mask)
+    batch = batch_of(4, lag=[0, 1, 2, 3], mask=[1.0, 1.0, 1.0, 0.0])
+    output = LossOutput(per_token=torch.ones(4, dtype=torch.float64), keep=batch.mask)
     changed = LagDecay(rate=LOG(2)).correct(batch, output)
-    assert changed.per_token.tolist() == pytest.approx([1, 0.5, 0.25])
+    assert changed.per_token[:3].tolist() == pytest.approx([1, 0.5, 0.25])
     assert changed.metrics["lag_weight_mean"][0].item() == pytest.approx(1.75)
+    assert changed.metrics["lag_weight_mean"][1] == 3
 
 
 @pytest.mark.parametrize(

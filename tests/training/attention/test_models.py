@@ -40,6 +40,7 @@ MODELS = {
     "qwen3": ("rect", {}),
     "qwen3_moe": ("rect", EXPERTS | {"decoder_sparse_step": 1}),
     "cohere": ("rect", {"logit_scale": 0.5}),
+    "granite": ("rect", {"attention_multiplier": 0.6}),  # a scale that is not of the width
     "phi": ("rect", {"num_key_value_heads": 4}),
     "qwen2": ("dfs", SLIDING | {"use_sliding_window": True}),
     "gemma2": ("dfs", SLIDING | {"query_pre_attn_scalar": 8, "attn_implementation": "eager"}),  # caps scores

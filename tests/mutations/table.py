@@ -1,0 +1,15 @@
+"""All mutations, by what they break."""
+
+from tests.mutations import advantages, attention, corrections, logprobs, losses, packing, signals, supervised, training
+
+TABLE = (
+    *losses.TABLE,
+    *corrections.TABLE,
+    *logprobs.TABLE,
+    *packing.TABLE,
+    *attention.TABLE,
+    *advantages.TABLE,
+    *signals.TABLE,
+    *training.TABLE,
+    *supervised.TABLE,
+)

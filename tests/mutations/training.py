@@ -1,0 +1,133 @@
+"""One update: what it is made of, what refuses it, and the ranks that take it together."""
+
+from tests.mutations.mutation import of
+
+ROUTING = ("tests/training/test_routing.py",)
+UPDATES = ("tests/training/test_learner.py", "tests/training/test_policies.py", "tests/training/test_diagnosis.py")
+RANKS = ("tests/training/test_ranks.py",)
+
+TABLE = [
+    *of(
+        "training/recompute.py",
+        ("tests/training/test_recompute.py",),
+        {
+            "nothing computed again": ('{"gradient_checkpointing": True,', '{"gradient_checkpointing": False,'),
+            "dropout on": ("mode, layer.training = layer.training, False", "mode = layer.training"),
+            "layers left in training": ("layer.training = mode\n\n\n", "layer.training = True\n\n\n"),
+            "computed again with another attention": ("(nullcontext(), again())", "(nullcontext(), nullcontext())"),
+        },
+    ),
+    *of(
+        "training/routing.py",
+        ROUTING,
+        {
+            "experts chosen anew": ("indices = recorded.long()", "indices = func(*args, **kwargs).indices"),
+            "passes in the reverse order": ("iter(routes.choices)", "iter(routes.choices[::-1])"),
+            "replay that does not end": (
+                "finally:\n            self._mode = None",
+                "finally:\n            self._mode = mode",
+            ),
+            "weights of before": (
+                "(scores.gather(dim, indices), indices)",
+                "(scores.gather(dim, indices).detach(), indices)",
+            ),
+        },
+    ),
+    *of(
+        "training/ranks.py",
+        RANKS,
+        {
+            "gradients averaged": (
+                "torch.split(flat, [",
+                "torch.split(flat / self.size if flat.is_floating_point() else flat, [",
+            ),
+            "each rank's own tokens": ("tokens=counts[0],", "tokens=of_share.tokens,"),
+        },
+        slow=True,
+    ),
+    *of(
+        "training/ranks.py",
+        (f"{RANKS[0]}::test_tensors_are_sent_in_buckets_of_one_type",),
+        {
+            "buckets of one number too many": ("> _BUCKET", "> _BUCKET + 1"),
+            "buckets of several types": ("full or tensor.dtype != bucket[0].dtype or", "full or"),
+        },
+        slow=True,
+    ),
+    *of(
+        "training/optimizer.py",
+        ROUTING,
+        {
+            "experts not replayed": (
+                "return nullcontext() if self.routes is None else self.routes.replayed()",
+                "return nullcontext()",
+            ),
+        },
+    ),
+    *of(
+        "training/optimizer.py",
+        UPDATES,
+        {
+            "gradients of the step before": (
+                "optimizer.zero_grad(set_to_none=True)\n        denominators",
+                "denominators",
+            ),
+            "loss of the last micro-batch": ("value += done.loss.item()", "value = done.loss.item()"),
+            "gradient not clipped": ("self._max_grad_norm)", 'float("inf"))'),
+            "lag with the wrong sign": ("lag=version - batch.version", "lag=batch.version - version"),
+            "records for sequences": ("sequence=batch.sequence,", "sequence=batch.record,"),
+            "proximal policy of now": (
+                "batch.logprobs.detach() if before.proximal is None else before.proximal",
+                "batch.logprobs.detach()",
+            ),
+            "proximal policy never interpolated": (
+                'if self._proximal_method == "loglinear":',
+                'if self._proximal_method == "":',
+            ),
+            "other moments": ("lr=lr, betas=betas,", "lr=lr,"),
+            "a gradient that is not finite taken": ("if not torch.isfinite(norm):", "if torch.isnan(norm) and False:"),
+        },
+    ),
+    *of(
+        "training/diagnosis.py",
+        UPDATES[2:] + UPDATES[:1],
+        {
+            "the first half alone": ("is_finite) | bisect(records[middle:], is_finite) or", "is_finite) or"),
+            "nobody blamed for what all are": (
+                "bisect(records[middle:], is_finite) or set(records)",
+                "bisect(records[middle:], is_finite)",
+            ),
+            "those to blame kept": ("~torch.isin(batch.record,", "torch.isin(batch.record,"),
+            "denominators of before": (
+                "return attrs.evolve(update, micro_batches=batches, denominators=denominators)",
+                "return attrs.evolve(update, micro_batches=batches)",
+            ),
+            "other records' proximal policy": (
+                "[item.select(tokens) for item, tokens in zip(before, kept, strict=True)]",
+                "[*before]",
+            ),
+            "stale tokens compared": ("batch.version == self._version", "batch.version <= self._version"),
+            "divergence off by its linear part": ("differences.expm1() - differences", "differences.expm1()"),
+            "divergence the other way round": (
+                "(logprobs - batch.behaviour_logprobs)[fresh]",
+                "(batch.behaviour_logprobs - logprobs)[fresh]",
+            ),
+            "largest gap of the last micro-batch": ("max(self._largest, gap)", "gap"),
+            "the wrong token named": (".sum()) - 1\n", ".sum())\n"),
+            "an input that is not finite not seen": (
+                '"advantage": batch.advantages,',
+                '"advantage": batch.advantages.nan_to_num(),',
+            ),
+        },
+    ),
+    *of(
+        "training/metrics.py",
+        ("tests/training/test_metrics.py",),
+        {
+            "means weigh micro-batches alike": ("+ float(count)", "+ 1.0"),
+            "a ratio on its bin's edge in the one below": ("right=True", "right=False"),
+            "masked tokens in a bin": (".index_add(0, bins, batch.mask)", ".index_add(0, bins, batch.mask * 0 + 1)"),
+            "lag with the wrong sign": ("(version - of, count)", "(of - version, count)"),
+        },
+    ),
+]
