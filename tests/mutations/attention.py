@@ -93,7 +93,7 @@ TABLE = [
     ),
     *of(
         "training/attention/tree.py",
-        (*MERGED, *DFS),
+        ("tests/training/attention/test_tree.py", *MERGED, *DFS),
         {
             "positions run through the trie": (
                 "pad(batch.positions, padding)[None]",

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from tests.training.attention.test_models import assert_as_alone, build, gradients, tree
@@ -39,11 +41,17 @@ def test_a_fraction_is_kept():
     assert kept(saving, batch) < kept(plain, batch) / 3
 
 
+def fail_in_training(layer, module, _inputs):
+    assert not layer.training
+    assert not module.training
+
+
 def test_dropout_stays_off_and_layers_are_as_they_were():
     model = build("qwen3", attention_dropout=0.5)
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(lambda module, _: pytest.fail("in training") if module.training else None)
+    for layer in recomputable_layers(model):
+        for module in layer.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_pre_hook(partial(fail_in_training, layer))
     policy = Policy(model, gradient_checkpointing=True)
     (batch,) = pack(tree(), max_tokens=1000, config=AggregationConfig()).micro_batches
     first, second = (gradients(model, policy.logprobs(batch)) for _ in range(2))
