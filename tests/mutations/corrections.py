@@ -110,7 +110,7 @@ TABLE = [
         (
             "tests/losses/test_aggregate.py",
             "tests/batching/test_packing.py::test_sequences_are_what_the_config_says",
-            "tests/training/test_learner.py::test_the_gradient_does_not_depend_on_micro_batches",
+            "tests/training/test_learner.py::test_neither_loss_nor_gradient_depends_on_micro_batches",
         ),
         {
             "dropped tokens summed": ("terms = output.per_token * output.keep", "terms = output.per_token"),

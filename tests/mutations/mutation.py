@@ -73,3 +73,8 @@ def of(
         Mutation(file=f"agentrl_core/{file}", breaks=breaks, old=old, new=new, tests=tuple(tests), slow=slow)
         for breaks, (old, new) in changes.items()
     ]
+
+
+def of_file(path: str, *names: str) -> tuple[str, ...]:
+    """Node ids of tests of one file, whose names are given without `test_`."""
+    return tuple(f"{path}::test_{name}" for name in names)

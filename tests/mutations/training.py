@@ -1,9 +1,42 @@
 """One update: what it is made of, what refuses it, and the ranks that take it together."""
 
-from tests.mutations.mutation import of
+from tests.mutations.mutation import of, of_file
 
 ROUTING = ("tests/training/test_routing.py",)
-UPDATES = ("tests/training/test_learner.py", "tests/training/test_policies.py", "tests/training/test_diagnosis.py")
+UPDATES = (
+    *of_file(
+        "tests/training/test_learner.py",
+        "a_loss_sees_how_many_versions_its_tokens_lag",
+        "proximal_logprobs_are_those_before_the_step",
+        "a_large_gradient_is_cut_to_the_norm_allowed_and_reported_whole",
+        "adamw_decays_and_remembers_as_configured",
+        "a_gradient_that_is_not_finite_is_refused",
+    ),
+    *of_file("tests/training/test_policies.py", "an_interpolated_proximal_policy_costs_no_forward_at_all"),
+    *of_file(
+        "tests/training/test_diagnosis.py",
+        "exactly_the_records_that_are_not_finite_are_named_and_nothing_has_changed",
+    ),
+    *of_file(
+        "tests/training/test_learner.py",
+        "neither_loss_nor_gradient_depends_on_micro_batches",
+    ),
+)
+DIAGNOSIS = (
+    *of_file(
+        "tests/training/test_diagnosis.py",
+        "bisecting_finds_all_who_are_to_blame_in_few_looks",
+        "a_gap_is_measured_on_tokens_of_lag_zero_only",
+        "the_proximal_logprobs_of_those_left_stay_theirs",
+        "an_advantage_that_is_not_finite_names_its_record",
+        "a_gap_is_the_largest_of_all_micro_batches",
+    ),
+    *of_file("tests/training/test_learner.py", "a_wrong_behaviour_logprob_stops_the_run_and_is_named"),
+    *of_file(
+        "tests/training/test_diagnosis.py",
+        "skipping_takes_the_update_that_would_have_been_without_the_record",
+    ),
+)
 RANKS = ("tests/training/test_ranks.py",)
 
 TABLE = [
@@ -65,6 +98,18 @@ TABLE = [
         },
     ),
     *of(
+        "batching/packing.py",
+        of_file(
+            "tests/training/test_learner.py",
+            "a_loss_sees_how_many_versions_its_tokens_lag",
+            "a_style_has_the_gradient_of_a_row_for_each_call",
+        ),
+        {
+            "lag with the wrong sign": ("lag=version - self.version", "lag=self.version - version"),
+            "records for sequences": ("sequence=self.sequence,", "sequence=self.record,"),
+        },
+    ),
+    *of(
         "training/optimizer.py",
         UPDATES,
         {
@@ -74,8 +119,6 @@ TABLE = [
             ),
             "loss of the last micro-batch": ("value += done.loss.item()", "value = done.loss.item()"),
             "gradient not clipped": ("self._max_grad_norm)", 'float("inf"))'),
-            "lag with the wrong sign": ("lag=version - batch.version", "lag=batch.version - version"),
-            "records for sequences": ("sequence=batch.sequence,", "sequence=batch.record,"),
             "proximal policy of now": (
                 "batch.logprobs.detach() if before.proximal is None else before.proximal",
                 "batch.logprobs.detach()",
@@ -90,7 +133,7 @@ TABLE = [
     ),
     *of(
         "training/diagnosis.py",
-        UPDATES[2:] + UPDATES[:1],
+        DIAGNOSIS,
         {
             "the first half alone": ("is_finite) | bisect(records[middle:], is_finite) or", "is_finite) or"),
             "nobody blamed for what all are": (

@@ -251,6 +251,20 @@ def test_a_gap_is_measured_on_tokens_of_lag_zero_only(learner, sampler):
     assert metrics["loss/logprob_gap_kl"] == pytest.approx(ratio - 1 + offset, abs=1e-5)
 
 
+def test_a_gap_is_the_largest_of_all_micro_batches(learner, sampler):
+    (group,) = sampler.groups(count=1, size=3)
+    one = learner(trainer={"max_tokens_per_microbatch": 1, "max_logprob_gap": 1.0, "lr": 0.0}, filters=[])
+    for changed in range(3):
+        episodes = list(group.episodes)
+        calls = [
+            attrs.evolve(item, logprobs=tuple(v + 0.5 for v in item.logprobs))
+            for item in episodes[changed].interactions
+        ]
+        episodes[changed] = attrs.evolve(episodes[changed], interactions=tuple(calls))
+        metrics = one.step([attrs.evolve(group, episodes=tuple(episodes))], step=1, version=0)
+        assert metrics["loss/logprob_gap_max"] == pytest.approx(0.5, abs=1e-5)
+
+
 def test_a_gap_is_that_of_the_update_that_took_place(learner, sampler):
     """What a refused update showed of the record to blame, and of the others a second time, does not count."""
 

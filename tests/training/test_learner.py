@@ -190,9 +190,9 @@ def test_without_signal_nothing_is_updated(learner, sampler, weights):
     ],
     ids=lambda options: options["aggregation"],
 )
-def test_the_gradient_does_not_depend_on_micro_batches(learner, sampler, options):
+def test_neither_loss_nor_gradient_depends_on_micro_batches(learner, sampler, options):
     groups = sampler.groups(count=2, size=3)
-    gradients, forwarded = [], []
+    gradients, values, forwarded = [], [], []
     for max_tokens in (1, 25, 10_000):  # one record at a time; some of a group together; all in one trie
         one = learner(
             trainer={"lr": 0.0, "max_tokens_per_microbatch": max_tokens, "max_grad_norm": 1e9},
@@ -200,8 +200,10 @@ def test_the_gradient_does_not_depend_on_micro_batches(learner, sampler, options
         )
         metrics = one.step(groups, step=1, version=0)
         forwarded.append(metrics["batch/tokens"])
+        values.append(metrics["loss/value"])
         gradients.append(torch.cat([weight.grad.flatten() for weight in one.weights().module.parameters()]))
     assert forwarded[0] > forwarded[1] > forwarded[2]
+    assert values[1:] == pytest.approx([values[0]] * 2, abs=1e-6)
     scale = gradients[0].abs().max()
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-5 * scale.item())
