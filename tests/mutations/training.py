@@ -140,7 +140,6 @@ TABLE = [
                 "bisect(records[middle:], is_finite) or set(records)",
                 "bisect(records[middle:], is_finite)",
             ),
-            "those to blame kept": ("~torch.isin(batch.record,", "torch.isin(batch.record,"),
             "denominators of before": (
                 "return attrs.evolve(update, micro_batches=batches, denominators=denominators)",
                 "return attrs.evolve(update, micro_batches=batches)",
@@ -168,7 +167,10 @@ TABLE = [
         ("tests/training/test_metrics.py",),
         {
             "means weigh micro-batches alike": ("+ float(count)", "+ 1.0"),
-            "a ratio on its bin's edge in the one below": ("right=True", "right=False"),
+            "ratios inverted": (
+                "batch.logprobs.detach() - batch.behaviour_logprobs",
+                "batch.behaviour_logprobs - batch.logprobs.detach()",
+            ),
             "masked tokens in a bin": (".index_add(0, bins, batch.mask)", ".index_add(0, bins, batch.mask * 0 + 1)"),
             "lag with the wrong sign": ("(version - of, count)", "(of - version, count)"),
         },

@@ -201,9 +201,11 @@ class Decoupled(Broken):
         return attrs.evolve(output, metrics={"moved": (moved.sum(), batch.mask.sum())})
 
 
-def test_the_proximal_logprobs_of_those_left_stay_theirs(learner, sampler):
-    one = learner(loss=Decoupled(of=(0, 3)), trainer=SKIP | SMALL)
-    assert one.step(sampler.groups(), step=1, version=0)["loss/moved"] == 0.0
+@pytest.mark.parametrize("updates", [1, 2])
+def test_the_proximal_logprobs_of_those_left_stay_theirs(learner, sampler, updates):
+    one = learner(loss=Decoupled(of=(0, 3, 5)), trainer=SKIP | SMALL | {"updates": updates, "lr": 0.0})
+    assert one.step(sampler.groups(), step=1, version=0)["loss/moved"] == pytest.approx(0.0, abs=1e-6)
+    assert len(one.left_out) == 3
 
 
 def test_replayed_experts_fit_an_update_without_some_records(learner, sampler, tmp_path):
