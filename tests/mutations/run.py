@@ -88,10 +88,11 @@ def run(entries: Sequence[Mutation], *, root: Path, source: Path, processes: int
     unchanged = {one: Job(root=root, source=source, tests=one[0], slow=one[1]) for one in selections}
     limits: dict[tuple[tuple[str, ...], bool], float] = {}
     for one, found in _in_forks(unchanged, processes, dict.fromkeys(selections, _BASELINE_S)):
-        console.print(_row("without mutation", " ".join(one[0]), found))
-        if found.state != "survived":
+        passed = found.state == "survived"
+        console.print(f"without mutation, {found.seconds:.1f} s: {' '.join(one[0])} {'passed' if passed else 'failed'}")
+        if not passed:
             console.print(found.output)
-        limits[one] = max(_LIMIT_S, _LIMIT_TIMES * found.seconds) if found.state == "survived" else 0.0
+        limits[one] = max(_LIMIT_S, _LIMIT_TIMES * found.seconds) if passed else 0.0
     if not all(limits.values()):
         console.print("tests fail without a mutation; nothing can be told from them")
         return 1

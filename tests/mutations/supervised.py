@@ -1,6 +1,6 @@
 """Supervised fine-tuning: weights, rates, which tokens are trained, and what is exported to learn from."""
 
-from tests.mutations.mutation import of
+from tests.mutations.mutation import of, of_file
 
 TABLE = [
     *of(
@@ -18,6 +18,12 @@ TABLE = [
             ),
             "rate falls to nothing": ("(1.0 - (1.0 - _LAST_LR) * fallen)", "(1.0 - fallen)"),
             "skipped steps keep their batches": ("for _ in range(steps):", "for _ in range(0):"),
+        },
+    ),
+    *of(
+        "training/supervised.py",
+        of_file("tests/training/test_supervised.py", "every_demonstration_is_seen_once_per_pass"),  # others would wait
+        {
             "the last rows of a pass left out": (
                 "for start in range(0, len(order), size * pool):",
                 "for start in range(0, len(order) - size * pool + 1, size * pool):",

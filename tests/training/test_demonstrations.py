@@ -112,6 +112,14 @@ def test_text_after_the_end_of_a_turn_is_prompt_not_reply(directory, tmp_path):
     assert "a<|im_end|>\n<|im_start|>user" in tokenizer.decode(sample.ids)
 
 
+def test_a_reply_ends_with_its_first_stop_token(directory, tmp_path):
+    forgets_nothing = FORGETFUL.replace("message.content if loop.last else '(gone)'", "message.content")
+    doubled = template(directory, tmp_path, forgets_nothing.replace("<|im_end|>", "<|im_end|><|im_end|>"))
+    (sample,) = demonstrations(doubled, [{"messages": [DIALOGUE[0], {"role": "assistant", "content": "a"}]}]).samples(0)
+    trained = AutoTokenizer.from_pretrained(directory).decode([sample.ids[place] for place in sample.positions])
+    assert trained == "a<|im_end|>"
+
+
 @pytest.mark.parametrize(
     ("messages", "options", "said"),
     [
