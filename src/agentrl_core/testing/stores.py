@@ -231,7 +231,9 @@ class StoreSuite(ConformanceSuite):
             return await store.sessions(run)
 
         rows = asyncio.run(scenario())
-        assert asyncio.run(reopen().sessions(rows[0].run_id)) == rows
+        other = reopen()
+        assert asyncio.run(other.sessions(rows[0].run_id)) == rows
+        asyncio.run(other.close())
 
     def test_a_session_needs_a_record_and_has_only_one(self, store: Store) -> None:
         async def scenario() -> None:
