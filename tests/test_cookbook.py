@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 
 from agentrl_core.batching import advantages
@@ -132,14 +133,31 @@ def command_of(recipe: str, tmp_path: Path, *overrides: str) -> list[str]:
     return [*command, "--name", "smoke", f"output_dir={tmp_path}", *overrides]
 
 
-def run_recipe(recipe: str, tmp_path: Path, *overrides: str) -> list[dict]:
-    """Run a recipe by the command line; its events."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = command_of(recipe, tmp_path, *overrides)
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "smoke" / "reward.png").stat().st_size > 10_000
-    return rows(tmp_path / "smoke" / "metrics.jsonl")
+@pytest.fixture(scope="module")
+def run_recipe():
+    """Run a recipe by the command line; its events.
+
+    A warm start takes as long as ten steps. Recipes whose warm start is the same, with everything that it depends on,
+    begin where the first of them has begun.
+    """
+    warm: dict[str, Path] = {}
+
+    def run(recipe: str, tmp_path: Path, *overrides: str) -> list[dict]:
+        config = load(COOKBOOK / recipe / "config.yaml", overrides).run
+        data = (COOKBOOK / recipe / config.warm_start.data).resolve()
+        limits = (config.trainer.max_grad_norm, config.trainer.max_tokens_per_microbatch)
+        key = repr((config.seed, config.model, limits, attrs.evolve(config.warm_start, data=str(data))))
+        begin = (f"model.path={warm[key]}", "warm_start=null") if key in warm else ("trainer.keep_last=9",)
+        command = command_of(recipe, tmp_path, *overrides, *begin)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("warm start done" in done.stdout + done.stderr) == (key not in warm)
+        warm.setdefault(key, tmp_path / "smoke/checkpoints/step-0")
+        assert (tmp_path / "smoke" / "reward.png").stat().st_size > 10_000
+        return rows(tmp_path / "smoke" / "metrics.jsonl")
+
+    return run
 
 
 def step_rewards(events: list[dict]) -> list[float]:
@@ -147,8 +165,8 @@ def step_rewards(events: list[dict]) -> list[float]:
 
 
 @pytest.mark.slow
-def test_the_quickstart_learns(tmp_path):
-    events = run_recipe("quickstart", tmp_path, "trainer.steps=9", "eval.tasks=64", "eval.every=0")
+def test_the_quickstart_learns(run_recipe, tmp_path):
+    events = run_recipe("quickstart", tmp_path, "trainer.steps=9", "eval.tasks=16", "eval.every=0")
     rewards = step_rewards(events)
     assert len(rewards) == 9
     assert sum(rewards[:2]) / 2 < 0.5
@@ -158,14 +176,14 @@ def test_the_quickstart_learns(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_quickstart_learns_although_a_fifth_of_its_episodes_fail(tmp_path, monkeypatch, faulty_agent):
+def test_the_quickstart_learns_although_a_fifth_of_its_episodes_fail(run_recipe, tmp_path, monkeypatch, faulty_agent):
     (tmp_path / "faulty.py").write_text(
         "from workflow import QuestAgent\n" + faulty_agent("QuestAgent"), encoding="utf-8"
     )
     monkeypatch.setenv("PYTHONPATH", str(COOKBOOK / "quickstart"))
     overrides = (f"workflow={tmp_path / 'faulty.py'}:Faulty", "rollout.timeout_s=4", "trainer.steps=9")
     # few at a time, so that none but those that hang take so long on a busy machine
-    few = ("rollout.max_concurrent_rollouts=24", "eval.tasks=64", "eval.every=0")
+    few = ("rollout.max_concurrent_rollouts=24", "eval.tasks=16", "eval.every=0")
     events = run_recipe("quickstart", tmp_path, *overrides, *few)
     rewards = step_rewards(events)
     assert sum(rewards[-3:]) / 3 > 0.7
@@ -181,10 +199,10 @@ def test_the_quickstart_learns_although_a_fifth_of_its_episodes_fail(tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["grpo", "minirl"])
-def test_agentrls_settings_train(tmp_path, recipe):
-    events = run_recipe(recipe, tmp_path, "trainer.steps=7", "eval.tasks=16", "eval.every=0")
+def test_agentrls_settings_train(run_recipe, tmp_path, recipe):
+    events = run_recipe(recipe, tmp_path, "trainer.steps=6", "eval.tasks=16", "eval.every=0")
     rewards = step_rewards(events)
-    assert len(rewards) == 7
+    assert len(rewards) == 6
     assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.2
 
 
@@ -213,7 +231,7 @@ def test_the_loop_in_one_file_learns(seed):
 
 
 @pytest.mark.slow
-def test_a_policy_learns_from_its_own_best_episodes(tmp_path):
+def test_a_policy_learns_from_its_own_best_episodes(run_recipe, tmp_path):
     short = ("warm_start.steps=120", "trainer.lr=0", "trainer.steps=1", "eval.tasks=1", "eval.every=0")
     run_recipe("quickstart", tmp_path, *short)
     best = tmp_path / "best.jsonl"
@@ -233,44 +251,44 @@ def agentrl(*arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_langchain_agent_learns_unmodified(tmp_path):
+def test_the_langchain_agent_learns_unmodified(run_recipe, tmp_path):
     pytest.importorskip("langchain_openai")
-    events = run_recipe("langchain", tmp_path, "trainer.steps=10", "eval.tasks=32", "eval.every=0")
+    events = run_recipe("langchain", tmp_path, "trainer.steps=7", "eval.tasks=8", "eval.every=0")
     rewards = step_rewards(events)
-    assert len(rewards) == 10
+    assert len(rewards) == 7
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "sdk"), [("openai-agents", "agents"), ("anthropic", "anthropic")])
-def test_agents_of_the_providers_sdks_learn_unmodified(tmp_path, recipe, sdk):
+def test_agents_of_the_providers_sdks_learn_unmodified(run_recipe, tmp_path, recipe, sdk):
     pytest.importorskip(sdk)
-    rewards = step_rewards(run_recipe(recipe, tmp_path, "trainer.steps=8", "eval.tasks=16", "eval.every=0"))
-    assert len(rewards) == 8
+    rewards = step_rewards(run_recipe(recipe, tmp_path, "trainer.steps=7", "eval.tasks=8", "eval.every=0"))
+    assert len(rewards) == 7
     assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.3
 
 
 @pytest.mark.slow
-def test_a_sampler_in_agentrls_style_learns(tmp_path):
-    rewards = step_rewards(run_recipe("sampler", tmp_path, "trainer.steps=8", "eval.tasks=16", "eval.every=0"))
-    assert len(rewards) == 8
+def test_a_sampler_in_agentrls_style_learns(run_recipe, tmp_path):
+    rewards = step_rewards(run_recipe("sampler", tmp_path, "trainer.steps=7", "eval.tasks=8", "eval.every=0"))
+    assert len(rewards) == 7
     assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "framework", "steps"), [("pydantic-ai", "pydantic_ai", 10), ("smolagents", "smolagents", 15)]
+    ("recipe", "framework", "steps"), [("pydantic-ai", "pydantic_ai", 7), ("smolagents", "smolagents", 15)]
 )
-def test_agents_of_further_frameworks_learn_unmodified(tmp_path, recipe, framework, steps):
+def test_agents_of_further_frameworks_learn_unmodified(run_recipe, tmp_path, recipe, framework, steps):
     pytest.importorskip(framework)
-    events = run_recipe(recipe, tmp_path, f"trainer.steps={steps}", "eval.tasks=32", "eval.every=0")
+    events = run_recipe(recipe, tmp_path, f"trainer.steps={steps}", "eval.tasks=8", "eval.every=0")
     rewards = step_rewards(events)
     assert len(rewards) == steps
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
 
 
 @pytest.mark.slow
-def test_an_agent_in_a_process_of_its_own_learns(tmp_path, monkeypatch):
+def test_an_agent_in_a_process_of_its_own_learns(run_recipe, tmp_path, monkeypatch):
     pytest.importorskip("openai")
     monkeypatch.setenv("AGENTRL_ADMIN_KEY", "a-key-for-this-test-alone")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
