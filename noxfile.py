@@ -40,9 +40,9 @@ def _install_all(session: nox.Session) -> None:
     """Install core and every plugin in place, with what the tests need: the one environment with torch."""
     editable = [argument for path in (ROOT, *PLUGINS) for argument in ("-e", str(path))]
     wanted = [item for name in ("test", "clients", "recipes", "types") for item in _group(name)]
-    # one build backend for all packages, not one each; and most of what is installed is never imported
+    # one build backend for all packages, not one each
     session.install(*CONSTRAINTS, "hatchling>=1.27", "editables")
-    session.install(*CONSTRAINTS, "--no-build-isolation", "--no-compile", *editable, *wanted)
+    session.install(*CONSTRAINTS, "--no-build-isolation", *editable, *wanted)
 
 
 @nox.session
