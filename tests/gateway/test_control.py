@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
+from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import FinishReason, Outcome
 
 
@@ -42,6 +44,32 @@ def test_a_session_from_its_start_to_its_export(rest, engine, database, prefix):
     (record,) = asyncio.run(database.records("run"))
     assert (record.id, record.task_id, record.outcome) == (opened["session_id"], "math-7", Outcome.SCORED)
     assert (record.reward, record.rewards) == (1.0, {last: 1.0})
+
+
+def test_a_reward_that_is_written_late_does_not_open_a_closed_session_again(rest, database, monkeypatch):
+    write, began, closed = SQLiteStore.update_session, threading.Event(), threading.Event()
+
+    async def late(store, record_id, *, state, rewards):
+        if state == "ended" and rewards:
+            began.set()
+            assert await asyncio.to_thread(closed.wait, 20)
+        await write(store, record_id, state=state, rewards=rewards)
+
+    monkeypatch.setattr(SQLiteStore, "update_session", late)
+
+    async def scenario():
+        opened = await rest.start()
+        await rest.chat(opened["api_key"], "hello")
+        await rest.post("/rl/end_session", key=opened["api_key"])
+        reward = asyncio.create_task(rest.post("/rl/set_reward", {"reward": 1}, key=opened["api_key"]))
+        assert await asyncio.to_thread(began.wait, 20)
+        exported = await rest.post("/export_trajectories", {"session_id": opened["session_id"]})
+        closed.set()
+        return exported, await reward
+
+    assert [reply.status_code for reply in asyncio.run(scenario())] == [200, 200]
+    (row,) = asyncio.run(database.sessions("run"))
+    assert (row.state, list(row.rewards.values())) == ("closed", [1.0])
 
 
 def test_no_session_without_capacity(rest):

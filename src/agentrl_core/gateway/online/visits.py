@@ -227,7 +227,15 @@ class Visits:
             visit.wake()
 
     async def _save(self, session: Session, visit: Visit) -> None:
-        await self._store.update_session(session.record_id, state=visit.state, rewards=dict(visit.rewards))
+        """Write where the session stands, again if that changed: another thread's newer write may have come first."""
+        written = None
+        while True:
+            with session.lock:
+                state, rewards = visit.state, dict(visit.rewards)
+            if written == (state, rewards):
+                return
+            await self._store.update_session(session.record_id, state=state, rewards=rewards)
+            written = state, rewards
 
 
 def describe(session: Session) -> dict[str, Any]:
