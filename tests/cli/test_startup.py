@@ -27,6 +27,26 @@ def test_light_commands_import_nothing_heavy(launch, sample_site, arguments):
     assert (HEAVY | HTTP_CLIENTS | LIGHT_TOO) & set(modules) == set()
 
 
+@pytest.mark.parametrize(
+    ("command", "fault", "told"),
+    [
+        ("run", "worklow: agent.py:Agent", "config.yaml:3: worklow: unknown option"),
+        ("config check", "worklow: agent.py:Agent", "config.yaml:3: worklow: unknown option"),
+        ("run", "workflow: agent.py:Agent", "config.yaml:2: data.train: no such task file"),
+        ("run", "loss: {use: ppo, corrections: [{use: kl, bta: 1.0}]}", "corrections.0.bta: unknown option"),
+        ("config show", "loss: {use: ppo, corrections: [{use: kl, beta: 1.0}]}", None),
+    ],
+)
+def test_a_faulty_config_is_told_without_torch(launch, tmp_path, command, fault, told):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model: {{use: tiny}}\ndata: tasks.jsonl\n{fault}\n", encoding="utf-8")
+    done = launch(*command.split(), str(path), program=["-c", RUNNER])
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    assert HEAVY & set(modules) == set()
+    assert code == (0 if told is None else 2), done.stderr
+    assert (told or "") in done.stderr
+
+
 def test_importing_the_package_imports_nothing_of_it(launch):
     program = "import sys, agentrl_core; print([name for name in sys.modules if name.startswith('agentrl_core.')])"
     assert launch(program=["-c", program]).stdout.strip() == "[]"

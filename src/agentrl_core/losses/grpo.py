@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import attrs
-import torch
 
 from agentrl_core.losses.base import LossBatch, LossOutput
 from agentrl_core.losses.trust_region import TrustRegion, importance_ratio, ratio_metrics
@@ -27,6 +26,8 @@ class GRPO(TrustRegion):
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """Per-token loss; aggregation and its denominator are the trainer's."""
+        import torch
+
         ratio = importance_ratio(batch)
         clipped = ratio.clamp(1 - self.clip, 1 + self.clip + self.clip_higher)
         keep = self.keep(batch, ratio)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
-import torch
 from attrs import field, validators
 
 from agentrl_core.losses.base import LossBatch, LossOutput
@@ -35,6 +34,8 @@ class GSPO(TrustRegion):
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """Per-token loss; aggregation and its denominator are the trainer's."""
+        import torch
+
         of_sequence = batch.expand(batch.seq_mean(log_ratio(batch))).detach()
         own = torch.where(batch.mask > 0, batch.logprobs - batch.logprobs.detach(), 0.0)
         ratio = torch.exp(of_sequence + own)

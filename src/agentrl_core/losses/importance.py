@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import attrs
-import torch
 from attrs import field, validators
 
 from agentrl_core.losses.trust_region import log_behaviour_weight
@@ -38,6 +37,8 @@ class _Weight:
 
     def weight(self, batch: LossBatch) -> Tensor:
         """Compute w of each token, 1 where the mask is 0; no gradient. [N]."""
+        import torch
+
         log = log_behaviour_weight(batch).detach()
         if self.level == "sequence":
             log = batch.expand(batch.seq_sum(log))
@@ -97,6 +98,8 @@ class MaskedIS(_Weight):
 
     def correct(self, batch: LossBatch, output: LossOutput) -> LossOutput:
         """Drop the terms outside of the bounds, and multiply the others."""
+        import torch
+
         weight = self.weight(batch)
         inside = (weight >= self.low) & (weight <= self.high)
         # A product over a long sequence may be infinite; it is outside, and must not meet a zero.

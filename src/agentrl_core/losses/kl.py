@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
-import torch
 from attrs import field, validators
 
 from agentrl_core.losses.base import LossOutput
@@ -46,6 +45,8 @@ class KL:
 
     def correct(self, batch: LossBatch, output: LossOutput) -> LossOutput:
         """Add the term."""
+        import torch
+
         if batch.reference_logprobs is None:
             raise AssertionError("reference log-probs were asked for")
         divergence = self._estimate(torch.where(batch.mask > 0, batch.reference_logprobs - batch.logprobs, 0.0))
@@ -60,6 +61,8 @@ class KL:
 
     def _estimate(self, difference: Tensor) -> Tensor:
         """One of the estimators, of d. [N]."""
+        import torch
+
         if self.estimator == "k3":
             return torch.exp(difference) - difference - 1
         half_square = difference.square() / 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
-import torch
 from attrs import field, validators
 
 if TYPE_CHECKING:
@@ -28,6 +27,8 @@ class LagDecay:
 
     def correct(self, batch: LossBatch, output: LossOutput) -> LossOutput:
         """Multiply each term."""
+        import torch
+
         factor = torch.exp(-self.rate * batch.lag.clamp_min(0).to(output.per_token.dtype))
         return attrs.evolve(
             output,

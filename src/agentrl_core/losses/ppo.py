@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
-import torch
 from attrs import field, validators
 
 from agentrl_core.losses.base import LossBatch, LossOutput
 from agentrl_core.losses.trust_region import TrustRegion, importance_ratio, log_behaviour_weight, ratio_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +51,8 @@ class PPO(TrustRegion):
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """Per-token loss; aggregation and its denominator are the trainer's."""
+        import torch
+
         ratio, advantages = importance_ratio(batch), batch.advantages
         clipped = ratio.clamp(1 - self.clip, 1 + self.clip + self.clip_higher)
         surrogate = torch.minimum(ratio * advantages, clipped * advantages)
@@ -63,8 +67,10 @@ class PPO(TrustRegion):
             metrics=metrics | {"behaviour_weight_mean": ((weight * batch.mask).sum(), batch.mask.sum())},
         )
 
-    def _applied(self, weight: torch.Tensor) -> torch.Tensor:
+    def _applied(self, weight: Tensor) -> Tensor:
         """What of w the loss is multiplied by. [N]."""
+        import torch
+
         if not self.behaviour_weight:
             return torch.ones_like(weight)
         return weight if self.behaviour_weight_cap is None else weight.clamp(max=self.behaviour_weight_cap)

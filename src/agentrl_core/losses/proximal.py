@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -21,5 +19,7 @@ def loglinear_proximal(batch: LossBatch) -> Tensor:
     the making, so alpha = lag / (lag + 1): what is fresh was sampled by the proximal policy itself, and the older a
     token, the nearer to pi_theta its proximal policy is.
     """
+    import torch
+
     lag = batch.lag.clamp_min(0).to(batch.logprobs.dtype)
     return torch.lerp(batch.behaviour_logprobs, batch.logprobs.detach(), lag / (lag + 1))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
-import torch
 from attrs import field, validators
 
 from agentrl_core.losses.base import LossBatch, LossOutput
 from agentrl_core.losses.trust_region import importance_ratio, ratio_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @attrs.frozen(kw_only=True)
@@ -33,6 +35,8 @@ class SAPO:
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """Per-token loss; aggregation and its denominator are the trainer's."""
+        import torch
+
         ratio = importance_ratio(batch)
         tau = torch.where(batch.advantages > 0, self.tau_positive, self.tau_negative).to(ratio.dtype)
         gate = torch.sigmoid(tau * (ratio - 1))
@@ -43,8 +47,10 @@ class SAPO:
         )
 
 
-def _metrics(batch: LossBatch, ratio: torch.Tensor, gate: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def _metrics(batch: LossBatch, ratio: Tensor, gate: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Nothing is cut off; `gate_mean` is how much of the gradient's weight is left."""
+    import torch
+
     open_share = 4 * gate.detach() * (1 - gate.detach())
     metrics = ratio_metrics(batch, ratio, torch.zeros_like(batch.mask, dtype=torch.bool))
     return metrics | {"gate_mean": ((open_share * batch.mask).sum(), batch.mask.sum())}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
-import torch
 from attrs import field, validators
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ class TrustRegion:
 
     def keep(self, batch: LossBatch, ratio: Tensor) -> Tensor:
         """1.0 for the masked tokens inside the region, else 0.0; no gradient. [N]."""
+        import torch
+
         if self.strict_in_bound:
             width = torch.ones_like(ratio)
         elif self.importance_weight_cap_ratio is None:
@@ -76,21 +77,29 @@ def anchor(batch: LossBatch) -> Tensor:
 
 def log_ratio(batch: LossBatch) -> Tensor:
     """Compute log pi_theta - log anchor of each token; 0 and without gradient where the mask is 0. [N]."""
+    import torch
+
     return torch.where(batch.mask > 0, batch.logprobs - anchor(batch), 0.0)
 
 
 def importance_ratio(batch: LossBatch) -> Tensor:
     """Compute pi_theta / anchor of each token; 1 and without gradient where the mask is 0. [N]."""
+    import torch
+
     return torch.exp(log_ratio(batch))
 
 
 def sampling_ratio(batch: LossBatch) -> Tensor:
     """Compute pi_theta / mu of each token, whatever the anchor; 1 and without gradient where the mask is 0. [N]."""
+    import torch
+
     return torch.exp(torch.where(batch.mask > 0, batch.logprobs - batch.behaviour_logprobs, 0.0))
 
 
 def log_behaviour_weight(batch: LossBatch) -> Tensor:
     """Compute log anchor - log mu of each token: what a ratio to the anchor leaves out. 0 where the mask is 0. [N]."""
+    import torch
+
     return torch.where(batch.mask > 0, anchor(batch) - batch.behaviour_logprobs, 0.0)
 
 

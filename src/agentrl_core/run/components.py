@@ -67,8 +67,9 @@ def resolve(
     registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
     registry.hooks.notify("configure", config=config)
     checks = Checks(given, registry, load_datasets=True)
-    if problems := list(dict.fromkeys(checks.all())):
-        raise ConfigError("\n".join(problems))
+    for stage in (checks.light, checks.engine):  # what is quickly found is told without waiting for torch
+        if problems := list(dict.fromkeys(stage())):
+            raise ConfigError("\n".join(problems))
     for note in check_scorers(checks.scorers.made, config.gateway):
         logger.warning("%s", note)
     eval_sets = {

@@ -17,13 +17,12 @@ from agentrl_core.run import sft
 from agentrl_core.run.components import Components, resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
-from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given
-from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
 
 if TYPE_CHECKING:
     from agentrl_core.run.audience import Audience
+    from agentrl_core.run.start import Start
     from agentrl_core.stores.base import Store
     from agentrl_core.trackers.base import RunSummary
 
@@ -70,6 +69,8 @@ class Trainer:
 
     def _train(self, workflow: object | None, workflow_kwargs: Mapping[str, Any] | None) -> RunSummary:
         components = resolve(self._given, workflow=workflow, workflow_kwargs=workflow_kwargs)
+        from agentrl_core.run.start import fresh_start  # torch comes along: a faulty config is told before that
+
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         directory.write_snapshot(
             configs.dump(attrs.evolve(components.config, name=directory.name)), self._given.base_dir
@@ -105,6 +106,8 @@ def _resume(
         config = configs.parse(_unsettled(kept, base_dir), overrides)
     directory.check_name(config.name)
     components = resolve(Given.from_python(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
+    from agentrl_core.run.start import check_reference, resumed_start  # with torch, so not before a faulty config
+
     check_reference(components, directory)
     with directory.locked():  # before the first change
         directory.write_snapshot(configs.dump(components.config), base_dir)
@@ -130,6 +133,8 @@ def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
 
 def _run(components: Components, directory: RunDirectory, begin: Begin) -> RunSummary:
     """Start, train and end."""
+    from agentrl_core.run.loop import TrainingLoop
+
     started = time.time()
 
     def work(store: Store, audience: Audience) -> RunSummary:
