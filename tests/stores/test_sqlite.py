@@ -18,7 +18,7 @@ import attrs
 import pytest
 
 from agentrl_core.errors import StoreError, UnstorableError
-from agentrl_core.stores import sqlite, sqlite_schema
+from agentrl_core.stores import sqlite, sqlite_file, sqlite_schema
 from agentrl_core.stores.base import RunRow, SessionRow, StepRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.stores import StoreSuite
@@ -405,14 +405,50 @@ def test_a_file_removed_while_in_use_stops_the_writes(path, store):
     assert stored_ids(path) == ["call-0"]
 
 
-def test_another_process_s_lock_is_named(path, store, monkeypatch):
-    store._connection.execute("PRAGMA busy_timeout = 0")
-    with sqlite3.connect(path) as other:
+@contextlib.contextmanager
+def locked_by_another(path):
+    """Hold the file's write lock as another process would; yields what releases it."""
+    with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match="locked; another process"):
-            asyncio.run(store.add_interaction("run", call(0)))
-    other.close()
+        yield other.rollback
+
+
+def test_another_process_s_lock_is_named(path, store, monkeypatch):
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_S", 0.0)
+    with locked_by_another(path), pytest.raises(StoreError, match="locked; another process"):
+        asyncio.run(store.add_interaction("run", call(0)))
     asyncio.run(store.add_interaction("run", call(0)))
+
+
+@pytest.mark.parametrize("write", ["a single statement", "a transaction"])
+def test_a_write_that_waits_for_a_lock_leaves_the_event_loop_to_others(path, store, write):
+    async def scenario(release):
+        writing = asyncio.ensure_future(
+            store.add_interaction("run", call(0))
+            if write == "a single statement"
+            else store.update_run("run", status="failed")
+        )
+        seen = [await store.runs() for _ in range(3)]
+        await asyncio.sleep(0)
+        assert not writing.done()
+        release()
+        await writing
+        return {run.status for runs in seen for run in runs}
+
+    with locked_by_another(path) as release:
+        assert asyncio.run(scenario(release)) == {"running"}
+
+
+def test_a_call_that_waits_for_another_thread_s_leaves_the_event_loop_to_others(store):
+    async def scenario():
+        with store._lock:
+            waiting = asyncio.ensure_future(store.runs())
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+        return await waiting
+
+    assert [run.id for run in asyncio.run(scenario())] == ["run"]
 
 
 def test_a_full_disk_loses_nothing_and_passes(path, store):

@@ -11,33 +11,42 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
 from agentrl_core.errors import StoreError, UnstorableError
+from agentrl_core.stores import sqlite_file
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.base import ResumePoint, RunRow, SessionRow, StepRow, Usage
 from agentrl_core.stores.queue import next_groups
-from agentrl_core.stores.sqlite_file import open_for_reading, open_for_writing, store_error
+from agentrl_core.stores.sqlite_file import BusyError, open_for_reading, open_for_writing, store_error
 from agentrl_core.stores.sqlite_queue import LEFT, QUEUE, WaitingGroup
 from agentrl_core.stores.wakeups import Wakeups
 from agentrl_core.types import Episode, Group, Interaction, Outcome, Record, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from agentrl_core.stores.queue import Ahead
 
+_T = TypeVar("_T")
+
 RECHECK_S = 0.5
 """How often `take_groups` looks for groups that another process added; this process's own wake it at once."""
+
+_TURN_S = 0.002
+"""How long a call may hold up its event loop while another thread's ends, which takes less as a rule."""
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.05
+"""How long a call that met a lock waits before it tries again: each time twice as long."""
 
 
 class SQLiteStore:
     """A `Store` in one SQLite file (WAL). Every call is one short transaction, done before it returns.
 
     One connection serves all threads and event loops of the process, one call at a time: a call takes well
-    under a millisecond, less than a trip to a worker thread. What a call has written survives `kill -9`.
+    under a millisecond, less than a trip to a worker thread. A call that meets another's lock tries again later
+    and leaves its event loop to others meanwhile. What a call has written survives `kill -9`.
     """
 
     def __init__(self, *, path: Path) -> None:
@@ -61,32 +70,32 @@ class SQLiteStore:
 
     async def create_run(self, run: RunRow) -> None:
         """Add a run; `StoreError` if its name exists."""
-        with self._transaction(f"add run '{run.id}'") as db:
+        async with self._transaction(f"add run '{run.id}'") as db:
             if db.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone():
                 raise StoreError(f"{self.path}: run '{run.id}' exists already; choose another name, or resume it")
             db.execute(rows.RUNS.insert, rows.run_row(run))
 
     async def update_run(self, run_id: str, *, status: str, error: str = "") -> None:
         """Set the run's status."""
-        with self._transaction(f"update run '{run_id}'") as db:
+        async with self._transaction(f"update run '{run_id}'") as db:
             self._check_run(db, run_id)
             db.execute("UPDATE runs SET status = ?, error = ? WHERE id = ?", (status, rows.text(error), run_id))
 
     async def runs(self) -> list[RunRow]:
         """Return all runs, oldest first."""
-        found = self._select("list runs", rows.RUNS.select + " ORDER BY created_at, rowid")
+        found = await self._select("list runs", rows.RUNS.select + " ORDER BY created_at, rowid")
         return [rows.run_from(row) for row in found]
 
     async def add_tasks(self, run_id: str, tasks: Sequence[Task]) -> None:
         """Keep the task rows of a run; a task already there is left as it is."""
         values = [rows.task_row(run_id, task) for task in tasks]
-        with self._transaction(f"add tasks of run '{run_id}'") as db:
+        async with self._transaction(f"add tasks of run '{run_id}'") as db:
             self._check_run(db, run_id)
             db.executemany(rows.TASKS.insert + " ON CONFLICT DO NOTHING", values)
 
     async def tasks(self, run_id: str) -> list[Task]:
         """Return the task rows of a run, in the order in which they were added."""
-        found = self._select("list tasks", rows.TASKS.select + " WHERE run_id = ? ORDER BY rowid", run_id)
+        found = await self._select("list tasks", rows.TASKS.select + " WHERE run_id = ? ORDER BY rowid", run_id)
         return [rows.task_from(row) for row in found]
 
     async def add_group(
@@ -94,35 +103,35 @@ class SQLiteStore:
     ) -> None:
         """Announce a group before its first record."""
         values = (run_id, group_id, task_id, index, size, version, is_eval, "open")
-        with self._transaction(f"add group {group_id} to run '{run_id}'") as db:
+        async with self._transaction(f"add group {group_id} to run '{run_id}'") as db:
             db.execute(rows.GROUPS.insert, values)
 
     async def add_record(self, record: Record) -> None:
         """Announce a record, outcome `running`."""
-        with self._transaction(f"add record {record.id} to group {record.group_id} of run '{record.run_id}'") as db:
+        async with self._transaction(
+            f"add record {record.id} to group {record.group_id} of run '{record.run_id}'"
+        ) as db:
             db.execute(rows.RECORDS.insert, rows.record_row(record))
 
     async def add_interaction(self, run_id: str, interaction: Interaction) -> None:
         """Append a finished LLM call of an announced record; durable against a killed process when this returns."""
         what = f"add interaction {interaction.id} to record {interaction.record_id}"
-        tools = None if not interaction.tools else self._store_tools(run_id, interaction.tools, what)
+        tools = None if not interaction.tools else await self._store_tools(run_id, interaction.tools, what)
         values = rows.interaction_row(run_id, interaction, tools)
-        with self._writing(what) as db:
-            db.execute(rows.INTERACTIONS.insert, values)
+        await self._write(what, rows.INTERACTIONS.insert, values)
 
-    def _store_tools(self, run_id: str, tools: rows.Tools, what: str) -> bytes:
+    async def _store_tools(self, run_id: str, tools: rows.Tools, what: str) -> bytes:
         """Return the key of the tools' row, which all interactions with these tools share."""
         value = rows.to_json_fast(tools, what)
         key = hashlib.blake2b(value.encode(), digest_size=16).digest()
         if (run_id, key) not in self._stored_tools:
-            with self._writing(what) as db:
-                db.execute("INSERT INTO tools VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (run_id, key, value))
+            await self._write(what, "INSERT INTO tools VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (run_id, key, value))
             self._stored_tools.add((run_id, key))
         return key
 
     async def add_session(self, session: SessionRow) -> None:
         """Keep a session of an announced record."""
-        with self._transaction(f"add the session of record {session.record_id}") as db:
+        async with self._transaction(f"add the session of record {session.record_id}") as db:
             db.execute(rows.SESSIONS.insert, rows.session_row(session))
 
     async def update_session(
@@ -131,14 +140,14 @@ class SQLiteStore:
         """Write where a record's session stands; durable against a killed process when this returns."""
         what = f"the session of record {record_id}"
         values = (state, rows.to_json(dict(rewards), what), record_id)
-        with self._transaction(f"update {what}") as db:
+        async with self._transaction(f"update {what}") as db:
             if not db.execute("UPDATE sessions SET state = ?, rewards = ? WHERE record_id = ?", values).rowcount:
                 raise StoreError(f"{self.path}: there is no session of record {record_id} to update")
 
     async def sessions(self, run_id: str) -> list[SessionRow]:
         """Return the sessions of a run in the order in which they were opened."""
         query = rows.SESSIONS.select + " WHERE run_id = ? ORDER BY opened_at, rowid"
-        return [rows.session_from(row) for row in self._select(f"list sessions of run '{run_id}'", query, run_id)]
+        return [rows.session_from(row) for row in await self._select(f"list sessions of run '{run_id}'", query, run_id)]
 
     async def finish_record(self, record: Record) -> bool:
         """Move a running record to its final outcome; False (and no change) if it was not running."""
@@ -146,7 +155,7 @@ class SQLiteStore:
             raise ValueError(f"record {record.id}: expected a final outcome, got 'running'")
         _, _, _, _, _, _, _, outcome, reason, detail, *scores, _, finished_at = rows.record_row(record)
         details = rows.to_json(dict(record.score_details), f"the score of record {record.id}")
-        with self._transaction(f"finish record {record.id}") as db:
+        async with self._transaction(f"finish record {record.id}") as db:
             changed = db.execute(
                 "UPDATE records SET outcome = ?, reason = ?, detail = ?, reward = ?, rewards = ?, score = ?, "
                 "score_parts = ?, finished_at = ?, score_details = ? WHERE id = ? AND outcome = 'running'",
@@ -158,7 +167,7 @@ class SQLiteStore:
 
     async def finish_group(self, run_id: str, group_id: str, *, usable: bool) -> None:
         """All slots are terminal: the group is ready to be taken, or dropped; one that is not open stays as it is."""
-        with self._transaction(f"finish group {group_id}") as db:
+        async with self._transaction(f"finish group {group_id}") as db:
             state = "ready" if usable else "dropped"
             key = (run_id, group_id)
             changed = db.execute(
@@ -173,7 +182,7 @@ class SQLiteStore:
     async def take_groups(self, run_id: str, count: int, *, ahead: Ahead | None = None) -> list[Group]:
         """Wait until the next `count` training groups are ready; mark them taken and return them."""
         with self._changed.listen() as changed:
-            while (taken := self._take(run_id, count, ahead)) is None:
+            while (taken := await self._take(run_id, count, ahead)) is None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), RECHECK_S)
                 changed.clear()
@@ -184,14 +193,14 @@ class SQLiteStore:
                 task_id=group.task_id,
                 index=group.index,
                 version=group.version,
-                episodes=self._scored_episodes(run_id, group.id),
+                episodes=await self._scored_episodes(run_id, group.id),
             )
             for group in taken
         ]
 
-    def _take(self, run_id: str, count: int, ahead: Ahead | None) -> list[WaitingGroup] | None:
+    async def _take(self, run_id: str, count: int, ahead: Ahead | None) -> list[WaitingGroup] | None:
         """Return the next groups of the queue, now taken; None while they are not all ready."""
-        with self._transaction(f"take groups of run '{run_id}'") as db:
+        async with self._transaction(f"take groups of run '{run_id}'") as db:
             closed = self._check_run(db, run_id)
             waiting = [WaitingGroup(*row) for row in db.execute(QUEUE, (run_id,))]
             queue = sorted(waiting, key=lambda group: group.version)
@@ -207,19 +216,19 @@ class SQLiteStore:
 
     async def close_sampling(self, run_id: str) -> None:
         """No more groups will come: wakes `take_groups`, which waits for open ones no longer."""
-        with self._transaction(f"close sampling of run '{run_id}'") as db:
+        async with self._transaction(f"close sampling of run '{run_id}'") as db:
             self._check_run(db, run_id)
             db.execute("UPDATE runs SET sampling_closed = 1 WHERE id = ?", (run_id,))
         self._changed.wake()
 
     async def add_step(self, step: StepRow) -> None:
         """Record an optimizer step and its consumption; `StoreError` if a live step has its number."""
-        with self._transaction(f"add step {step.step} of run '{step.run_id}'") as db:
+        async with self._transaction(f"add step {step.step} of run '{step.run_id}'") as db:
             db.execute(rows.STEPS.insert, rows.step_row(step))
 
     async def void_after(self, run_id: str, step: int) -> int:
         """Void the steps later than `step`, so that the run can go on from there; the number of steps voided."""
-        with self._transaction(f"void the steps of run '{run_id}' after {step}") as db:
+        async with self._transaction(f"void the steps of run '{run_id}' after {step}") as db:
             self._check_run(db, run_id)
             voided = db.execute(
                 "UPDATE steps SET voided = 1 WHERE run_id = ? AND step > ? AND voided = 0", (run_id, step)
@@ -254,23 +263,23 @@ class SQLiteStore:
             AND groups.run_id = steps.run_id AND groups.id = consumed.value
         """
         what = f"find where run '{run_id}' goes on"
-        ((highest,),) = self._select(what, query, run_id, step)
+        ((highest,),) = await self._select(what, query, run_id, step)
         next_index = 0 if highest is None else highest + 1
         return ResumePoint(
             step=step,
             next_index=next_index,
             last_version=await self.last_version(run_id),
-            left=dict(self._select(what, LEFT, run_id, step, next_index)),
+            left=dict(await self._select(what, LEFT, run_id, step, next_index)),
         )
 
     async def steps(self, run_id: str) -> list[StepRow]:
         """Return the steps in the order in which they were taken, voided ones included."""
-        found = self._select("list steps", rows.STEPS.select + " WHERE run_id = ? ORDER BY position", run_id)
+        found = await self._select("list steps", rows.STEPS.select + " WHERE run_id = ? ORDER BY position", run_id)
         return [rows.step_from(row) for row in found]
 
     async def add_version(self, run_id: str, version: int, *, step: int) -> None:
         """Record a weight publication; `StoreError` unless `version` exceeds all earlier ones of the run."""
-        with self._transaction(f"add version {version} of run '{run_id}'") as db:
+        async with self._transaction(f"add version {version} of run '{run_id}'") as db:
             (last,) = db.execute("SELECT max(version) FROM versions WHERE run_id = ?", (run_id,)).fetchone()
             if last is not None and version <= last:
                 raise StoreError(
@@ -282,7 +291,7 @@ class SQLiteStore:
     async def last_version(self, run_id: str) -> int:
         """Return the highest version ever published in the run; -1 if none."""
         query = "SELECT max(version) FROM versions WHERE run_id = ?"
-        ((last,),) = self._select("find the last version", query, run_id)
+        ((last,),) = await self._select("find the last version", query, run_id)
         return -1 if last is None else int(last)
 
     async def records(
@@ -296,13 +305,13 @@ class SQLiteStore:
                 query += f" AND {column} = ?"
                 values.append(value)
         query += " ORDER BY started_at, rowid LIMIT ?"
-        found = self._select("list records", query, *values, -1 if limit is None else limit)
+        found = await self._select("list records", query, *values, -1 if limit is None else limit)
         return [rows.record_from(row) for row in found]
 
     async def episode(self, record_id: str) -> Episode | None:
         """Return a record (by id or unique id prefix) with its interactions; `StoreError` if several ids start so."""
         query = rows.RECORDS.select + " WHERE id >= ? AND id < ? ORDER BY id LIMIT 3"
-        found = self._select(f"find record {record_id}", query, record_id, record_id + chr(0x10FFFF))
+        found = await self._select(f"find record {record_id}", query, record_id, record_id + chr(0x10FFFF))
         records = [rows.record_from(row) for row in found]
         if not records:
             return None
@@ -310,9 +319,9 @@ class SQLiteStore:
             names = ", ".join(record.id for record in records)
             raise StoreError(f"{self.path}: several records start with '{record_id}' ({names}, …); give more of the id")
         query = "SELECT score_details FROM records WHERE id = ?"
-        ((details,),) = self._select(f"find record {record_id}", query, records[0].id)
+        ((details,),) = await self._select(f"find record {record_id}", query, records[0].id)
         record = attrs.evolve(records[0], score_details=json.loads(details))
-        return self._episodes(record.run_id, [record])[0]
+        return (await self._episodes(record.run_id, [record]))[0]
 
     async def usage(self, run_id: str) -> Mapping[str, Usage]:
         """Map record ids to their LLM calls and tokens so far; records without a call are left out."""
@@ -322,7 +331,7 @@ class SQLiteStore:
         """
         return {
             record_id: Usage(calls=calls, prompt_tokens=prompt, output_tokens=output)
-            for record_id, calls, prompt, output in self._select("count tokens", query, run_id)
+            for record_id, calls, prompt, output in await self._select("count tokens", query, run_id)
         }
 
     async def close(self) -> None:
@@ -333,20 +342,20 @@ class SQLiteStore:
                 self._connection = None
         self._changed.wake()
 
-    def _scored_episodes(self, run_id: str, group_id: str) -> tuple[Episode, ...]:
+    async def _scored_episodes(self, run_id: str, group_id: str) -> tuple[Episode, ...]:
         query = rows.RECORDS.select + " WHERE run_id = ? AND group_id = ? AND outcome = 'scored'"
         query += " ORDER BY sample_index, attempt"
-        found = self._select(f"read group {group_id}", query, run_id, group_id)
-        return self._episodes(run_id, [rows.record_from(row) for row in found])
+        found = await self._select(f"read group {group_id}", query, run_id, group_id)
+        return await self._episodes(run_id, [rows.record_from(row) for row in found])
 
-    def _episodes(self, run_id: str, records: Sequence[Record]) -> tuple[Episode, ...]:
+    async def _episodes(self, run_id: str, records: Sequence[Record]) -> tuple[Episode, ...]:
         """Return the records with their interactions."""
         query = rows.INTERACTIONS.select + " WHERE record_id = ? ORDER BY seq"
-        found = [self._select(f"read record {record.id}", query, record.id) for record in records]
+        found = [await self._select(f"read record {record.id}", query, record.id) for record in records]
         tools: dict[bytes | None, rows.Tools] = {None: ()}
         for key in {row[rows.TOOLS] for interactions in found for row in interactions} - {None}:
             query = "SELECT value FROM tools WHERE run_id = ? AND hash = ?"
-            ((value,),) = self._select("read tools", query, run_id, key)
+            ((value,),) = await self._select("read tools", query, run_id, key)
             tools[key] = rows.tools_from(value)
         return tuple(
             Episode(record=record, interactions=tuple(rows.interaction_from(row, tools) for row in interactions))
@@ -360,15 +369,26 @@ class SQLiteStore:
             raise StoreError(f"{self.path}: no run '{run_id}' here")
         return bool(row[0])
 
-    def _select(self, what: str, query: str, *values: object) -> list[tuple[Any, ...]]:
+    async def _select(self, what: str, query: str, *values: object) -> list[tuple[Any, ...]]:
+        return await _patiently(lambda: self._selected(what, query, values))
+
+    def _selected(self, what: str, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         with self._exclusive(what) as db:
             return db.execute(query, values).fetchall()
 
-    @contextlib.contextmanager
-    def _transaction(self, what: str) -> Iterator[sqlite3.Connection]:
-        """Make all of the context's writes or, where one fails, none."""
+    async def _write(self, what: str, statement: str, values: Sequence[object]) -> None:
+        """Execute a single statement, which needs no transaction."""
+        await _patiently(lambda: self._written(what, statement, values))
+
+    def _written(self, what: str, statement: str, values: Sequence[object]) -> None:
         with self._writing(what) as db:
-            db.execute("BEGIN IMMEDIATE")
+            db.execute(statement, values)
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self, what: str) -> AsyncIterator[sqlite3.Connection]:
+        """Make all of the context's writes or, where one fails, none. The context awaits nothing."""
+        with contextlib.ExitStack() as held:
+            db = await _patiently(lambda: self._begin(what, held))
             try:
                 yield db
                 db.execute("COMMIT")
@@ -376,9 +396,17 @@ class SQLiteStore:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
 
+    def _begin(self, what: str, held: contextlib.ExitStack) -> sqlite3.Connection:
+        """Begin a transaction; `held` ends the connection's exclusive use."""
+        with contextlib.ExitStack() as begun:
+            db = begun.enter_context(self._writing(what))
+            db.execute("BEGIN IMMEDIATE")
+            held.push(begun.pop_all())
+            return db
+
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[sqlite3.Connection]:
-        """Yield the connection, once the file is known to be where it was; a single statement needs no transaction."""
+        """Yield the connection, once the file is known to be where it was."""
         with self._exclusive(what) as db:
             if _inode(self._file) != self._inode:
                 raise StoreError(f"{self.path}: cannot {what}: the file was moved or removed while in use; put it back")
@@ -387,16 +415,42 @@ class SQLiteStore:
     @contextlib.contextmanager
     def _exclusive(self, what: str) -> Iterator[sqlite3.Connection]:
         """Yield the connection, for one thread at a time; SQLite's errors become `StoreError`."""
-        with self._lock:
+        if not self._lock.acquire(timeout=_TURN_S):
+            raise _InUseError
+        try:
             if self._connection is None:
                 raise StoreError(f"{self.path}: cannot {what}: the store is closed")
-            try:
-                yield self._connection
-            except sqlite3.Error as error:
-                raise store_error(self.path, what, error) from error
-            except UnicodeEncodeError as error:
-                message = f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can hold"
-                raise UnstorableError(message) from error
+            yield self._connection
+        except sqlite3.Error as error:
+            raise store_error(self.path, what, error) from error
+        except UnicodeEncodeError as error:
+            message = f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can hold"
+            raise UnstorableError(message) from error
+        finally:
+            self._lock.release()
+
+
+class _InUseError(Exception):
+    """Another thread of this process uses the connection."""
+
+
+async def _patiently(operation: Callable[[], _T]) -> _T:
+    """Do what may meet a lock, again and again until it is free; the event loop goes on meanwhile.
+
+    Another process may keep its lock for `BUSY_TIMEOUT_S`; the threads of this one are not hurried.
+    """
+    pause_s, waited_s = _FIRST_PAUSE_S, 0.0
+    while True:
+        try:
+            return operation()
+        except BusyError:
+            if waited_s >= sqlite_file.BUSY_TIMEOUT_S:
+                raise
+            waited_s += pause_s
+        except _InUseError:
+            pass
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
 
 def _inode(file: str) -> tuple[int, int] | None:

@@ -49,6 +49,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         # A commit is then in the operating system's hands before it returns, which a killed process cannot undo;
         # only a power cut may cost the last moments, never the file's integrity.
         connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA busy_timeout = 0")  # from here on the store waits, without blocking its thread
         return connection
 
 
@@ -63,10 +64,16 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         return connection
 
 
+class BusyError(StoreError):
+    """Another process holds a lock on the file; it may be gone in a moment."""
+
+
 def store_error(path: Path, what: str, error: sqlite3.Error) -> StoreError:
     """Say that SQLite refused to `what`: where, why, what to do."""
-    advice = _ADVICE.get(_primary_code(error))
-    return StoreError(f"{path}: cannot {what}: {error}" + (f"; {advice}" if advice else ""))
+    code = _primary_code(error)
+    advice = _ADVICE.get(code)
+    kind = BusyError if code == sqlite3.SQLITE_BUSY else StoreError
+    return kind(f"{path}: cannot {what}: {error}" + (f"; {advice}" if advice else ""))
 
 
 @contextlib.contextmanager
