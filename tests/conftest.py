@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 from collections import Counter
 from pathlib import Path
 
@@ -50,6 +51,16 @@ class Faulty({base}):
         return float("nan") if fate == 3 else reward
 '''
 SAMPLES = Path(__file__).parent / "plugins_sample"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def activated():
+    """Put this environment's programs on PATH, as activating it does: hints then name `agentrl` alone everywhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", sysconfig.get_path("scripts"), prepend=os.pathsep)
+        for variable in ("NOX_CURRENT_SESSION", "TOX_ENV_NAME", "UV_RUN_RECURSION_DEPTH"):
+            patch.delenv(variable, raising=False)
+        yield
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import attrs
 
 from agentrl_core.batching.credit import children_of, is_trained
 from agentrl_core.errors import TrainingError
+from agentrl_core.invocation import command_line
 from agentrl_core.witness import NOTHING, Fidelity, verify
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _checked_fidelity(episode: Episode) -> Fidelity:
         raise TrainingError(
             f"record {episode.record.id}: {fidelity.exact} of {fidelity.trained} tokens are what the engine sampled; "
             f"the first deviation is at {fidelity.deviation}. Its ids were changed after it was sampled: nothing of it "
-            "may be trained (`agentrl trace verify` checks the whole run)"
+            f"may be trained (`{command_line('trace', 'verify')}` checks the whole run)"
         )
     return fidelity
 

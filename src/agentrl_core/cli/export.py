@@ -14,6 +14,7 @@ import typer
 
 from agentrl_core.cli.locate import RunsOption, find_database, model_directory, open_run
 from agentrl_core.errors import RunError, UsageError
+from agentrl_core.invocation import command_line
 from agentrl_core.witness import verify
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def export(
         typer.echo(f"left out: {len(again)} records of steps that the run took again when it was resumed", err=True)
     if altered:
         typer.echo(
-            f"left out: {', '.join(altered)}, whose tokens are not what the engine sampled (agentrl trace verify)",
+            f"left out: {', '.join(altered)}, whose tokens are not what the engine sampled "
+            f"({command_line('trace', 'verify')})",
             err=True,
         )
 
@@ -76,7 +78,9 @@ def _chosen(selection: Selection, records: Sequence[Record], row: RunRow) -> lis
         any_reward = attrs.evolve(selection, min_reward=None, best_of_group=None)
         rewards = [record.reward for record in any_reward.choose(records) if record.reward is not None]
         highest = f"the highest of {len(rewards)} rewards is {max(rewards):g}" if rewards else "it has no scored record"
-        raise UsageError(f"run {row.id} has no such record to export: {highest}; see `agentrl trace list {row.id}`")
+        raise UsageError(
+            f"run {row.id} has no such record to export: {highest}; see `{command_line('trace', 'list', row.id)}`"
+        )
     return chosen
 
 

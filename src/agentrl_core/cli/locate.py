@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from agentrl_core.errors import UsageError
+from agentrl_core.invocation import command_line
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.stores.sqlite import SQLiteStore
 
@@ -33,14 +34,16 @@ def find_directory(run: str, runs: Path) -> Path:
             return path.parent
     names = sorted(path.parent.name for path in runs.glob(f"*/{DATABASE_NAME}"))
     known = did_you_mean(run, names) or (f" (runs there: {', '.join(names)})" if names else f" ({runs} has no runs)")
-    raise UsageError(f"no run '{run}' in {runs}{known}; name one of `agentrl runs list`, or its folder")
+    raise UsageError(f"no run '{run}' in {runs}{known}; name one of `{command_line('runs', 'list')}`, or its folder")
 
 
 def newest_database(runs: Path) -> Path:
     """Return the database that was written last; `UsageError` if there is none."""
     databases = sorted(runs.glob(f"*/{DATABASE_NAME}"), key=last_write)
     if not databases:
-        raise UsageError(f"no runs in {runs.absolute()}; start one with `agentrl run CONFIG`, or give --runs DIR")
+        raise UsageError(
+            f"no runs in {runs.absolute()}; start one with `{command_line('run', 'CONFIG')}`, or give --runs DIR"
+        )
     return databases[-1]
 
 

@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 from agentrl_core.cli import HelpSwitch  # noqa: TC001  # typer reads annotations at run time
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import PluginError
+from agentrl_core.invocation import command_line, pip_install
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.plugins import load_registry
 from agentrl_core.registry import KINDS, Entry, Package, Registry
@@ -126,7 +127,9 @@ def new(
 
     for path in write_package(name, kind, directory):
         typer.echo(path)
-    typer.echo(f"next: pip install -e {directory / name} && pytest {directory / name} && agentrl plugins check {name}")
+    package = str(directory / name)
+    steps = (pip_install("-e", package), f"pytest {package}", command_line("plugins", "check", name))
+    typer.echo(f"next: {' && '.join(steps)}")
 
 
 def _list_kind(registry: Registry, kind: str, *, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from agentrl_core.cli.export import export
 from agentrl_core.cli.locate import RunsOption, find_database, model_directory, open_run
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import UsageError
+from agentrl_core.invocation import command_line
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.stores.base import Usage
 from agentrl_core.types import Outcome  # noqa: TC001  # typer reads the annotations
@@ -86,7 +87,7 @@ def show(
             known = [item.id for item in asyncio.run(store.records(row.id))]
             raise UsageError(
                 f"no record '{record}' in run {row.id}{did_you_mean(record, known)}; "
-                "`agentrl trace list` shows its records, --run names another run"
+                f"`{command_line('trace', 'list', row.id)}` shows its records, --run names another run"
             )
         tasks = [task for task in asyncio.run(store.tasks(row.id)) if task.id == episode.record.task_id]
     if as_json:

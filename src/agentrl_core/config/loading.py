@@ -19,6 +19,7 @@ from agentrl_core.config.sft import SftConfig
 from agentrl_core.config.structure import Finding, InvalidError, default_of, hint_elsewhere, structure
 from agentrl_core.config.yaml_text import read_file, read_override
 from agentrl_core.errors import ConfigError
+from agentrl_core.invocation import pip_install
 
 C = TypeVar("C", bound=RunConfig | SftConfig)
 
@@ -163,7 +164,7 @@ def _missing_launcher(tree: Tree) -> Iterator[Problem]:
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:
-        yield Problem(node.place, f"launcher.use: {node.value} needs a package: pip install {package}")
+        yield Problem(node.place, f"launcher.use: {node.value} needs a package: {pip_install(package)}")
 
 
 def _unusable_groups(run: RunConfig, tree: Tree) -> Iterator[Problem]:

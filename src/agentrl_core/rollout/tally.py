@@ -7,6 +7,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import RunError
+from agentrl_core.invocation import command_line
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
@@ -85,5 +86,5 @@ class Tally:
             f"{len(failures)} of the last {len(self._recent)} episodes gave no reward, more than "
             f"rollout.max_failure_rate = {self._limit:g} allows: "
             f"{', '.join(f'{name} {count}' for name, count in counts)}. For example, task '{example.task_id}': "
-            f"{example.detail or label(example)}. Look closer with `agentrl trace show {example.id}`"
+            f"{example.detail or label(example)}. Look closer with `{command_line('trace', 'show', example.id)}`"
         )

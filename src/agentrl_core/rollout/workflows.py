@@ -17,6 +17,7 @@ import attrs
 
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
+from agentrl_core.invocation import pip_install
 from agentrl_core.options import bind, construct, place
 from agentrl_core.rollout.calling import INJECTED, EngineCall, WorkflowCall, takes_data
 from agentrl_core.rollout.ready_made.samplers import AsyncSampler, SamplerWorkflow
@@ -128,7 +129,7 @@ def _load(use: str, registry: Registry, base_dir: Path, where: Where) -> Any:
             raise
         raise PluginError(
             f"{error}; {framework} has an environment of its own: set rollout.agent.mode to subproc and "
-            f"rollout.agent.python to the interpreter that has it, and pip install {_ADAPTER_PACKAGES[framework]} here"
+            f"rollout.agent.python to the interpreter that has it, and {pip_install(_ADAPTER_PACKAGES[framework])} here"
         ) from missing
 
 
@@ -226,7 +227,7 @@ def _not_a_workflow(agent: object, use: str) -> str:
     modules = {base.__module__.partition(".")[0] for base in type(agent).__mro__}
     packages = sorted({_ADAPTER_PACKAGES[module] for module in modules if module in _ADAPTER_PACKAGES})
     if packages:
-        advice = f"pip install {' '.join(packages)} to train it as it is, or write {_EXAMPLE}"
+        advice = f"{pip_install(*packages)} to train it as it is, or write {_EXAMPLE}"
     else:
         known = sorted(set(_ADAPTER_PACKAGES.values()))
         advice = f"write {_EXAMPLE}; agents of frameworks need their adapter: {', '.join(known)}"

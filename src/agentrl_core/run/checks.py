@@ -12,6 +12,7 @@ from agentrl_core.config.schema import AUTO, RunConfig
 from agentrl_core.data.jsonl import line_of, load_tasks
 from agentrl_core.errors import DataError, PluginError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
+from agentrl_core.invocation import pip_install
 from agentrl_core.plugins import load_registry
 from agentrl_core.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
@@ -203,7 +204,7 @@ class Checks(PartChecks[RunConfig]):
                 elif name not in self._run.scorers:  # what the config itself defines is looked at by `defined_scorers`
                     package = SCORER_PACKAGES.get(name)
                     place = self._task_place(source, its_tasks[0])
-                    yield f"{place}: {error}" + (f"; pip install {package}" if package else "")
+                    yield f"{place}: {error}" + (f"; {pip_install(package)}" if package else "")
                 continue
             refused = [(task, problem) for task in its_tasks if (problem := scorer.refuses(task))]
             if refused:

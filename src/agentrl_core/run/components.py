@@ -10,6 +10,7 @@ import attrs
 
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
+from agentrl_core.invocation import pip_install
 from agentrl_core.plugins import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, resolve_agent
 from agentrl_core.run.loss import settled
@@ -48,7 +49,7 @@ class Components(Parts[RunConfig]):
             return self.scorers.get(name)
         except UsageError as error:
             package = SCORER_PACKAGES.get(name)
-            advice = f"pip install {package}, or " if package else ""
+            advice = f"{pip_install(package)}, or " if package else ""
             raise RunError(
                 f"task '{task.id}' names no scorer and the workflow returned no reward, so it needs "
                 f"data.default_scorer '{name}': {error}. {advice}return a reward from the workflow, "

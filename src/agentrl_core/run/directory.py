@@ -18,6 +18,7 @@ import attrs
 
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.gateway.sessions import without_secrets
+from agentrl_core.invocation import command_line
 
 _ADJECTIVES = ("brisk", "calm", "clever", "eager", "gentle", "keen", "lively", "patient", "quick", "steady")
 _ANIMALS = ("badger", "crane", "falcon", "heron", "lynx", "marten", "otter", "raven", "swift", "wren")
@@ -86,7 +87,7 @@ class RunDirectory:
         if path.exists():
             raise UsageError(
                 f"run '{name}' exists already ({path}): choose another --name, "
-                f"or go on with it: agentrl runs resume {cls(path.resolve()).reference}"
+                f"or go on with it: {command_line('runs', 'resume', cls(path.resolve()).reference)}"
             )
         try:
             path.mkdir(parents=True)

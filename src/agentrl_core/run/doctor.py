@@ -18,6 +18,7 @@ from agentrl_core import config as configs
 from agentrl_core.discovery import core_version
 from agentrl_core.errors import AgentRLError
 from agentrl_core.gateway.serving.server import bind
+from agentrl_core.invocation import command_line, pip_install
 from agentrl_core.plugins import load_registry
 from agentrl_core.references import one_line
 from agentrl_core.run.checks import Checks
@@ -67,7 +68,11 @@ def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterat
     try:
         given = Given.from_file(configs.load(config, overrides))
     except AgentRLError as error:
-        yield _wrong("config", error, "mend the file; `agentrl config show` prints all options with their defaults")
+        yield _wrong(
+            "config",
+            error,
+            f"correct the file; `{command_line('config', 'show', str(config))}` prints all options with their defaults",
+        )
         return
     yield _port(given.run.gateway.host, given.run.gateway.port)
     yield _disk(Path(given.run.output_dir))
@@ -85,7 +90,7 @@ def _versions() -> Finding:
             missing.append(name)
     told = ", ".join(found)
     if missing:
-        mend = "pip install --force-reinstall agentrl-core"
+        mend = pip_install("--force-reinstall", "agentrl-core")
         return Finding(check="versions", ok=False, told=f"{told}; not installed: {', '.join(missing)}", mend=mend)
     oldest, beyond = _PYTHONS
     if not oldest <= sys.version_info[:2] < beyond:
@@ -102,8 +107,9 @@ def _plugins() -> Iterator[Finding]:
             check="plugins",
             ok=False,
             told=f"{package.distribution} {package.version} {package.trouble}",
-            mend=f"install what it misses, or what fits (`agentrl plugins show {package.distribution}` has the "
-            f"traceback), or leave it out: AGENTRL_BLOCK_PLUGINS={package.distribution}",
+            mend="install what it misses, or what fits "
+            f"(`{command_line('plugins', 'show', package.distribution)}` has the traceback), "
+            f"or leave it out: AGENTRL_BLOCK_PLUGINS={package.distribution}",
         )
     for clash in registry.clashes():
         yield Finding(check="plugins", ok=True, told=clash)

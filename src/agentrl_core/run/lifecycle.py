@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_core.errors import AgentRLError, RunError, StoreError
+from agentrl_core.invocation import command_line
 from agentrl_core.run.audience import Audience
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def carry_out(parts: Parts[Any], directory: RunDirectory, work: Callable[[Store,
         except KeyboardInterrupt:
             raise RunError(
                 "interrupted; what is stored stays. Go on from the newest checkpoint with: "
-                f"agentrl runs resume {directory.reference}"
+                + command_line("runs", "resume", directory.reference)
             ) from None
         except AgentRLError:
             logger.exception("the run stopped")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_core import config as configs
 from agentrl_core.errors import RunError
+from agentrl_core.invocation import command_line
 from agentrl_core.run.batch import BatchCollector
 from agentrl_core.run.sampling import SamplingSide
 from agentrl_core.stores.base import StepRow
@@ -186,7 +187,7 @@ class TrainingLoop:
             if found.failed and not found.scored:
                 raise RunError(
                     f"none of the {found.failed} evaluation episodes on '{name}' gave a reward; "
-                    f"look at: agentrl trace list {self._directory.reference}"
+                    f"look at: {command_line('trace', 'list', self._directory.reference)}"
                 )
 
     def _check_signal(self, report: StepReport) -> None:
@@ -200,8 +201,8 @@ class TrainingLoop:
             raise RunError(
                 f"{limit} steps in a row had no group with signal: all records of each task got one and the same "
                 f"reward (mean of the last step: {report.metrics.get('reward/mean', float('nan')):.3f}). "
-                "Look at `agentrl trace list`: is the task too hard, too easy, or is the reward constant? "
-                "Raise rollout.group_size, mix task difficulties, or change the scorer"
+                f"Look at `{command_line('trace', 'list', self._directory.reference)}`: is the task too hard, too "
+                "easy, or is the reward constant? Raise rollout.group_size, mix task difficulties, or change the scorer"
             )
 
     def _check_finite(self, report: StepReport) -> None:
@@ -220,7 +221,7 @@ class TrainingLoop:
         if self._not_finite >= limit:
             raise RunError(
                 f"{limit} steps in a row had something that is not finite, in the last: {records}. Look at these "
-                "records (agentrl trace show), and lower trainer.lr if loss/grad_norm grows; "
+                f"records ({command_line('trace', 'show')}), and lower trainer.lr if loss/grad_norm grows; "
                 "trainer.max_steps_not_finite is how many are accepted"
             )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core import config as configs
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, UsageError
+from agentrl_core.invocation import command_line
 from agentrl_core.stores.base import RunRow
 
 if TYPE_CHECKING:
@@ -38,9 +39,10 @@ def newest_checkpoint(store: Store, directory: RunDirectory, *, steps: int) -> t
         return None
     status = asyncio.run(_known_status(store, directory))
     if checkpoint[0] >= steps and status == "finished":
+        more = f"trainer.steps={2 * checkpoint[0]}"
         raise UsageError(
             f"run '{directory.name}' is finished: {checkpoint[0]} of {steps} steps; "
-            f"give it more with: agentrl runs resume {directory.reference} trainer.steps={2 * checkpoint[0]}"
+            f"give it more with: {command_line('runs', 'resume', directory.reference, more)}"
         )
     return checkpoint
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agentrl_core.errors import RunError
+from agentrl_core.invocation import command_line
 from agentrl_core.trackers.curve import PICTURE_NAME
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class _Output(Console):
             super().on_broken_pipe()
         raise RunError(
             "nobody reads the run's output any more: the pipe that it was printed to is closed. Print to a file, or "
-            "leave `console` out of trackers; go on from the newest checkpoint with `agentrl runs resume`"
+            f"leave `console` out of trackers; go on from the newest checkpoint with `{command_line('runs', 'resume')}`"
         )
 
 
@@ -125,7 +126,7 @@ class ConsoleTracker:
         if report.metrics.get("rollout/groups_with_signal") == 0:
             self._print(
                 f"WARNING step {report.step}: no group had a signal: in each, all records got the same reward. "
-                "Nothing was learned; see `agentrl trace list`.",
+                f"Nothing was learned; see `{command_line('trace', 'list')}`.",
                 style="bold red",
             )
         if self._progress is not None and self._bar is not None:
@@ -164,9 +165,9 @@ class ConsoleTracker:
         rows.append(("checkpoints", _near(directory / "checkpoints")))
         run = summary.name if directory.parent == Path("runs").resolve() else _near(directory)
         if not self._supervised:
-            rows.append(("episodes", f"agentrl trace list {run}"))
+            rows.append(("episodes", command_line("trace", "list", run)))
         if summary.status != "finished":
-            rows.append(("go on", f"agentrl runs resume {run}"))
+            rows.append(("go on", command_line("runs", "resume", run)))
         return rows
 
     def _sampling_rows(self, summary: RunSummary) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ import attrs
 import torch
 
 from agentrl_core.errors import RunError
+from agentrl_core.invocation import command_line
 from agentrl_core.models.loading import advice, load_causal_lm
 from agentrl_core.models.quiet import no_progress_bars
 
@@ -86,7 +87,7 @@ def save_checkpoint(
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
             f"cannot write the checkpoint {directory}: {error}; make room or set output_dir elsewhere, then go on "
-            "from the last checkpoint with `agentrl runs resume`"
+            f"from the last checkpoint with `{command_line('runs', 'resume')}`"
         ) from error
 
 

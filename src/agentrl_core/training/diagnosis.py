@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from agentrl_core.errors import TrainingError
+from agentrl_core.invocation import command_line
 from agentrl_core.losses.aggregate import Denominators
 from agentrl_core.training.ranks import ALONE
 
@@ -52,8 +53,8 @@ class NotFiniteError(TrainingError):
         super().__init__(
             "the optimizer update would not be finite and was refused; the weights are as they were. "
             f"{'Records' if alone else 'No single record is to blame; those in it'}: {', '.join(shown)}{more}. "
-            "Look at their rewards and logprobs (agentrl trace show), lower trainer.lr if earlier steps show a growing "
-            "loss/grad_norm, or let trainer.non_finite: skip leave such records out"
+            f"Look at their rewards and logprobs ({command_line('trace', 'show')}), lower trainer.lr if earlier steps "
+            "show a growing loss/grad_norm, or let trainer.non_finite: skip leave such records out"
         )
         self.culprits = culprits
         self.alone = alone
