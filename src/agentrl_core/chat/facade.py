@@ -150,17 +150,24 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] = (),
         stop: Sequence[str] = (),
         prompt_ids: Sequence[int] = (),
+        reply_id: str = "",
     ) -> ReplyReader:
         """Return a reader for one reply to a prompt.
 
         `parse_tools`: whether tool calls are calls, not text; `parallel`: whether more than the first are; `tools` are
         those of the request. The reply ends before the first of the `stop` strings. `prompt_ids` tell whether the
-        prompt began the first thought.
+        prompt began the first thought. The ids of tool calls derive from `reply_id`.
         """
         thinking = bool(prompt_ids) and self._opens_thought(tuple(prompt_ids[-_END_OF_PROMPT:]))
         steps = functools.partial(self.replies.steps, tools=tools, calls=parse_tools, thinking=thinking)
         return ReplyReader(
-            self.decoder(), steps, calls=parse_tools, parallel=parallel, stop=stop, stop_token_ids=self._end_ids
+            self.decoder(),
+            steps,
+            calls=parse_tools,
+            parallel=parallel,
+            stop=stop,
+            stop_token_ids=self._end_ids,
+            reply_id=reply_id,
         )
 
     def grammar(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.chat.parsers.base import ParsedReply, make_call
+from agentrl_core.chat.parsers.base import ParsedReply, call_id, make_call
 from agentrl_core.chat.parsers.source import Marks, Source
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ class ReplyReader:
         parallel: bool = True,
         stop: Sequence[str] = (),
         stop_token_ids: Iterable[int] = (),
+        reply_id: str = "",
     ) -> None:
         self._decoder = decoder
         self._ends = frozenset(stop_token_ids)
-        self._collector = Collector(calls=calls, parallel=parallel)
+        self._collector = Collector(calls=calls, parallel=parallel, reply_id=reply_id)
         self._source = Source()
         self._steps: Generator[None, None, None] | None = reading(self._source, self._collector)
         self._stop = _StopStrings(stop) if stop else None
@@ -96,11 +97,15 @@ class ReplyReader:
 
 
 class Collector:
-    """Puts together what a parser finds. Blanks around calls and behind thoughts are not content."""
+    """Puts together what a parser finds. Blanks around calls and behind thoughts are not content.
 
-    def __init__(self, *, calls: bool, parallel: bool = True) -> None:
+    The ids of calls derive from `reply_id`.
+    """
+
+    def __init__(self, *, calls: bool, parallel: bool = True, reply_id: str = "") -> None:
         self._calls_wanted = calls
         self._parallel = parallel
+        self._reply_id = reply_id
         self._content = _Text()
         self._reasoning = _Text()
         self._calls: list[dict[str, Any]] = []
@@ -147,7 +152,7 @@ class Collector:
             self.malformed(f"{name}({arguments})", f"tool call {name!r} is one too many: the request allows one")
             return
         self._content.drop_held()
-        self._calls.append(make_call(name, arguments))
+        self._calls.append(make_call(name, arguments, call_id(self._reply_id, len(self._calls))))
 
     def malformed(self, text: str, error: str) -> None:
         """Keep a call that cannot be read as content."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -89,7 +88,7 @@ class Answerer:
                 param="model",
             )
         request = self._service.continued(session, request)
-        reply_id = f"{dialect.id_prefix}{uuid.uuid4().hex}"
+        reply_id = self._service.forwarded_id(session, dialect.id_prefix)
         if request.stream:
             body = self._forward_stream(dialect, session, request, attempt, upstream, reply_id)
             return HttpResponse(headers=EVENTS, body=body)

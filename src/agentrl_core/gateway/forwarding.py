@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
+from agentrl_core.chat.parsers.base import call_id
 from agentrl_core.gateway.exchange import Choice, Delta, Reply, Usage
 from agentrl_core.types import FinishReason, Interaction, Message, Sampling
 
@@ -54,24 +55,24 @@ class Forwarder:
     ) -> Reply:
         """Do all of a call that is not streamed."""
         session.check_open()
-        heard = _Heard(request, self._clock())
+        heard = _Heard(request, reply_id, self._clock())
         for piece in await upstream.complete(request):
             heard.add(piece)
-        return await self._finish(session, heard, upstream, reply_id, attempt)
+        return await self._finish(session, heard, upstream, attempt)
 
     async def stream(
         self, session: Session, request: ChatRequest, upstream: Upstream, reply_id: str, attempt: Attempt | None
     ) -> AsyncGenerator[Forwarded, None]:
         """Yield what is new, and the stored reply last."""
         session.check_open()
-        heard = _Heard(request, self._clock())
+        heard = _Heard(request, reply_id, self._clock())
         async with aclosing(upstream.stream(request)) as pieces:
             async for piece in pieces:
                 yield heard.add(piece)
-        yield await self._finish(session, heard, upstream, reply_id, attempt)
+        yield await self._finish(session, heard, upstream, attempt)
 
     async def _finish(
-        self, session: Session, heard: _Heard, upstream: Upstream, reply_id: str, attempt: Attempt | None
+        self, session: Session, heard: _Heard, upstream: Upstream, attempt: Attempt | None
     ) -> Reply:
         stored: concurrent.futures.Future[None] = concurrent.futures.Future()
         with session.lock:
@@ -81,7 +82,7 @@ class Forwarder:
             session.writes.add(stored)
         retry_key = "" if attempt is None else attempt.key.text
         reply = heard.reply(
-            session, upstream.name, reply_id, first_seq=first, finished_at=self._clock(), retry_key=retry_key
+            session, upstream.name, first_seq=first, finished_at=self._clock(), retry_key=retry_key
         )
         if attempt is not None:
             attempt.storing = True
@@ -132,8 +133,9 @@ class _Said:
 class _Heard:
     """Puts the pieces of an upstream's reply together."""
 
-    def __init__(self, request: ChatRequest, started_at: float) -> None:
+    def __init__(self, request: ChatRequest, reply_id: str, started_at: float) -> None:
         self._request = request
+        self._reply_id = reply_id
         self._started_at = started_at
         self._usage = Usage(prompt_tokens=0, output_tokens=0, cached_tokens=0, reasoning_tokens=0)
         self.choices: Sequence[_Said] = [_Said() for _ in range(request.n)]
@@ -143,7 +145,11 @@ class _Heard:
         said = self.choices[piece.choice]
         said.content += piece.content
         said.reasoning += piece.reasoning
-        said.tool_calls += piece.tool_calls
+        new_calls = [
+            call if call["id"] else {**call, "id": call_id(self._choice_id(piece.choice), number)}
+            for number, call in enumerate(piece.tool_calls, start=len(said.tool_calls))
+        ]
+        said.tool_calls += new_calls
         said.logprobs += piece.logprobs
         said.finish_reason = piece.finish_reason or said.finish_reason
         self._usage = piece.usage or self._usage
@@ -151,7 +157,7 @@ class _Heard:
             index=piece.choice,
             content=piece.content,
             reasoning=piece.reasoning,
-            tool_calls=piece.tool_calls,
+            tool_calls=tuple(new_calls),
             told_logprobs=piece.logprobs,
         )
 
@@ -159,7 +165,6 @@ class _Heard:
         self,
         session: Session,
         upstream: str,
-        reply_id: str,
         *,
         first_seq: int,
         finished_at: float,
@@ -173,7 +178,7 @@ class _Heard:
         for index, said in enumerate(self.choices):
             cut = said.finish_reason == "length"
             interaction = Interaction(
-                id=f"{reply_id}.{index}" if index else reply_id,
+                id=self._choice_id(index),
                 record_id=session.record_id,
                 seq=first_seq + index,
                 prompt_ids=(),
@@ -205,3 +210,6 @@ class _Heard:
                 )
             )
         return Reply(request=request, choices=tuple(choices))
+
+    def _choice_id(self, index: int) -> str:
+        return f"{self._reply_id}.{index}" if index else self._reply_id

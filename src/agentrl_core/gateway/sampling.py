@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from agentrl_core.gateway.exchange import ChatRequest
 
+NAME_CHARS = 32
+"""Of what `reply_name` returns."""
+
 _LEAST_TEMPERATURE = 1e-3
 """Of those above 0: logits divided by less may not be finite any more."""
 
@@ -131,3 +134,12 @@ def call_seed(*parts: int) -> int:
     """Mix integers into a 63-bit seed, the same in every process."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def reply_name(*parts: object) -> str:
+    """Mix what tells a reply apart into 32 hex digits, the same in every process.
+
+    Frameworks and agents write the ids of replies into later prompts: random ones would make runs of equal seed
+    sample different tokens.
+    """
+    return hashlib.blake2b(repr(parts).encode(), digest_size=NAME_CHARS // 2).hexdigest()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
 import time
-import uuid
 from collections import Counter
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import attrs
 import orjson
@@ -24,7 +24,7 @@ from agentrl_core.gateway.exchange import Reply
 from agentrl_core.gateway.history.ledger import Prompt, build_prompt
 from agentrl_core.gateway.history.raw_prompts import raw_prompt
 from agentrl_core.gateway.metering import metered
-from agentrl_core.gateway.sampling import call_seed
+from agentrl_core.gateway.sampling import NAME_CHARS, call_seed, reply_name
 from agentrl_core.types import Chunk, FinishReason
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.stores.base import Store
     from agentrl_core.types import Grammar, Interaction
+
+T = TypeVar("T")
 
 _MOST_LOST_CALLS = 10_000
 """Calls of a session that began and were never stored, as far as a restarted gateway looks for them."""
@@ -110,10 +112,10 @@ class PolicyService:
         with self._lock:
             self.forced_temperatures += decision.forced
             self.without_effect.update(decision.without_effect)
-        call_id = f"{id_prefix}{uuid.uuid4().hex}"
+        call_id = f"{id_prefix}{reply_name(self._seed, session.seed_key, session.twin, first)}"
         generations = tuple(
             Generation(
-                id=f"{call_id}.{index}" if index else call_id,
+                id=(reply_id := f"{call_id}.{index}" if index else call_id),
                 index=index,
                 prompt=(prompt := prompts[index // request.n]),
                 sampling=attrs.evolve(
@@ -121,7 +123,7 @@ class PolicyService:
                     seed=call_seed(self._seed, *session.seed_key, first + index),
                     grammar=grammar,
                 ),
-                reader=self._reader(request, prompt),
+                reader=self._reader(request, prompt, reply_id),
             )
             for index in range(count)
         )
@@ -146,7 +148,7 @@ class PolicyService:
             prompt_ids=prompt.ids,
         )
 
-    def _reader(self, request: ChatRequest, prompt: Prompt) -> ReplyReader:
+    def _reader(self, request: ChatRequest, prompt: Prompt, reply_id: str) -> ReplyReader:
         if request.prompts:
             return self.chat.text_reader(stop=request.stop)
         return self.chat.reader(
@@ -155,7 +157,23 @@ class PolicyService:
             tools=request.tools,
             stop=request.stop,
             prompt_ids=prompt.ids,
+            reply_id=reply_id,
         )
+
+    def forwarded_id(self, session: Session, id_prefix: str) -> str:
+        """Return the id of the next reply that an upstream gives, deterministic as those of the policy."""
+        with session.lock:
+            number = session.num_forwarded
+            session.num_forwarded += 1
+        return f"{id_prefix}{self._forwarded_name(session, number)}"
+
+    def _forwarded_name(self, session: Session, number: int) -> str:
+        return reply_name(self._seed, session.seed_key, session.twin, "upstream", number)
+
+    def count_forwarded(self, session: Session, interactions: Sequence[Interaction]) -> int:
+        """Return how many replies of upstreams a session has begun, from the ids of those that are stored."""
+        unseen = {item.id.partition(".")[0][-NAME_CHARS:] for item in interactions if item.upstream}
+        return _count_used(unseen, functools.partial(self._forwarded_name, session), most=len(interactions))
 
     def continued(self, session: Session, request: ChatRequest) -> ChatRequest:
         """Put the conversation of the reply that a request names before its messages."""
@@ -228,11 +246,8 @@ class PolicyService:
     def count_calls(self, session: Session, interactions: Sequence[Interaction]) -> int:
         """Return how many calls a session has begun, from the seeds of those that are stored: none is used again."""
         unseen = {interaction.sampling.seed for interaction in interactions if not interaction.upstream}
-        for number in range(len(interactions) + _MOST_LOST_CALLS):
-            if not unseen:
-                return number
-            unseen.discard(call_seed(self._seed, *session.seed_key, number))
-        return len(interactions) + _MOST_LOST_CALLS
+        seed_of = functools.partial(call_seed, self._seed, *session.seed_key)
+        return _count_used(unseen, seed_of, most=len(interactions))
 
     async def abort_all(self, session: Session) -> None:
         """Stop what a closed session still has in the engine, and wait until its finished calls are stored."""
@@ -313,3 +328,12 @@ class PolicyService:
             stored.set_result(None)
             if call.attempt is not None:
                 call.attempt.settle(told)
+
+
+def _count_used(unseen: set[T], of_number: Callable[[int], T], *, most: int) -> int:
+    """Return the first number after those that made all of `unseen`; between them, calls may have been lost."""
+    for number in range(most + _MOST_LOST_CALLS):
+        if not unseen:
+            return number
+        unseen.discard(of_number(number))
+    return most + _MOST_LOST_CALLS

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import re
 import secrets
 import threading
@@ -66,8 +67,12 @@ class Session:
     attempts: Attempts = attrs.field(factory=Attempts, init=False, repr=False)
     lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
     """Guards what follows, and the ledger; held for moments only, never across an await."""
+    twin: int = attrs.field(default=0, init=False, repr=False)
+    """Number among the open sessions with its seed key, so that no two replies in the engine have one id."""
     num_calls: int = attrs.field(default=0, init=False)
-    """Calls begun."""
+    """Calls to the policy begun."""
+    num_forwarded: int = attrs.field(default=0, init=False)
+    """Calls to upstreams begun."""
     num_finished: int = attrs.field(default=0, init=False)
     running: set[str] = attrs.field(factory=set, init=False, repr=False)
     """Request ids in the engine."""
@@ -97,6 +102,8 @@ class SessionBook:
         self._by_key: dict[bytes, Session] = {}
         self._by_record: dict[str, Session] = {}
         """Those of agents from elsewhere."""
+        self._twins: dict[tuple[int, ...], dict[int, Session]] = {}
+        """The open sessions of one seed key, by their numbers."""
         self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -151,6 +158,7 @@ class SessionBook:
         """Forget a session; its secrets are answered by 410 from now on."""
         with self._lock:
             self._by_record.pop(session.record_id, None)
+            self._forget_twin(session)
             for book, digest in (self._by_token, session.token_hash), (self._by_key, session.key_hash):
                 if book.get(digest) is session:  # its key may be another one's by now
                     del book[digest]
@@ -209,11 +217,21 @@ class SessionBook:
             holder = self._by_key.get(session.key_hash)
             if holder is not None and not holder.closed:
                 raise session_active()
+            twins = self._twins.setdefault(session.seed_key, {})
+            session.twin = next(number for number in itertools.count() if number not in twins)
+            twins[session.twin] = session
             self._by_token[session.token_hash] = session
             self._by_key[session.key_hash] = session
             self._ended.pop(session.key_hash, None)
             if session.visit is not None:
                 self._by_record[session.record_id] = session
+
+    def _forget_twin(self, session: Session) -> None:
+        twins = self._twins.get(session.seed_key, {})
+        if twins.get(session.twin) is session:
+            del twins[session.twin]
+        if not twins:
+            self._twins.pop(session.seed_key, None)
 
     def _forget_ends(self) -> None:
         while len(self._ended) > _REMEMBERED_ENDS:

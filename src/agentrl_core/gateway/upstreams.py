@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -55,7 +54,7 @@ class UpstreamPiece:
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    """Whole calls, in OpenAI's shape."""
+    """Whole calls, in OpenAI's shape; the id is empty where the provider gave none."""
     finish_reason: FinishReason | None = None
     """On the last piece of each choice."""
     logprobs: tuple[Mapping[str, Any], ...] = ()
@@ -379,7 +378,7 @@ def _call(call: Any) -> Mapping[str, Any]:
     if not isinstance(arguments, str | None):
         arguments = orjson.dumps(arguments).decode()
     return {
-        "id": call.get("id") or f"call_{uuid.uuid4().hex[:24]}",
+        "id": call.get("id") or "",
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments or "{}"},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -100,10 +100,15 @@ class ToolParser(Protocol):
         ...
 
 
-def make_call(name: str, arguments: str) -> dict[str, Any]:
-    """Make a call in OpenAI's shape with a fresh id."""
+def make_call(name: str, arguments: str, call_id: str) -> dict[str, Any]:
+    """Make a call in OpenAI's shape."""
     return {
-        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "id": call_id,
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
+
+
+def call_id(reply_id: str, number: int) -> str:
+    """Return the id of a reply's tool call, equal in runs of equal seed: agents and templates write ids into prompts."""
+    return f"call_{hashlib.blake2b(f'{reply_id}/{number}'.encode(), digest_size=12).hexdigest()}"

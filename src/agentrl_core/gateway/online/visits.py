@@ -130,10 +130,12 @@ class Visits:
         episode = await self._store.episode(session.record_id)
         interactions = episode.interactions if episode is not None else ()
         num_calls = self._service.count_calls(session, interactions)
+        num_forwarded = self._service.count_forwarded(session, interactions)
         with session.lock:
             if session.forgotten:
                 session.interactions.extend(interactions)
-                session.num_calls, session.num_finished = num_calls, len(interactions)
+                session.num_calls, session.num_forwarded = num_calls, num_forwarded
+                session.num_finished = len(interactions)
                 restore(session.ledger, self._service.chat, interactions)
                 if episode is not None:
                     restore_attempts(session.attempts, self._service.chat, episode)
