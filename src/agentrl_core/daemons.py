@@ -9,7 +9,7 @@ import functools
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
@@ -41,19 +41,21 @@ async def call_on_thread(function: Callable[[], T], *, name: str) -> T:
     return (await future)()
 
 
-class DaemonExecutor(Executor):
+class DaemonExecutor(ThreadPoolExecutor):
     """A pool of up to `workers` daemon threads.
 
     The standard library's pool is joined when the interpreter ends, so one call that hangs keeps the process alive
-    for ever.
+    for ever. It is the base all the same, as asyncio's own event loops take no other executor as their default; none of
+    its threads ever starts.
     """
 
     def __init__(self, workers: int, *, name: str) -> None:
+        super().__init__(workers)
         self._workers, self._name = workers, name
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._daemons: list[threading.Thread] = []
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -64,10 +66,10 @@ class DaemonExecutor(Executor):
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._work.put(functools.partial(_carry_out, future, call))
-            if not self._idle.acquire(blocking=False) and len(self._threads) < self._workers:
-                name = f"{self._name}-{len(self._threads)}"
+            if not self._idle.acquire(blocking=False) and len(self._daemons) < self._workers:
+                name = f"{self._name}-{len(self._daemons)}"
                 thread = threading.Thread(target=self._serve, name=name, daemon=True)
-                self._threads.append(thread)
+                self._daemons.append(thread)
                 thread.start()
         return future
 
@@ -79,10 +81,10 @@ class DaemonExecutor(Executor):
                 with contextlib.suppress(queue.Empty):
                     while True:
                         self._work.get_nowait()
-            for _ in self._threads:
+            for _ in self._daemons:
                 self._work.put(None)
         if wait:
-            for thread in self._threads:
+            for thread in self._daemons:
                 thread.join()
 
     def _serve(self) -> None:

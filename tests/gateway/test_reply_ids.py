@@ -61,9 +61,7 @@ def test_no_id_comes_twice_in_a_session(chat, model_dir):
         return await asyncio.gather(*[post(gateway, session, "chat/completions", body) for _ in range(3)])
 
     replies, _ = play(chat, model_dir, agent)
-    calls = [
-        call["id"] for reply in replies for choice in reply["choices"] for call in choice["message"]["tool_calls"]
-    ]
+    calls = [call["id"] for reply in replies for choice in reply["choices"] for call in choice["message"]["tool_calls"]]
     assert len(calls) == 3 * 3 * 2
     assert len({*calls, *(reply["id"] for reply in replies)}) == len(calls) + len(replies)
 

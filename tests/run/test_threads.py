@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import importlib.util
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from agentrl_core.daemons import DaemonExecutor
 from agentrl_core.errors import RunError
+from agentrl_core.run import threads
 from agentrl_core.run.threads import LoopThread
 
 
@@ -227,3 +229,14 @@ def test_the_executor_passes_errors_on_and_drops_what_was_cancelled(release):
     release.set()
     executor.shutdown()
     assert concurrent.futures.wait([waiting], timeout=0).done == {waiting}
+
+
+def test_windows_has_the_standard_loop_in_place_of_uvloop(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvloop", None)  # as where it is not installed
+    spec = importlib.util.spec_from_file_location("threads_on_windows", threads.__file__)
+    module = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as windows:
+        windows.setattr(sys, "platform", "win32")
+        spec.loader.exec_module(module)
+    with contextlib.closing(module.LoopThread("agents", workers=1)) as loop:
+        assert loop.run(asyncio.sleep(0, "it runs")) == "it runs"

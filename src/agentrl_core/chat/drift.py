@@ -6,6 +6,7 @@ trained on the exact ids either way; drift says how far a server that renders th
 
 from __future__ import annotations
 
+import unicodedata
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ import attrs
 from agentrl_core.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentrl_core.chat.facade import Chat
     from agentrl_core.types import Episode, Interaction
 
@@ -31,8 +34,11 @@ class Drift:
     token: int = 0
     """Position of the first difference in the exact prompt."""
     exact_text: str = ""
-    """A few tokens from there on."""
+    """What is there, as far as the texts differ; all of it where they do not."""
     rendered_text: str = ""
+    exact_ids: tuple[int, ...] = ()
+    """The first ids from there on: all that differs where one text has two tokenizations."""
+    rendered_ids: tuple[int, ...] = ()
     refused: str = ""
     """Why the template renders these messages not at all."""
 
@@ -42,13 +48,21 @@ class Drift:
     def __str__(self) -> str:
         if self.refused:
             return f"the template refuses these messages: {self.refused}"
-        return (
-            f"from turn {self.turn}, token {self.token}: sampled {self.exact_text!r}, "
-            f"rendered anew {self.rendered_text!r}"
-        )
+        where = f"from turn {self.turn}, token {self.token}"
+        if self.exact_text == self.rendered_text:
+            return (
+                f"{where}: one text, other tokens: sampled {_listed(self.exact_ids)}, "
+                f"rendered anew {_listed(self.rendered_ids)}"
+            )
+        show = ascii if _look_alike(self.exact_text, self.rendered_text) else repr
+        return f"{where}: sampled {show(self.exact_text)}, rendered anew {show(self.rendered_text)}"
 
 
 _SHOWN_TOKENS = 6
+_SHOWN_CHARS = 40
+"""Of a text, from where it differs on."""
+_SHOWN_BEFORE = 12
+"""Characters before that."""
 
 
 def drift_of(chat: Chat, episode: Episode, interaction: Interaction) -> Drift:
@@ -70,14 +84,59 @@ def drift_of(chat: Chat, episode: Episode, interaction: Interaction) -> Drift:
     at = next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
     if at is None:
         return Drift(tokens=0, rendered=0)
+    exact_text, rendered_text = _texts(chat, exact[at:], rendered[at:])
     return Drift(
         tokens=len(exact) - at,
         rendered=len(rendered) - at,
         turn=_turn_at(lineage, at),
         token=at,
-        exact_text=chat.decode(exact[at : at + _SHOWN_TOKENS]),
-        rendered_text=chat.decode(rendered[at : at + _SHOWN_TOKENS]),
+        exact_text=exact_text,
+        rendered_text=rendered_text,
+        exact_ids=tuple(exact[at : at + _SHOWN_TOKENS]),
+        rendered_ids=tuple(rendered[at : at + _SHOWN_TOKENS]),
     )
+
+
+def _texts(chat: Chat, exact: Sequence[int], rendered: Sequence[int]) -> tuple[str, str]:
+    """Return the places at which two sequences read differently, however far behind their first other token that is."""
+    count = _SHOWN_TOKENS
+    while True:
+        ours, theirs = chat.decode(exact[:count]), chat.decode(rendered[:count])
+        same = _num_common(ours, theirs)
+        whole = count >= max(len(exact), len(rendered))
+        # A window may end in the middle of a character, which then reads as another one.
+        if whole or (same < min(len(ours), len(theirs)) and "\ufffd" not in (ours[same], theirs[same])):
+            break
+        count *= 2
+    if ours == theirs:
+        return _cut(ours, 0), _cut(theirs, 0)
+    start = max(0, same - _SHOWN_BEFORE)
+    return _cut(ours, start), _cut(theirs, start)
+
+
+def _num_common(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+
+
+def _cut(text: str, start: int) -> str:
+    shown = text[start : start + _SHOWN_BEFORE + _SHOWN_CHARS]
+    return f"{'…' if start else ''}{shown}{'…' if start + len(shown) < len(text) else ''}"
+
+
+def _look_alike(one: str, other: str) -> bool:
+    """Whether the eye could not tell two different texts apart, as two ways to write `é`."""
+    one, other = one.removesuffix("…"), other.removesuffix("…")
+    forms = unicodedata.normalize("NFKC", one), unicodedata.normalize("NFKC", other)
+    return _is_beginning(*forms) and not _is_beginning(one, other)
+
+
+def _is_beginning(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
+
+
+def _listed(ids: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, ids))}, …]"
 
 
 def _turn_at(lineage: tuple[Interaction, ...], at: int) -> int:

@@ -71,9 +71,7 @@ class Forwarder:
                 yield heard.add(piece)
         yield await self._finish(session, heard, upstream, attempt)
 
-    async def _finish(
-        self, session: Session, heard: _Heard, upstream: Upstream, attempt: Attempt | None
-    ) -> Reply:
+    async def _finish(self, session: Session, heard: _Heard, upstream: Upstream, attempt: Attempt | None) -> Reply:
         stored: concurrent.futures.Future[None] = concurrent.futures.Future()
         with session.lock:
             session.check_open()
@@ -81,9 +79,7 @@ class Forwarder:
             session.num_finished += len(heard.choices)
             session.writes.add(stored)
         retry_key = "" if attempt is None else attempt.key.text
-        reply = heard.reply(
-            session, upstream.name, first_seq=first, finished_at=self._clock(), retry_key=retry_key
-        )
+        reply = heard.reply(session, upstream.name, first_seq=first, finished_at=self._clock(), retry_key=retry_key)
         if attempt is not None:
             attempt.storing = True
         await asyncio.shield(asyncio.ensure_future(self._keep(session, reply, attempt, stored)))

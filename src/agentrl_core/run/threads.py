@@ -18,11 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-import uvloop
-
 from agentrl_core.daemons import DaemonExecutor
 from agentrl_core.errors import RunError
 from agentrl_core.rollout.failures import is_users
+
+if sys.platform == "win32":  # there is no uvloop for it
+    from asyncio import new_event_loop
+else:
+    from uvloop import new_event_loop
 
 T = TypeVar("T")
 
@@ -57,7 +60,7 @@ class LoopThread:
         patience_s: float = math.inf,
     ) -> None:
         self._notice, self._patience_s = notice, patience_s
-        self._loop = uvloop.new_event_loop()
+        self._loop = new_event_loop()
         self._loop.set_default_executor(DaemonExecutor(workers, name=f"{name}-worker"))
         self._loop.set_exception_handler(self._log_unseen)
         self._closing = threading.Event()

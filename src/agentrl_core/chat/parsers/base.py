@@ -110,5 +110,5 @@ def make_call(name: str, arguments: str, call_id: str) -> dict[str, Any]:
 
 
 def call_id(reply_id: str, number: int) -> str:
-    """Return the id of a reply's tool call, equal in runs of equal seed: agents and templates write ids into prompts."""
+    """Return the id of a reply's tool call, the same in every run: templates and agents write it into prompts."""
     return f"call_{hashlib.blake2b(f'{reply_id}/{number}'.encode(), digest_size=12).hexdigest()}"
