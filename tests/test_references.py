@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_core import references
 from agentrl_core.errors import PluginError
 from agentrl_core.references import is_reference, one_line, resolve, user_folders
 from agentrl_core.testing.plugins import isolated_plugins
@@ -145,7 +146,7 @@ def test_an_import_error_inside_the_users_module_is_its_own(text, tmp_path, writ
     ) as info:
         resolve(text, [tmp_path])
     assert "'a_package_that_is_not_here'" in str(info.value)
-    assert str(info.value).endswith(f"(at {file}:3)")
+    assert f"(at {file}:3); install the package that has" in str(info.value)
     assert isinstance(info.value.__cause__, ModuleNotFoundError)
     assert info.value.__cause__.name == "a_package_that_is_not_here"
     assert "refs_broken" not in sys.modules
@@ -187,3 +188,23 @@ def test_a_package_whose_parent_fails_is_not_called_missing(tmp_path, write):
 def test_one_line_keeps_the_first_line():
     assert one_line(ValueError("a\nb")) == "ValueError: a"
     assert one_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_a_missing_library_is_named_with_what_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(references._PACKAGES, "agents_sdk_of_nobody", "agents-of-nobody")
+    (tmp_path / "agent.py").write_text("import agents_sdk_of_nobody.client\n", encoding="utf-8")
+    with pytest.raises(PluginError, match=r"No module named 'agents_sdk_of_nobody'.*; pip install agents-of-nobody$"):
+        resolve("agent.py:Agent", [tmp_path])
+
+
+def test_a_missing_module_of_unknown_origin_is_no_command_to_install_it(tmp_path):
+    (tmp_path / "agent.py").write_text("import my_helperz\n", encoding="utf-8")
+    with pytest.raises(PluginError, match=r"install the package that has 'my_helperz' beside agentrl, in /") as caught:
+        resolve("agent.py:Agent", [tmp_path])
+    assert "pip install my" not in str(caught.value)
+
+
+def test_a_missing_part_of_an_installed_package_has_no_such_advice(tmp_path):
+    (tmp_path / "agent.py").write_text("import json.nowhere\n", encoding="utf-8")
+    with pytest.raises(PluginError, match=r"\(at .*agent.py:1\)$"):
+        resolve("agent.py:Agent", [tmp_path])

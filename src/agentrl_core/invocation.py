@@ -21,9 +21,14 @@ def command_line(*arguments: str) -> str:
     `agentrl …` only where PATH leads to this installation; else the program's path, or `python -m agentrl_core`
     where no program was installed.
     """
-    script = _script()
-    program = [_python(), "-m", "agentrl_core"] if script is None else [_typed(script)]
+    script = _called(PROGRAM)
+    program = [_python(), "-m", "agentrl_core"] if script is None else [script]
     return shlex.join([*program, *arguments])
+
+
+def hf_download(repository: str, folder: Path) -> str:
+    """Return the command that downloads a model of the Hugging Face Hub into a folder."""
+    return shlex.join([_called("hf") or "hf", "download", repository, "--local-dir", near(folder)])
 
 
 def pip_install(*requirements: str) -> str:
@@ -34,20 +39,24 @@ def pip_install(*requirements: str) -> str:
     return shlex.join([*program, "install", *requirements])
 
 
-def _script() -> Path | None:
-    """Return the program that runs, or else the one that was installed beside this interpreter."""
-    running = Path(sys.argv[0]).absolute()
-    installed = Path(sysconfig.get_path("scripts"), PROGRAM)
-    places = [running, installed] if running.name == PROGRAM else [installed]
-    return next((path for path in places if path.is_file()), None)
+def near(path: Path) -> str:
+    """Return a path from the working directory where it lies below, else the whole one."""
+    cwd = Path.cwd()
+    return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
 
 
-def _typed(program: Path) -> str:
-    """Return the shortest way to call a program: its name where PATH leads to it, else its path."""
-    found = _on_path(program.name)
-    if found is not None and Path(found).samefile(program):
-        return program.name
-    return _near(program)
+def _called(name: str) -> str | None:
+    """Return the shortest way to call a program of this installation: its name where PATH leads to it, else its path.
+
+    The program that runs comes first, then the one beside this interpreter; None where there is neither.
+    """
+    running, installed = Path(sys.argv[0]).absolute(), Path(sysconfig.get_path("scripts"), name)
+    places = [running, installed] if running.name == name else [installed]
+    program = next((path for path in places if path.is_file()), None)
+    if program is None:
+        return None
+    found = _on_path(name)
+    return name if found is not None and Path(found).samefile(program) else _path_of(program)
 
 
 def _python() -> str:
@@ -56,7 +65,7 @@ def _python() -> str:
         found = _on_path(name)
         if found is not None and Path(found).absolute() == Path(sys.executable):
             return name
-    return _near(Path(sys.executable))
+    return _path_of(Path(sys.executable))
 
 
 def _on_path(name: str) -> str | None:
@@ -68,10 +77,7 @@ def _on_path(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join(folders))
 
 
-def _near(program: Path) -> str:
-    """Return the path from the working directory where it lies below, else the whole one."""
-    cwd = Path.cwd()
-    if not program.is_relative_to(cwd):
-        return str(program)
-    path = str(program.relative_to(cwd))
+def _path_of(program: Path) -> str:
+    """Return a program's path as a shell takes it for one."""
+    path = near(program)
     return path if os.sep in path else os.path.join(os.curdir, path)  # noqa: PTH118  (a Path would drop the dot)

@@ -20,7 +20,25 @@ from typing import NoReturn
 import attrs
 
 from agentrl_core.errors import PluginError
+from agentrl_core.invocation import pip_install
 from agentrl_core.nearest import did_you_mean
+
+_PACKAGES = {
+    "agents": "openai-agents",
+    "anthropic": "anthropic",
+    "claude_agent_sdk": "claude-agent-sdk",
+    "httpx": "httpx",
+    "langchain": "langchain",
+    "langchain_core": "langchain-core",
+    "langchain_openai": "langchain-openai",
+    "langgraph": "langgraph",
+    "openai": "openai",
+    "pydantic_ai": "pydantic-ai",
+    "smolagents": "smolagents",
+}
+"""Module -> package, of the libraries that agents are written with."""
+OF_ANOTHER_INTERPRETER = frozenset({"camel", "openhands"})
+"""Frameworks whose dependencies rule out those of other packages here."""
 
 FILE_MODULE = "agentrl_file_"
 """Begins the names of modules that are read from files and that nobody could import."""
@@ -180,7 +198,18 @@ def _run(load: Callable[[], object], what: str) -> None:
     try:
         load()
     except (Exception, SystemExit) as error:
-        raise PluginError(f"importing {what} failed: {one_line(error)}{_origin(error)}") from error
+        raise PluginError(f"importing {what} failed: {one_line(error)}{_origin(error)}{_remedy(error)}") from error
+
+
+def _remedy(error: BaseException) -> str:
+    """Say what to install where a module is missing; a name that is not known may be misspelt, so it is no command."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    top = (name or "").partition(".")[0]
+    if not top or top in OF_ANOTHER_INTERPRETER or top in sys.modules or importlib.util.find_spec(top) is not None:
+        return ""
+    if top in _PACKAGES:
+        return f"; {pip_install(_PACKAGES[top])}"
+    return f"; install the package that has '{top}' beside agentrl, in {sys.prefix}"
 
 
 def _origin(error: BaseException) -> str:

@@ -112,7 +112,7 @@ def test_a_loss_that_lacks_its_constant_is_refused(folder, agentrl):
         ("loss.corrections=[{use: masked_is, low: 9}]", "high must be at least low"),
         ("loss.corrections=[truncated_is, masked_is]", "TruncatedIS and MaskedIS each multiply"),
         ("loss.corrections=[grpo]", "no correction named 'grpo'"),
-        ("loss.reference=nowhere", "is not a model directory: it has no config.json"),
+        ("loss.reference=nowhere", "loss.reference: there is no folder nowhere"),
         ("loss.proximal=linear", "loss.proximal: expected recompute or loglinear"),
     ],
 )
@@ -154,7 +154,7 @@ def test_check_names_everything_that_is_wrong_with_its_place(folder, agentrl):
     code, output, errors = agentrl("check", "config.yaml")
     assert (code, output) == (2, "")
     problems = "\n".join(errors)
-    assert "config.yaml:1: model.path: nowhere is not a model directory: it has no config.json" in problems
+    assert "config.yaml:1: model.path: there is no folder nowhere; `hf download" in problems
     assert "config.yaml:3: workflow.turms: unknown option" in problems
     assert "config.yaml:4: engine: no engine named 'embeded' (did you mean embedded?)" in problems
     assert "config.yaml:7: loss.clipp: unknown option of minirl (did you mean clip?)" in problems

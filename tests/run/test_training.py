@@ -187,7 +187,7 @@ def test_a_hanging_agent_is_timed_out_and_its_siblings_go_on(project):
 @pytest.mark.parametrize(
     ("section", "error"),
     [
-        ({"model": {"path": "nowhere"}}, "model.path: .*nowhere is not a model directory"),
+        ({"model": {"path": "nowhere"}}, "model.path: there is no folder .*nowhere"),
         ({"loss": {"use": "grop"}}, "did you mean grpo"),
         ({"engine": {"use": "embeded"}}, "did you mean embedded"),
         ({"loss": {"use": "grpo", "clipp": 0.1}}, "did you mean clip"),

@@ -19,6 +19,7 @@ from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.invocation import pip_install
 from agentrl_core.options import bind, construct, place
+from agentrl_core.references import OF_ANOTHER_INTERPRETER
 from agentrl_core.rollout.calling import INJECTED, EngineCall, WorkflowCall, takes_data
 from agentrl_core.rollout.ready_made.samplers import AsyncSampler, SamplerWorkflow
 from agentrl_core.workflow import RolloutWorkflow
@@ -42,9 +43,6 @@ _ADAPTER_PACKAGES = {
     "smolagents": "agentrl-smolagents",
 }
 """Top-level module of an agent framework -> the package that adapts its agents."""
-
-_OF_ANOTHER_INTERPRETER = frozenset({"camel", "openhands"})
-"""Frameworks whose dependencies rule out those of other packages here."""
 
 _EXAMPLE = "a class with `async def run(self, data, *, base_url, api_key, http_client)` that returns a reward"
 
@@ -125,7 +123,7 @@ def _load(use: str, registry: Registry, base_dir: Path, where: Where) -> Any:
     except PluginError as error:
         missing = error.__cause__
         framework = (getattr(missing, "name", None) or "").partition(".")[0]
-        if not isinstance(missing, ModuleNotFoundError) or framework not in _OF_ANOTHER_INTERPRETER:
+        if not isinstance(missing, ModuleNotFoundError) or framework not in OF_ANOTHER_INTERPRETER:
             raise
         raise PluginError(
             f"{error}; {framework} has an environment of its own: set rollout.agent.mode to subproc and "

@@ -12,6 +12,7 @@ from agentrl_core import config as configs
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, UsageError
 from agentrl_core.invocation import command_line
+from agentrl_core.models.folder import no_model_in
 from agentrl_core.stores.base import RunRow
 
 if TYPE_CHECKING:
@@ -79,13 +80,9 @@ def model_directory(
     """
     config, where = parts.config, parts.where
     if config.model.path is not None:
-        path: Path = (parts.base_dir / config.model.path).expanduser().resolve()
-        if not (path / "config.json").is_file():
-            raise ConfigError(
-                f"{where('model.path')}: {path} is not a model directory (no config.json there); expected a folder "
-                "that from_pretrained reads: config.json, weights, tokenizer.json and a chat template"
-            )
-        return path
+        if problem := no_model_in(config.model.path, parts.base_dir):
+            raise ConfigError(f"{where('model.path')}: {problem}")
+        return (parts.base_dir / Path(config.model.path).expanduser()).resolve()
     if config.model.use is None:
         raise ConfigError(f"{where('model')}: name the policy: `path: FOLDER` or `use: tiny`")
     if not (directory.model / "config.json").is_file():  # a resumed run has it

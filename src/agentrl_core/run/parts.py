@@ -15,6 +15,7 @@ from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import PluginError, UsageError
 from agentrl_core.losses.checked import problem_of_needs
+from agentrl_core.models.folder import no_model_in
 from agentrl_core.options import bind
 from agentrl_core.references import import_module, user_folders
 from agentrl_core.run.loss import build_loss, settled_loss
@@ -130,12 +131,9 @@ class PartChecks(Generic[C]):
             yield f"{where('model')}: name the policy: `path: FOLDER` of a model, or `use: tiny`"
         else:
             folder = self._given.base_dir / Path(model.path).expanduser()
-            if not (folder / "config.json").is_file():
-                yield f"{where('model.path')}: {folder} is not a model directory: it has no config.json"
-            else:
-                yield from (
-                    f"{where('model.path')}: {text}" for text in problems_of(lambda: Chat.from_directory(folder))
-                )
+            problem = no_model_in(model.path, self._given.base_dir)
+            found = [problem] if problem else problems_of(lambda: Chat.from_directory(folder))
+            yield from (f"{where('model.path')}: {text}" for text in found)
 
     def common(self) -> Iterator[str]:
         """Store, trackers and loss."""
@@ -152,10 +150,8 @@ class PartChecks(Generic[C]):
         except UsageError as error:
             yield str(error)
             return
-        folder = None if section.reference is None else self._given.base_dir / Path(section.reference).expanduser()
-        if folder is not None and not (folder / "config.json").is_file():
-            where = self._given.where("loss.reference")
-            yield f"{where}: {folder} is not a model directory: it has no config.json"
+        if section.reference is not None and (problem := no_model_in(section.reference, self._given.base_dir)):
+            yield f"{self._given.where('loss.reference')}: {problem}"
 
     def _built(self, kind: str, key: str, component: Component, **injected: Any) -> Iterator[str]:
         yield from problems_of(lambda: self._build(kind, key, component, **injected))
