@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from agentrl_core.chat.parsers.grammars import BLANKS, json_rule, literal
+from agentrl_core.chat.parsers.schemas import name_of, parameters_of
 from agentrl_core.errors import RequestError
 from agentrl_core.types import Grammar
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 Mark: TypeAlias = "Callable[[str], str]"
 """Writes a string of the model's format as its tokenizer has it: the token where it is one, else the text."""
+
+_LONGEST_QUOTE = 64
+_LONGEST_SCHEMA_CHARS = 65_536
+"""Of one JSON schema: compiling takes time that grows with the square of its properties, a second for as many."""
 
 Thought: TypeAlias = Literal["begun", "possible", "over"]
 """Whether the prompt began a thought, left it open, or ended it."""
@@ -40,10 +45,11 @@ def reply_grammar(
     """Return what the whole reply must look like; None where it is free.
 
     `answer`: what the text must be, JSON of some kind. `tools` are those that may be called; `required`: one must be.
-    `RequestError` (400) where the model's format does not let a grammar say it.
+    `RequestError` (400) where the model's format does not let a grammar say it, or a schema is too long.
     """
     if answer is None and not required:
         return None
+    _check_schemas(answer, tools)
     if answer is not None and parser.frames_text:
         raise _unsupported("response_format", f"the format of {_name(parser)}, which frames all text")
     thoughtless = thought == "over" or parser.frames_text or not reasoning.separate
@@ -69,6 +75,14 @@ def reply_grammar(
     return Grammar(kind="lark", value=start + "".join(rules))
 
 
+def _check_schemas(answer: Grammar | None, tools: Tools) -> None:
+    if answer is not None and len(answer.value) > _LONGEST_SCHEMA_CHARS:
+        raise _too_long("response_format", "the schema")
+    for tool in tools:
+        if len(json.dumps(parameters_of(tool))) > _LONGEST_SCHEMA_CHARS:
+            raise _too_long("tools", f"the parameters of {name_of(tool)[:_LONGEST_QUOTE]!r}")
+
+
 def _answer(answer: Grammar) -> str:
     schema = json.loads(answer.value) if answer.kind == "json_schema" else {"type": "object"}
     return json_rule(schema, lenient=False)
@@ -88,6 +102,15 @@ def _thought(reasoning: ReasoningFormat, mark: Mark, *, begun: bool) -> str:
 
 def _name(parser: ToolParser) -> str:
     return type(parser).__name__
+
+
+def _too_long(param: str, what: str) -> RequestError:
+    return RequestError(
+        400,
+        "invalid_value",
+        f"{param}: {what} may have at most {_LONGEST_SCHEMA_CHARS} characters of JSON for a reply to be held to it",
+        param=param,
+    )
 
 
 def _unsupported(param: str, message: str) -> RequestError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.chat.parsers.base import ParsedReply, call_id, make_call
-from agentrl_core.chat.parsers.source import Marks, Source
+from agentrl_core.chat.parsers.source import LongMarks, Marks, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -243,7 +243,7 @@ class _StopStrings:
     """Lets text through up to the first stop string."""
 
     def __init__(self, stop: Sequence[str]) -> None:
-        self._marks = Marks(stop)
+        self._marks = LongMarks(stop)
         self._held = ""
         self.found = False
 

@@ -163,6 +163,8 @@ class GatewayConfig:
     """A session that an agent from elsewhere opened ends after so long without a call; 0: not for that."""
     pause_timeout_s: float = field(default=300.0, validator=positive)
     """Longest that a call waits while the gateway is paused."""
+    max_replies_per_call: int = field(default=128, validator=positive)
+    """Most replies that one LLM call may ask for: its prompts times `n`."""
 
 
 @attrs.frozen(kw_only=True)

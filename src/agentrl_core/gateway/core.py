@@ -67,6 +67,7 @@ class Gateway:
             store=store,
             run_id=run_id,
             history=config.history,
+            most_replies=config.max_replies_per_call,
             seed=seed,
             add_cpu=self._add_cpu,
         )

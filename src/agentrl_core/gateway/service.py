@@ -78,6 +78,7 @@ class PolicyService:
         store: Store,
         run_id: str,
         history: Literal["exact", "template"],
+        most_replies: int,
         seed: int,
         add_cpu: Callable[[float], None],
         clock: Callable[[], float] = time.time,
@@ -87,6 +88,7 @@ class PolicyService:
         self._store = store
         self._run_id = run_id
         self._history = history
+        self._most_replies = most_replies
         self._seed = seed
         self._add_cpu = add_cpu
         self._clock = clock
@@ -101,6 +103,7 @@ class PolicyService:
     def begin(self, session: Session, request: ChatRequest, id_prefix: str) -> Call:
         """Prepare a call up to the ids that the engine will see; `RequestError` where it cannot be made."""
         session.check_open()
+        self._check_replies(request)
         prompts = self.prompts(session, request)
         room = min(self._room(prompt) for prompt in prompts)
         decision = session.policy.decide(request, room=room)
@@ -135,6 +138,17 @@ class PolicyService:
             generations=generations,
             started_at=self._clock(),
         )
+
+    def _check_replies(self, request: ChatRequest) -> None:
+        prompts = max(len(request.prompts), 1)
+        if prompts * request.n > self._most_replies:
+            raise RequestError(
+                400,
+                "invalid_value",
+                f"{prompts} prompts times n = {request.n} are {prompts * request.n} replies; one request may ask for "
+                f"at most {self._most_replies} (gateway.max_replies_per_call)",
+                param="n",
+            )
 
     def _grammar(self, request: ChatRequest, prompt: Prompt) -> Grammar | None:
         required = request.tool_choice.mode == "required"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ class Marks:
         self.strings = tuple(
             mark for index, mark in enumerate(ordered) if not any(mark.startswith(other) for other in ordered[:index])
         )
-        self._pattern = re.compile("|".join(map(re.escape, self.strings)) or "(?!)")
         self._firsts = re.compile("|".join({re.escape(mark[0]) for mark in self.strings}) or "(?!)")
         self._longest = max(map(len, self.strings), default=0)
 
@@ -35,13 +35,21 @@ class Marks:
         Where there is none, or one of an earlier beginning may still come: an empty string, and the index up to
         which no mark begins.
         """
-        found = self._pattern.search(text, start)
-        end = found.start() if found else len(text)
+        mark, end = self._first(text, start)
         if not final and len(text) - end < self._longest:
             begun = self._begun(text, max(start, len(text) - self._longest + 1), end)
             if begun < end:
                 return "", begun
-        return (found[0] if found else ""), end
+        return mark, end
+
+    def _first(self, text: str, start: int) -> tuple[str, int]:
+        """Return the first mark and its index; an empty string and the text's length for none."""
+        found = self._pattern.search(text, start)
+        return (found[0], found.start()) if found else ("", len(text))
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.strings)) or "(?!)")
 
     def _begun(self, text: str, start: int, end: int) -> int:
         """Return the first index from which the text, to its end, is the beginning of a mark; else `end`."""
@@ -52,6 +60,22 @@ class Marks:
                 return start
             start += 1
         return end
+
+
+class LongMarks(Marks):
+    """A few strings of any length, of which the first that is found is the last that is looked for.
+
+    One pattern of all would try each of them at every character, which takes quadratic time where they begin alike,
+    and much longer to compile. `str.find` is linear; its cost is a pass over the text for each string.
+    """
+
+    def _first(self, text: str, start: int) -> tuple[str, int]:
+        first, end = "", len(text)
+        for mark in self.strings:
+            at = text.find(mark, start, end + len(mark) - 1)
+            if 0 <= at < end:
+                first, end = mark, at
+        return first, end
 
 
 class Source:

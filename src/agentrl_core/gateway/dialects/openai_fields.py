@@ -20,6 +20,8 @@ MOST_CHOICES = 128
 MOST_TOP_LOGPROBS = 20
 """`top_logprobs`, as in OpenAI's API."""
 _MOST_STOP_STRINGS = 16
+_LONGEST_STOP_CHARS = 1000
+"""Of one stop string: the engine looks back over as many characters after every token."""
 _LONGEST_KEPT_CHARS = 4096
 """Of an unknown field's value; what is longer is shortened."""
 _MOST_KEPT_BYTES = 65_536
@@ -138,6 +140,13 @@ def parse_stop(value: Any, name: str = "stop") -> tuple[str, ...]:
         raise RequestError(400, "invalid_type", f"{name} must be a string or a list of strings, none empty", param=name)
     if len(strings) > _MOST_STOP_STRINGS:
         raise RequestError(400, "invalid_value", f"{name}: at most {_MOST_STOP_STRINGS} stop strings", param=name)
+    if any(len(string) > _LONGEST_STOP_CHARS for string in strings):
+        raise RequestError(
+            400,
+            "invalid_value",
+            f"{name}: a stop string may have at most {_LONGEST_STOP_CHARS} characters",
+            param=name,
+        )
     return tuple(strings)
 
 

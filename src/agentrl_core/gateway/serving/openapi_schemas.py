@@ -46,9 +46,8 @@ def _up_to(most: float, *, above: bool = False) -> Schema:
     return {"type": ["number", "null"], "exclusiveMinimum" if above else "minimum": 0, "maximum": most}
 
 
-_STOP: Schema = {
-    "anyOf": [{"type": ["string", "null"]}, listed({"type": "string", "minLength": 1}, maxItems=16)],
-}
+_STOP_STRING: Schema = {"type": "string", "minLength": 1, "maxLength": 1000}
+_STOP: Schema = {"anyOf": [{"type": "null"}, _STOP_STRING, listed(_STOP_STRING, maxItems=16)]}
 _FUNCTION_TOOL = shaped({"function": shaped({"name": _TEXT})}, type=one_of("function"))
 _CALL = shaped({"function": shaped({"name": _TEXT}, arguments=_TEXT)}, id=_TEXT, type=one_of("function"))
 _CHAT_MESSAGE = shaped(
@@ -144,7 +143,7 @@ COUNT_REQUEST = shaped(
     chat_template_kwargs=_MAYBE_OBJECT,
     temperature=_up_to(1.0),
     top_k=_whole(0),
-    stop_sequences={"anyOf": [listed({"type": "string", "minLength": 1}, maxItems=16), {"type": "null"}]},
+    stop_sequences={"anyOf": [listed(_STOP_STRING, maxItems=16), {"type": "null"}]},
 )
 MESSAGES_REQUEST: Schema = {
     **COUNT_REQUEST,
