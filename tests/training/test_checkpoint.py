@@ -1,5 +1,9 @@
 import json
+import os
+import random
 import re
+import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,3 +131,120 @@ def test_a_truncated_file_is_named(learner, tmp_path, name, size):
     expected = rf"{re.escape(name)}.*remove that folder to go on from the one before"
     with pytest.raises(RunError, match=expected):
         one.restore(tmp_path / "step-1")
+
+
+def flip(path, seed):
+    """Change one byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[random.Random(seed).randrange(len(content))] ^= 1 << (seed % 8)
+    path.write_bytes(bytes(content))
+
+
+def test_a_changed_byte_in_any_file_is_found_and_the_file_named(learner, tmp_path):
+    one = learner()
+    one.save(tmp_path / "step-1", step=1, version=1)
+    files = sorted(path for path in (tmp_path / "step-1").rglob("*") if path.is_file())
+    assert {"model.safetensors", "optimizer.pt", "config.json", "manifest.json"} <= {path.name for path in files}
+    for path in files:
+        written = path.read_bytes()
+        for seed in range(8):
+            flip(path, seed)
+            with pytest.raises(RunError, match=rf"{re.escape(path.name)}.*remove that folder to go on from the one"):
+                one.restore(tmp_path / "step-1")
+        path.write_bytes(written)
+    assert one.restore(tmp_path / "step-1") == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "tokenizer.json", "optimizer.pt"])
+def test_a_missing_file_is_named(learner, tmp_path, name):
+    one = learner()
+    one.save(tmp_path / "step-1", step=1, version=1)
+    (tmp_path / "step-1" / name).unlink()
+    with pytest.raises(RunError, match=rf"not a complete checkpoint: .*{re.escape(name)}.* missing"):
+        one.restore(tmp_path / "step-1")
+
+
+def test_a_checkpoint_of_before_manifests_is_still_taken(learner, tmp_path):
+    one = learner()
+    one.save(tmp_path / "step-1", step=1, version=3)
+    (tmp_path / "step-1" / "manifest.json").unlink()
+    (tmp_path / "step-1" / "trainer_state.json").write_text('{"step": 1, "version": 3, "seed": 0}')
+    assert one.restore(tmp_path / "step-1") == (1, 3)
+
+
+def test_the_state_of_another_step_is_refused(learner, tmp_path):
+    one = learner()
+    one.save(tmp_path / "step-2", step=2, version=2)
+    (tmp_path / "step-2" / "manifest.json").unlink()  # as in a checkpoint of before manifests
+    (tmp_path / "step-2" / "trainer_state.json").write_text('{"step": 999, "version": 2}')
+    with pytest.raises(RunError, match=r"trainer_state.json says step 999, but the checkpoint is that of step 2"):
+        one.restore(tmp_path / "step-2")
+
+
+def test_a_folder_under_the_name_of_another_step_is_refused(learner, tmp_path):
+    one = learner()
+    one.save(tmp_path / "step-2", step=2, version=2)
+    (tmp_path / "step-2").rename(tmp_path / "step-7")
+    with pytest.raises(RunError, match=r"says step 2, but the checkpoint is that of step 7"):
+        one.restore(tmp_path / "step-7")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_not_saved(learner, tmp_path, value):
+    one = learner()
+    one.save(tmp_path / "step-1", step=1, version=1)
+    one.weights().module.state_dict()["model.norm.weight"][3] = value
+    with pytest.raises(RunError, match=r"step-2 is not written: 1 of .*\(model\.norm\.weight .* lower trainer\.lr"):
+        one.save(tmp_path / "step-2", step=2, version=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_only_its_owner_reads_a_checkpoint(learner, tmp_path, umask):
+    one = learner()
+    before = os.umask(umask)
+    try:
+        one.save(tmp_path / "step-1", step=1, version=1)
+    finally:
+        os.umask(before)
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "step-1").rglob("*")}
+    assert set(found.values()) == {0o600}, found
+    assert stat.S_IMODE((tmp_path / "step-1").stat().st_mode) == 0o700
+
+
+def test_every_file_is_on_the_disk_before_the_checkpoint_appears(learner, tmp_path, monkeypatch):
+    synced, fsync, replace = set(), os.fsync, Path.replace
+
+    def recording(descriptor):
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def checked(path, target):
+        missing = [item.name for item in (path, *path.rglob("*")) if item.stat().st_ino not in synced]
+        assert not missing
+        synced.clear()
+        return replace(path, target)
+
+    one = learner()
+    monkeypatch.setattr(os, "fsync", recording)
+    monkeypatch.setattr(Path, "replace", checked)
+    one.save(tmp_path / "step-1", step=1, version=1)
+    assert synced == {tmp_path.stat().st_ino}  # and then its name
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_leaves_no_draft(learner, tmp_path, monkeypatch):
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+
+    one = learner()
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.save(tmp_path / "step-1", step=1, version=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_draft_of_a_killed_process_goes_with_the_next_checkpoint(learner, tmp_path):
+    (tmp_path / ".step-1.draft").mkdir()
+    (tmp_path / ".step-1.draft" / "model.safetensors").write_bytes(b"half")
+    learner().save(tmp_path / "step-2", step=2, version=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2"]

@@ -1,6 +1,6 @@
 """Checkpoints: a model directory that `from_pretrained` reads, plus what the optimizer needs to go on exactly.
 
-A checkpoint appears under its name only when it is complete.
+A checkpoint appears under its name only when it is complete and on the disk, and it is used only as it was written.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import attrs
 import torch
 
 from agentrl_core.errors import RunError
+from agentrl_core.files import flush_entry, flush_to_disk, make_private, make_private_folder
 from agentrl_core.invocation import command_line
-from agentrl_core.models.loading import advice, load_causal_lm
+from agentrl_core.models.loading import advice, load_causal_lm, not_finite
 from agentrl_core.models.quiet import no_progress_bars
+from agentrl_core.weights.manifest import MANIFEST, read_manifest, write_manifest
 
 OPTIMIZER = "optimizer.pt"
 STATE = "trainer_state.json"
+_MANIFEST_KEY = "manifest"
+"""Stands in the state of checkpoints that have a manifest; those of earlier versions have neither."""
 
 _COMPANIONS = (
     "tokenizer*",
@@ -64,54 +68,96 @@ def save_checkpoint(
 ) -> None:
     """Write everything beside `directory` first, then move it there; a checkpoint of that name is replaced.
 
-    Raises `RunError` where the disk refuses.
+    `state` holds at least the numbers `step` and `version`. A checkpoint under its name is whole, on the disk, and for
+    its owner alone. Raises `RunError` where the disk refuses, and for weights that are not finite.
     """
     from safetensors import SafetensorError
 
+    if broken := not_finite(model):
+        raise RunError(
+            f"the checkpoint {directory} is not written: {len(broken)} of the policy's weights hold NaN or infinite "
+            f"numbers ({broken[0]} is the first). Go on from an earlier checkpoint with a lower trainer.lr"
+        )
     draft = directory.with_name(f".{directory.name}.draft")
     former = directory.with_name(f".{directory.name}.former")
     try:
-        for leftover in (draft, former):
+        for leftover in (draft, former, *directory.parent.glob(".step-*.draft")):  # of a process that was killed
             shutil.rmtree(leftover, ignore_errors=True)
-        draft.mkdir(parents=True)
+        make_private_folder(draft)
         with no_progress_bars():
             model.save_pretrained(draft)
         companions.write(draft)
         torch.save(optimizer.state_dict(), draft / OPTIMIZER)
-        (draft / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+        text = json.dumps(state | {_MANIFEST_KEY: MANIFEST}, indent=2)
+        (draft / STATE).write_text(text, encoding="utf-8")
+        write_manifest(draft, step=state["step"], version=state["version"])
+        make_private(draft)
+        flush_to_disk(draft)
         if directory.exists():
             directory.replace(former)
         draft.replace(directory)
+        flush_entry(directory.parent)
         shutil.rmtree(former, ignore_errors=True)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors wrap what the disk says
-        shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
             f"cannot write the checkpoint {directory}: {error}; make room or set output_dir elsewhere, then go on "
             f"from the last checkpoint with `{command_line('runs', 'resume')}`"
         ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # left where something failed, or Ctrl-C came
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """Return what was saved beside the weights: `step`, `version` and more.
+
+    Raises `RunError` where it is not that of the folder, or a file of the checkpoint is not as it was written.
+    """
+    path = directory / STATE
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or not all(type(state.get(key)) is int for key in ("step", "version")):
+            raise ValueError("no object with the numbers step and version")  # noqa: TRY301  # one message for all
+    except (OSError, ValueError) as error:
+        raise _incomplete(directory, path, error) from error
+    try:
+        manifest = read_manifest(directory)
+    except (OSError, ValueError) as damage:
+        raise RunError(f"{directory} is not a complete checkpoint: {damage}{advice(directory)}") from damage
+    if manifest is None and _MANIFEST_KEY in state:
+        raise _incomplete(directory, directory / MANIFEST, "it is missing")
+    named = re.fullmatch(r"step-(\d+)", directory.name)
+    told = {int(named[1])} if named else set()
+    told |= {manifest.step} if manifest else set()
+    if told - {state["step"]}:
+        raise RunError(
+            f"{path} says step {state['step']}, but the checkpoint is that of step {min(told - {state['step']})}; put "
+            f"back the file that belongs there{advice(directory)}"
+        )
+    return state
 
 
 def restore_checkpoint(directory: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Put weights and optimizer state back bit by bit; returns the state that was saved beside them.
 
-    Raises `RunError`, naming the file, where the directory is not a complete checkpoint.
+    Raises `RunError`, naming the file, where the directory is not a complete checkpoint as it was written.
     """
-    path = directory / STATE
+    state = read_state(directory)
+    path = directory / OPTIMIZER
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(state, dict) or not all(isinstance(state.get(key), int) for key in ("step", "version")):
-            raise ValueError("no object with the numbers step and version")  # noqa: TRY301  # one message for all
-        path = directory / OPTIMIZER
         optimizer_state = torch.load(path, weights_only=True, map_location="cpu")
         saved = load_causal_lm(directory, next(model.parameters()).dtype, error=RunError)
         optimizer.load_state_dict(optimizer_state)
     except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise RunError(
-            f"{directory} is not a complete checkpoint: cannot read {path}: {error}; expected weights, {OPTIMIZER} and "
-            f"{STATE} there{advice(directory)}"
-        ) from error
+        raise _incomplete(directory, path, error) from error
     model.load_state_dict(saved.state_dict())
     return state
+
+
+def _incomplete(directory: Path, path: Path, why: object) -> RunError:
+    return RunError(
+        f"{directory} is not a complete checkpoint: cannot read {path}: {why}; expected weights, {OPTIMIZER} and "
+        f"{STATE} there{advice(directory)}"
+    )
 
 
 def prune(directory: Path, *, keep: int, saved: int) -> None:

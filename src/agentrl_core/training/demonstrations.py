@@ -59,7 +59,7 @@ class Demonstrations:
         self._rows = rows
         self._train_on, self._exact_ids, self._overlong = train_on, exact_ids, overlong
         self._context_length = context_length
-        self._template: Any = AutoTokenizer.from_pretrained(model_dir)
+        self._template: Any = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=False)
         self._tokenizer: Any = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         self._digest = tokenizer_digest(model_dir)
         self._stops: list[str] = [
