@@ -15,12 +15,13 @@ from tests.gateway import conftest as parts
 from agentrl_core import config
 from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
 from agentrl_core.config.sft import SftConfig
+from agentrl_core.rollout.judging import early_request
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.run.checks import check_config
 from agentrl_core.testing.advantages import check_advantage
 from agentrl_core.testing.plugins import isolated_plugins
-from agentrl_core.types import Outcome, Task
+from agentrl_core.types import Outcome, Record, Task
 
 chat, model_dir, engine, database, online, store, make_gateway, gateway, make_record, open_session, session = (
     getattr(parts, name)
@@ -122,6 +123,17 @@ print(json.dumps([registry.describe("scorers", "gsm8k"), ask("It is $42."), ask(
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert json.loads(done.stdout) == ["agentrl-gsm8k==0.1.0 gsm8k_scorer:score", 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"), [("It is $42.", 1.0), ("42", 1.0), ("so <answer>42</answer>, not 7", 1.0), ("41", 0.0)]
+)
+def test_the_six_line_scorer_judges_plain_replies(reply, score):
+    scope = {}
+    exec(block("python", "def score(request"), scope)
+    task = Task(id="t1", data={"messages": []}, answer="42", scorer="gsm8k")
+    record = Record(id="r", run_id="x", task_id="t1", group_id="g", sample_index=0)
+    assert scope["score"](early_request(task, record, reply, ())) == score
 
 
 def test_the_clients_of_the_table_are_those_of_the_matrix():

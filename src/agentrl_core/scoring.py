@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import attrs
 
@@ -12,19 +12,27 @@ if TYPE_CHECKING:
     from agentrl_core.types import Message, Record, Task
 
 
+AnswerFrom: TypeAlias = Literal["schema", "reply", "nowhere", "workflow"]
+"""Values of `ScoreRequest.answer_from`."""
+
+
 @attrs.frozen(kw_only=True)
 class ScoreRequest:
     """One finished episode, as a scorer sees it."""
 
     answer: str
-    """Extracted from the last reply by the task's `answer_schema`; empty where nothing matched. Of an `Answer` that
-    the workflow returned, all of it where nothing matched."""
+    """The text between the last `<answer>` tags of the last reply, or all of it where it has none; thoughts are left
+    out. Where the task names an `answer_schema`, only what that finds: empty where it finds nothing. Of an `Answer`
+    that the workflow returned, all of it where nothing matched."""
     reference: str | None
     """The task's `answer`."""
     task: Task
     messages: Sequence[Message]
     """The last interaction's conversation, its reply included."""
     record: Record
+    answer_from: AnswerFrom = "schema"
+    """Where the answer was found: between tags or in a box (`schema`), the whole `reply`, `nowhere`, as the reply lacks
+    the schema that the task names, or in what the `workflow` returned."""
     step: int | None = None
     """Optimizer steps done when the record's group was submitted, the same for its whole group; None in evaluations,
     where what follows the steps stands at its end, so that one measure holds for all of them."""

@@ -32,8 +32,9 @@ class Task:
     """Reference answer for scorers; None where the row has none."""
     scorer: str | None = None
     """Registry name of the scorer; None means `data.default_scorer`."""
-    answer_schema: str = "answer"
-    """How the answer is extracted from the last reply: `answer` (or any tag name), or `boxed`."""
+    answer_schema: str = ""
+    """Where the last reply has the answer: a tag name, or `boxed`. Empty, where the row names none: in `<answer>` tags,
+    or else the whole reply is the answer."""
 
 
 @attrs.frozen(kw_only=True)

@@ -104,7 +104,10 @@ async def fill(store, name, *, created_at, reward):
             rewards={"call-4": reward},
             score=0.5,
             score_parts={"near": 0.5},
-            score_details={"judge": {"asked": ["a", 1], "calls": [{"reply": "two\nlines"}], "cost": None}},
+            score_details={
+                "judged": {"answer": "done", "from": "reply", "looked_for": "<answer>…</answer>"},
+                "judge": {"asked": ["a", 1], "calls": [{"reply": "two\nlines"}], "cost": None},
+            },
             finished_at=101.5,
         )
     )

@@ -10,7 +10,9 @@ import struct
 
 import pytest
 
+from agentrl_core.cli.episode_text import episode_lines
 from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.types import Episode, Record
 from agentrl_core.witness import witness
 
 
@@ -64,7 +66,9 @@ def test_an_unknown_outcome_is_refused_with_the_known_ones(agentrl, make_run):
 EPISODE = """\
 record calm-otter-aaaa: scored, reward 1
   run       calm-otter, task maze, group calm-otter-g0, sample 0
-  answer    (3, 4)
+  reference (3, 4)
+  judged    done
+            (the whole reply: it has no <answer>…</answer>)
   scorer    0.5 (near 0.5)
   scoring   judge:
               asked: ["a", 1]
@@ -102,6 +106,29 @@ record calm-otter-aaaa: scored, reward 1
         asked for {"temperature": 0.2}
         assistant done
 """
+
+
+@pytest.mark.parametrize(
+    ("judged", "lines"),
+    [
+        ({"answer": "4", "from": "schema", "looked_for": "<a>…</a>"}, ["judged    4", "(inside <a>…</a>)"]),
+        ({"answer": "4", "from": "workflow", "looked_for": "<a>…</a>"}, ["judged    4", "(returned by the workflow)"]),
+        (
+            {"answer": "", "from": "nowhere", "looked_for": "<a>…</a>"},
+            ["judged    (nothing: the reply has no <a>…</a>, which the task names as answer_schema)"],
+        ),
+        (
+            {"answer": "", "from": "reply", "looked_for": "<a>…</a>"},
+            ["judged    (nothing: the last reply has no text outside of thoughts and tool calls)"],
+        ),
+    ],
+)
+def test_a_shown_episode_says_what_was_judged_and_why_nothing_was(judged, lines):
+    record = Record(id="r", run_id="run", task_id="t", group_id="g", sample_index=0, score_details={"judged": judged})
+    shown = [line.text.strip() for line in episode_lines(Episode(record=record, interactions=()), None)]
+    start = shown.index(lines[0])
+    assert shown[start : start + len(lines)] == lines
+    assert not any(line.startswith("scoring") for line in shown)
 
 
 def test_an_episode_is_shown_as_a_tree_with_its_numbers(agentrl, make_run):

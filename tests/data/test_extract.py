@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.data.extract import extract_answer
+from agentrl_core.data.extract import extract_answer, find_answer, without_thoughts
 
 AGENTCPM = [
     ("<answer>a</answer> <answer>b</answer>", "answer", "b"),
@@ -105,3 +105,49 @@ pieces = st.sampled_from([*"{}\\ab", "\\boxed{", "\\fbox{", "<a>", "</a>"])
 def test_an_answer_is_always_a_part_of_the_text(text):
     assert extract_answer(text, "boxed") in text
     assert extract_answer(text, "a") in text
+
+
+@pytest.mark.parametrize(
+    ("reply", "schema", "answer", "source"),
+    [
+        ("A5", "", "A5", "reply"),
+        (" 42\n", "", "42", "reply"),
+        ("so <answer>4</answer>.", "", "4", "schema"),
+        ("so <answer></answer>.", "", "", "schema"),
+        ("so <answer>4", "", "so <answer>4", "reply"),
+        (r"so \boxed{4}", "", r"so \boxed{4}", "reply"),
+        ("A5", "answer", "", "nowhere"),
+        ("A5", "boxed", "", "nowhere"),
+        (r"so \boxed{4}", "boxed", "4", "schema"),
+        ("<final>4</final>", "final", "4", "schema"),
+        ("<answer>4</answer>", "final", "", "nowhere"),
+        ("<think>is it <answer>3</answer>? no</think>\n\n4", "", "4", "reply"),
+        ("it opened in the prompt</think>4", "", "4", "reply"),
+        ("<think>on and on, 4", "", "", "reply"),
+        ("<think>a</think>4<think>b</think>2", "", "42", "reply"),
+        ("[THINK]a[/THINK]4", "", "4", "reply"),
+        ("<think><answer>3</answer></think>", "answer", "", "nowhere"),
+        ("", "", "", "reply"),
+    ],
+)
+def test_without_a_tag_the_whole_reply_is_the_answer_unless_a_schema_is_named(reply, schema, answer, source):
+    found = find_answer(reply, schema)
+    assert (found.text, found.source) == (answer, source)
+
+
+thought_pieces = st.sampled_from(["<think>", "</think>", "[THINK]", "[/THINK]", "a", "4 ", "\n"])
+
+
+@given(st.lists(thought_pieces).map("".join))
+def test_no_tag_of_thoughts_outlives_their_removal_and_nothing_is_added(text):
+    said = without_thoughts(text)
+    assert not any(tag in said for tag in ("<think>", "</think>", "[THINK]", "[/THINK]"))
+    remaining = iter(text)
+    assert all(char in remaining for char in said)
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="<>[]")), st.sampled_from(["", "final", "boxed"]))
+def test_text_without_any_tag_is_an_answer_only_where_no_schema_is_named(text, schema):
+    text = text.replace("\\", "")
+    found = find_answer(text, schema)
+    assert found.text == ("" if schema else text.strip())

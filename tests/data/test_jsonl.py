@@ -56,7 +56,7 @@ def test_a_row_becomes_a_task_that_keeps_the_whole_row(write):
 
 def test_what_a_row_leaves_out_has_its_default(write):
     (task,) = load_tasks(write('{"id": "a", "query": "q", "answer": null, "scorer": null, "answer_schema": null}'))
-    assert (task.answer, task.scorer, task.answer_schema) == (None, None, "answer")
+    assert (task.answer, task.scorer, task.answer_schema) == (None, None, "")
 
 
 def test_messages_are_taken_as_they_are(write):

@@ -9,8 +9,11 @@ from agentrl_core import workflow_context
 from agentrl_core.config.schema import SamplingConfig
 from agentrl_core.errors import EngineError, EpisodeError, RunError, StoreError
 from agentrl_core.scorers.call import normalize_scorer
+from agentrl_core.scorers.text import exact_match
 from agentrl_core.scoring import Answer, Score
 from agentrl_core.types import Outcome
+
+EXACT_MATCH = normalize_scorer(exact_match, "exact_match")
 
 
 @pytest.fixture
@@ -166,6 +169,28 @@ def test_the_answer_is_cut_out_by_the_tasks_own_schema(run_one, answering, make_
     assert scorer_for.requests[0].answer == "4"
 
 
+@pytest.mark.parametrize(
+    ("reply", "schema", "judged"),
+    [
+        ("A5", "", ("A5", "reply", "<answer>…</answer>")),
+        ("so <answer>A5</answer>", "", ("A5", "schema", "<answer>…</answer>")),
+        ("A5", "boxed", ("", "nowhere", r"\boxed{…}")),
+    ],
+)
+def test_the_record_keeps_which_answer_was_judged(run_one, answering, make_task, gateway, reply, schema, judged):
+    gateway.answer = reply
+    task = make_task(answer="A5", scorer="exact_match", answer_schema=schema)
+    record = run_one(answering(None), task=task, scorer_for=lambda _: EXACT_MATCH).record
+    assert record.reward == float(judged[0] == "A5")
+    assert record.score_details["judged"] == dict(zip(("answer", "from", "looked_for"), judged, strict=True))
+
+
+def test_an_answer_that_the_workflow_returned_is_judged_as_such(run_one, answering, make_task):
+    task = make_task(answer="4", scorer="exact_match", answer_schema="boxed")
+    record = run_one(answering(Answer("4")), task=task, scorer_for=lambda _: EXACT_MATCH).record
+    assert (record.reward, record.score_details["judged"]["from"]) == (1.0, "workflow")
+
+
 def test_a_scorer_may_reward_interactions(run_one, answering):
     record = run_one(answering(None), scorer_for=scorer({"chatcmpl-0-0": 0.5})).record
     assert (record.reward, record.rewards) == (0.5, {"chatcmpl-0-0": 0.5})
@@ -190,7 +215,8 @@ def test_no_score_is_a_rejection_never_zero(run_one, answering, make_task, verdi
 
 def test_what_a_scorer_tells_is_in_the_record_whether_it_gave_a_score_or_not(run_one, answering, make_task):
     details = {"said": "because", "cost": 0.5, "odd": {1}}
-    kept = {"said": "because", "cost": 0.5, "odd": "{1}"}
+    judged = {"answer": "4", "from": "schema", "looked_for": "<answer>…</answer>"}
+    kept = {"judged": judged, "said": "because", "cost": 0.5, "odd": "{1}"}
     given = scorer(Score(0.5, details=details))
     refused = scorer(EpisodeError("judge_down", "judge_down: nobody answered", details=details))
     assert run_one(answering(None), scorer_for=given).record.score_details == kept

@@ -1,3 +1,4 @@
+import attrs
 import pytest
 
 from agentrl_core.config.schema import RolloutConfig
@@ -32,6 +33,32 @@ def test_draining_gives_what_is_new_and_totals_stay():
     tally.add_cancelled()
     assert tally.records.drain() == {"scored": 1, "cancelled": 1}
     assert tally.records.totals == {"scored": 3, "failed(ValueError)": 1, "cancelled": 1}
+
+
+def test_judged_training_records_are_counted_by_where_their_answer_was():
+    def judged(source, reward, **fields):
+        details = {"judged": {"answer": "x", "from": source, "looked_for": "<answer>…</answer>"}}
+        return attrs.evolve(SCORED, reward=reward, score_details=details, **fields)
+
+    tally = Tally(RolloutConfig())
+    for item in (
+        judged("schema", 0.0),
+        judged("nowhere", 0.0),
+        judged("reply", 0.0),
+        judged("reply", 1.0),
+        judged("workflow", 1.0),
+        judged("schema", 1.0, is_eval=True),
+        judged("schema", 1.0, score=0.0),  # the reward is the workflow's own
+        FAILED,
+    ):
+        tally.add(item)
+    assert tally.answers.drain() == {
+        "schema <answer>…</answer>": 1,
+        "nowhere <answer>…</answer>": 1,
+        "reply 0": 1,
+        "reply": 1,
+        "workflow": 1,
+    }
 
 
 def test_groups_are_counted_by_how_they_ended():

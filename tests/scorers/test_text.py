@@ -3,11 +3,12 @@
 import functools
 import math
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.scorers.text import exact_match, last_number, numeric
+from agentrl_core.scorers.text import exact_match, last_numbers, numeric
 from agentrl_core.testing.scorers import ScorerSuite, score_request
 
 
@@ -50,6 +51,16 @@ class TestNumeric(ScorerSuite):
             ({"answer": "0.333", "reference": "1/3"}, 0.0),
             ({"answer": "4 or 5", "reference": "4"}, 0.0),
             ({"answer": "four", "reference": "4"}, 0.0),
+            ({"answer": "4 or 5", "reference": "5"}, 0.0),
+            ({"answer": "1 2 3 4 5 6 7", "reference": "7"}, 0.0),
+            ({"answer": "1, 2, 3, and 4", "reference": "4"}, 0.0),
+            ({"answer": "**3** or **4**", "reference": "4"}, 0.0),
+            ({"answer": "(3, 4)", "reference": "3, 4"}, 1.0),
+            ({"answer": "(4, 3)", "reference": "3, 4"}, 0.0),
+            ({"answer": "5, or 5.0", "reference": "5"}, 1.0),
+            ({"answer": "She buys 3 + 4 = 7 apples.", "reference": "7"}, 1.0),
+            ({"answer": "The area is 42 m^2.", "reference": "42"}, 1.0),
+            ({"answer": "**42**", "reference": "42"}, 1.0),
             ({"answer": "1/0", "reference": "0"}, 0.0),
         ]
 
@@ -69,21 +80,15 @@ class TestNumericWithTolerance(ScorerSuite):
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
+    ("text", "numbers"),
     [
         ("42", 42.0),
         ("-7", -7.0),
         ("+7", 7.0),
         ("\N{MINUS SIGN}7.5", -7.5),
         ("x=-3", -3.0),
-        ("5-3", 3.0),
         ("(1)-3", 3.0),
-        ("3 - 5", 5.0),
-        ("10-20", 20.0),
         ("1,234,567.8", 1234567.8),
-        ("1,2", 2.0),
-        ("1,2345", 2345.0),
-        ("12,345,67", 67.0),
         (".5", 0.5),
         ("It is 5.", 5.0),
         ("1e-3", 0.001),
@@ -102,33 +107,77 @@ class TestNumericWithTolerance(ScorerSuite):
         (r"-\dfrac{3}{-4}", 0.75),
         (r"\frac{-3}{4}", -0.75),
         (r"\frac{x}{4}", 4.0),
+        (r"1\frac{1}{2}", 1.5),
+        ("-1 1/2", -1.5),
+        (r"1{,}234", 1234.0),
+        (r"1\,234", 1234.0),
+        ("1\N{NARROW NO-BREAK SPACE}234", 1234.0),
         ("#### 18", 18.0),
-        ("3/4/2026", 2026.0),
+        ("10^5", 1e5),
+        ("2^{10}", 1024.0),
+        ("42 m^2", 42.0),
+        ("42 cm2", 42.0),
+        ("42 s^{-1}", 42.0),
+        ("x_1 = 7", 7.0),
+        ("A5", 5.0),
+        ("40\n41\n42", 42.0),
+        ("5 5.0", 5.0),
+        ("3 - 5", (3.0, 5.0)),
+        ("10-20", (10.0, 20.0)),
+        ("1,2345", (1.0, 2345.0)),
+        ("12,345,67", (12.0, 345.0, 67.0)),
+        ("3/4/2026", (0.75, 2026.0)),
+        ("3, 4, and 5", (3.0, 4.0, 5.0)),
+        ("1 2 3", (1.0, 2.0, 3.0)),
         ("1/0", None),
         ("1e999", None),
         ("1 x 10^999", None),
-        ("", None),
-        ("none", None),
+        ("9**999", None),
+        ("0**-1", None),
+        ("", ()),
+        ("none", ()),
     ],
 )
-def test_the_last_number_of_a_text(text, number):
-    assert last_number(text) == (None if number is None else pytest.approx(number, rel=1e-12))
+def test_the_last_number_of_a_text_or_the_list_at_its_end(text, numbers):
+    expected = numbers if isinstance(numbers, tuple) else (numbers,)
+    assert last_numbers(text) == tuple(None if item is None else pytest.approx(item, rel=1e-12) for item in expected)
 
 
-@given(st.text())
-def test_any_text_has_a_finite_last_number_or_none(text):
-    number = last_number(text)
-    assert number is None or math.isfinite(number)
+@given(st.text() | st.lists(st.sampled_from([*"0123456789,.^*/-$ %{}\\xe_", "\\frac{", "\n"])).map("".join))
+def test_numbers_that_are_read_are_finite(text):
+    assert all(number is None or math.isfinite(number) for number in last_numbers(text))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["{}", "is ${}.", "a {}%", "1 then {} x"]))
 def test_a_number_is_found_in_the_text_around_it(value, frame):
-    assert last_number(frame.format(value)) == value
+    assert last_numbers(frame.format(value)) == (value,)
 
 
 @given(st.integers(min_value=-(10**15), max_value=10**15))
 def test_thousands_may_be_separated(value):
-    assert last_number(f"{value:,}") == value
+    assert last_numbers(f"{value:,}") == (value,)
+
+
+@given(
+    st.lists(st.integers(0, 999), min_size=2, max_size=30, unique=True),
+    st.sampled_from([", ", " ", " or ", "; ", " | ", "/ ", ", or "]),
+)
+def test_a_list_of_guesses_matches_none_of_them(guesses, separator):
+    listing = separator.join(map(str, guesses))
+    assert all(numeric(score_request(listing, str(guess))).value == 0 for guess in guesses)
+
+
+def test_what_was_read_is_told():
+    assert numeric(score_request("about 4.0 km", "5")).details == {"read": "4"}
+    assert numeric(score_request("3 or 4", "4")).details == {"read": "3, 4"}
+    assert numeric(score_request("four", "4")).details == {"read": "no number"}
+
+
+@pytest.mark.parametrize("scorer", [exact_match, numeric])
+def test_the_whole_reply_can_be_judged_with_its_tags(scorer):
+    request = attrs.evolve(score_request("5", "4"), messages=[{"role": "assistant", "content": " 4 "}])
+    given, judged = scorer(request), scorer(request, of="reply")
+    assert (getattr(given, "value", given), getattr(judged, "value", judged)) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("scorer", [exact_match, numeric])

@@ -24,6 +24,7 @@ METRICS = {
     "rollout/groups_with_signal",
     "rollout/tool_calls_per_episode",
     "rollout/llm_calls_per_episode",
+    "rollout/replies_cut",
     "rollout/tokens",
     "rollout/lag_mean",
     "rollout/lag_max",

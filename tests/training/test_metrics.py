@@ -44,7 +44,7 @@ def test_rewards_lag_and_calls_are_those_of_the_groups():
                     "a",
                     1.0,
                     call("a", 0, (2, 1), (4, 3), output={"role": "assistant", "tool_calls": [{}, {}]}),
-                    call("a", 1, (5, 4)),
+                    call("a", 1, (5, 4), finish_reason=FinishReason.LENGTH),
                 ),
                 episode("b", 0.0, call("b", 0, (0, 9), finish_reason=FinishReason.ABORT)),  # in no loss, so in no lag
             ),
@@ -58,6 +58,7 @@ def test_rewards_lag_and_calls_are_those_of_the_groups():
     assert (metrics["reward/mean"], metrics["reward/std"]) == (0.5, 0.5)
     assert metrics["rollout/tool_calls_per_episode"] == 1.0
     assert metrics["rollout/llm_calls_per_episode"] == 1.5
+    assert metrics["rollout/replies_cut"] == pytest.approx(1 / 3)
     assert (metrics["rollout/groups"], metrics["rollout/groups_with_signal"]) == (1.0, 2.0)
     assert metrics["rollout/groups_dropped/zero_variance"] == 3.0
 

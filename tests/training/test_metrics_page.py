@@ -11,6 +11,7 @@ from agentrl_core.batching.filters import ZeroVariance
 
 PAGE = Path(__file__).parents[2] / "cookbook/metrics.md"
 OF_THE_LOOP = {
+    "rollout/answers_found",
     "rollout/groups_topped_up",
     "rollout/groups_unusable",
     "rollout/groups_requeued",

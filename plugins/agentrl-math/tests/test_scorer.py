@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import attrs
 import pytest
 
 from agentrl_core import hookimpl
@@ -55,6 +56,20 @@ def test_the_same_value_in_another_form(answer, reference):
 )  # fmt: skip
 def test_another_value_and_what_is_no_mathematics(answer, reference):
     assert not same_value(answer, (reference,), 6, True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        (r"First 1 + 1. So it is \boxed{\frac{1}{2}}, as I said.", 1.0),
+        ("so " * 1_500 + "the answer is $0.5$", 1.0),
+        (r"Not \boxed{0.5} but \boxed{3}", 0.0),
+        ("The answer is 1/3.", 0.0),
+    ],
+)
+def test_of_a_whole_reply_the_last_box_or_the_end_counts(reply, value):
+    request = attrs.evolve(score_request(reply, "0.5"), answer_from="reply")
+    assert asyncio.run(Math()(request)) == value
 
 
 def test_options():

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.types import Episode, Interaction, Message, Task
+    from agentrl_core.types import Episode, Interaction, Message, Record, Task
     from agentrl_core.witness import Fidelity
 
 _LABEL = 10  # width of the longest role, `assistant`, and a space
+_SHOWN_ANSWER = 400
+"""Characters of the judged answer in the head; the reply is shown whole below."""
 
 
 @attrs.frozen
@@ -62,11 +64,12 @@ def _head(episode: Episode, task: Task | None) -> Iterator[Line]:
     place += f", try {record.attempt + 1}" * bool(record.attempt) + ", evaluation" * record.is_eval
     yield from _labelled("run", place, "  ")
     if task is not None and task.answer is not None:
-        yield from _labelled("answer", task.answer, "  ")
+        yield from _labelled("reference", task.answer, "  ")
+    yield from _judged(record)
     if record.score is not None:
         parts = ", ".join(f"{name} {value:g}" for name, value in record.score_parts.items())
         yield from _labelled("scorer", f"{record.score:g}" + (f" ({parts})" if parts else ""), "  ")
-    yield from _details(record.score_details)
+    yield from _details({name: item for name, item in record.score_details.items() if name != "judged"})
     prompt = sum(len(item.prompt_ids) for item in episode.interactions)
     output = sum(len(item.output_ids) for item in episode.interactions)
     seconds = f", {record.finished_at - record.started_at:.2f} s" if record.finished_at else ""
@@ -76,6 +79,24 @@ def _head(episode: Episode, task: Task | None) -> Iterator[Line]:
     fidelity = verify(episode)
     if fidelity.trained:
         yield from _labelled("fidelity", fidelity_text(fidelity), "  ")
+
+
+def _judged(record: Record) -> Iterator[Line]:
+    """Yield the answer that the scorer was given, and where it is from."""
+    judged = record.score_details.get("judged")
+    if not isinstance(judged, dict):
+        return
+    answer, schema = str(judged.get("answer", "")), judged.get("looked_for")
+    source = {
+        "schema": f"(inside {schema})",
+        "reply": f"(the whole reply: it has no {schema})",
+        "nowhere": f"(nothing: the reply has no {schema}, which the task names as answer_schema)",
+        "workflow": "(returned by the workflow)",
+    }.get(str(judged.get("from")), "")
+    if judged.get("from") == "reply" and not answer:
+        source = "(nothing: the last reply has no text outside of thoughts and tool calls)"
+    text = answer if len(answer) <= _SHOWN_ANSWER else f"{answer[:_SHOWN_ANSWER]}…"
+    yield from _labelled("judged", "\n".join(filter(None, (text, source))), "  ")
 
 
 def _details(details: Mapping[str, Any]) -> Iterator[Line]:

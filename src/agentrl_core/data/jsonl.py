@@ -97,7 +97,7 @@ def _answer(value: Any) -> str | None:
 def _schema(fields: Mapping[str, Any]) -> str:
     schema = _text(fields, "answer_schema")
     if schema is None:
-        return "answer"
+        return ""
     if not re.fullmatch(r"[^\s<>/]+", schema):
         raise BadLineError(f"answer_schema: expected a tag name or `boxed`, found '{schema}'")
     return schema

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.data.extract import extract_answer
+from agentrl_core.data.extract import FoundAnswer, find_answer, shown
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout.attempts import run_agent
 from agentrl_core.rollout.failures import describe
@@ -29,7 +29,7 @@ class Verdict:
     parts: Mapping[str, float] = attrs.field(factory=dict)
     """Named components, finite."""
     details: Mapping[str, Any] = attrs.field(factory=dict)
-    """What it tells beside them, as it gave it."""
+    """The answer that was judged (`judged`), and what the scorer tells beside its value, as it gave it."""
 
 
 async def judge(
@@ -37,7 +37,12 @@ async def judge(
 ) -> Verdict:
     """Ask a scorer about `answer`, or the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
     request = score_request(task, episode, answer)
-    return await ask_scorer(scorer, request, episode.interactions, timeout_s=timeout_s)
+    try:
+        verdict = await ask_scorer(scorer, request, episode.interactions, timeout_s=timeout_s)
+    except EpisodeError as error:
+        error.details = _with_answer(request, error.details)
+        raise
+    return attrs.evolve(verdict, details=_with_answer(request, verdict.details))
 
 
 async def ask_scorer(
@@ -67,30 +72,34 @@ async def ask_scorer(
 def score_request(task: Task, episode: Episode, answer: Answer | None = None) -> ScoreRequest:
     """Return what a scorer sees of an episode: its last trainable interaction, with the answer cut out."""
     last = next(item for item in reversed(episode.interactions) if item.trainable)
-    if answer is None:
-        said = extract_answer(text_of(last.output), task.answer_schema)
-    else:
-        said = extract_answer(answer.text, task.answer_schema) or answer.text
-    return ScoreRequest(
-        answer=said,
-        reference=task.answer,
-        task=task,
-        messages=conversation(episode, last),
-        record=episode.record,
-        step=training_step.get(),
-    )
+    found = find_answer(text_of(last.output) if answer is None else answer.text, task.answer_schema)
+    if answer is not None and found.source != "schema":
+        found = FoundAnswer(text=answer.text, source="workflow")
+    return _request(task, episode.record, found, conversation(episode, last))
 
 
 def early_request(task: Task, record: Record, reply: str, messages: Sequence[Message]) -> ScoreRequest:
     """Return what a scorer sees of a reply while its episode goes on: what it would see if that were the last."""
+    return _request(task, record, find_answer(reply, task.answer_schema), tuple(messages))
+
+
+def _request(task: Task, record: Record, found: FoundAnswer, messages: Sequence[Message]) -> ScoreRequest:
     return ScoreRequest(
-        answer=extract_answer(reply, task.answer_schema),
+        answer=found.text,
+        answer_from=found.source,
         reference=task.answer,
         task=task,
-        messages=tuple(messages),
+        messages=messages,
         record=record,
         step=training_step.get(),
     )
+
+
+def _with_answer(request: ScoreRequest, details: Any) -> dict[str, Any]:
+    """Return a scorer's details after the answer that it was given, for the trace."""
+    looked_for = shown(request.task.answer_schema)
+    judged = {"answer": request.answer, "from": request.answer_from, "looked_for": looked_for}
+    return {"judged": judged, **(details if isinstance(details, Mapping) else {"details": details})}
 
 
 def conversation(episode: Episode, interaction: Interaction) -> tuple[Message, ...]:

@@ -134,6 +134,10 @@ class Scheduler:
         """Outcome (with reason) -> records since the last call, evaluation and retries included."""
         return self._tally.records.drain()
 
+    def drain_answers(self) -> dict[str, int]:
+        """Where an answer was found (`tally.answer_name`) -> judged training records since the last call."""
+        return self._tally.answers.drain()
+
     @property
     def totals(self) -> dict[str, int]:
         """Outcome (with reason) -> records since the start of this process."""

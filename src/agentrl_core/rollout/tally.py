@@ -20,6 +20,21 @@ def label(record: Record) -> str:
     return f"{record.outcome.value}({record.reason})" if record.reason else record.outcome.value
 
 
+def answer_name(record: Record) -> str:
+    r"""Return what the answer of a judged record counts as; empty where no scorer was asked for its reward.
+
+    `schema <answer>…</answer>` where the reply has it; `nowhere \boxed{…}` where it lacks the schema that the task
+    names; `reply` where the whole reply was judged and got something, `reply 0` where it got nothing; `workflow`.
+    """
+    judged = record.score_details.get("judged")
+    if not isinstance(judged, dict) or record.score is not None or record.reward is None:
+        return ""
+    source = str(judged.get("from"))
+    if source in {"schema", "nowhere"}:
+        return f"{source} {judged.get('looked_for')}"
+    return f"{source} 0" if source == "reply" and record.reward <= 0 else source
+
+
 class Counts:
     """Counts by name; filled on one thread, read from any."""
 
@@ -57,10 +72,14 @@ class Tally:
         """By outcome."""
         self.groups = Counts()
         """`sampled`, `unusable` ones among them, and `requeued` ones among those."""
+        self.answers = Counts()
+        """Of training records that a scorer judged: where their answers were found (`answer_name`)."""
 
     def add(self, record: Record) -> None:
         """Count a finished record. Raises `RunError` once too many of the last ones did not end scored."""
         self.records.add(label(record))
+        if not record.is_eval and (name := answer_name(record)):
+            self.answers.add(name)
         self._recent.append(record)
         failures = [item for item in self._recent if item.outcome is not Outcome.SCORED]
         if len(self._recent) == self._recent.maxlen and len(failures) > self._limit * len(self._recent):

@@ -12,10 +12,13 @@ from agentrl_core.errors import RunError
 from agentrl_core.invocation import command_line
 from agentrl_core.run.batch import BatchCollector
 from agentrl_core.run.sampling import SamplingSide
+from agentrl_core.run.watch import Watch, answers_found
 from agentrl_core.stores.base import StepRow
 from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agentrl_core.run.audience import Audience
     from agentrl_core.run.components import Components
     from agentrl_core.run.directory import RunDirectory
@@ -45,7 +48,8 @@ class TrainingLoop:
         self._step, self._version = start.step, start.version
         self._evals: list[EvalReport] = []
         self._without_signal = self._not_finite = 0
-        self._recent_rewards = self._rewards_so_far()
+        earlier = self._earlier_metrics()
+        self._recent_rewards = [metrics.get("reward/mean", 0.0) for metrics in earlier][-_STEPS_AT_TARGET:]
         self._sampled_at: float | None = None
         self._sampling = SamplingSide(
             components,
@@ -57,6 +61,7 @@ class TrainingLoop:
         )
         self._batches = BatchCollector(self._sampling, self._learner, self._config.rollout, notice=audience.notice)
         self._saved_step = start.step or None
+        self._watch = Watch(self._config, audience.notice, earlier=earlier)
 
     def run(self) -> RunSummary:
         """Train to the end; the summary is reported on failures too."""
@@ -123,7 +128,9 @@ class TrainingLoop:
         self._publish()
         outcomes = self._sampling.scheduler.drain_outcomes()
         ended = self._sampling.scheduler.drain_groups()
+        answers = self._sampling.scheduler.drain_answers()
         metrics |= collected | {
+            **answers_found(answers),
             "rollout/groups_unusable": float(ended.get("unusable", 0)),
             "rollout/groups_requeued": float(ended.get("requeued", 0)),
             "time/rollout_s": sampled - begin,
@@ -140,6 +147,7 @@ class TrainingLoop:
             metrics=metrics,
         )
         asyncio.run(self._store.add_step(row))
+        self._watch.step(self._step, metrics, answers)
         if self._step % self._config.trainer.save_steps == 0:
             self._save()
         return StepReport(
@@ -243,12 +251,11 @@ class TrainingLoop:
                 "is sampled from the policy's own distribution. The trace shows what each call asked for"
             )
 
-    def _rewards_so_far(self) -> list[float]:
-        """Mean rewards of the last steps before a resumption."""
+    def _earlier_metrics(self) -> list[Mapping[str, float]]:
+        """Metrics of the steps before a resumption."""
         if not self._step:
             return []
-        rows = asyncio.run(self._store.steps(self._directory.name))
-        return [row.metrics.get("reward/mean", 0.0) for row in rows if not row.voided][-_STEPS_AT_TARGET:]
+        return [row.metrics for row in asyncio.run(self._store.steps(self._directory.name)) if not row.voided]
 
     def _reached_target(self, report: StepReport) -> bool:
         target = self._config.trainer.stop_at_reward

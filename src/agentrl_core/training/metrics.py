@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl_core.batching.credit import is_trained
+from agentrl_core.types import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +63,7 @@ def rollout_metrics(groups: Sequence[Group], signal: Signal, *, version: int) ->
     lags = [(version - of, count) for item in interactions if is_trained(item) for of, count in item.versions]
     tokens = sum(count for _, count in lags)
     mean = math.fsum(rewards) / max(len(rewards), 1)
+    cut = sum(item.finish_reason is FinishReason.LENGTH for item in interactions)
     tool_calls = sum(len(item.output.get("tool_calls") or ()) for item in interactions)
     return {
         "reward/mean": mean,
@@ -73,6 +75,7 @@ def rollout_metrics(groups: Sequence[Group], signal: Signal, *, version: int) ->
         **{f"rollout/records_left_out/{reason}": float(count) for reason, count in signal.left_out.items()},
         "rollout/tool_calls_per_episode": tool_calls / max(len(episodes), 1),
         "rollout/llm_calls_per_episode": len(interactions) / max(len(episodes), 1),
+        "rollout/replies_cut": cut / max(len(interactions), 1),
         "rollout/tokens": float(tokens),
         "rollout/lag_mean": sum(lag * count for lag, count in lags) / max(tokens, 1),
         "rollout/lag_max": float(max((lag for lag, _ in lags), default=0)),

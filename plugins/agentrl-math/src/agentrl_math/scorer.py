@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import attrs
 from attrs import field, validators
 
+from agentrl_core.data.extract import extract_answer
 from agentrl_core.errors import EpisodeError
 from agentrl_core.processes import CallTimeoutError, run_in_process
 from agentrl_core.scorers.reading import references
@@ -46,6 +47,8 @@ class Math:
     async def __call__(self, request: ScoreRequest) -> float:
         """Give 1 or 0."""
         expected, answer = references(request), request.answer.strip()
+        if request.answer_from == "reply":  # a derivation, of which the end says what comes out
+            answer = extract_answer(answer, "boxed").strip() or answer[-_LONGEST:]
         if any(answer == reference.strip() for reference in expected):
             return 1.0
         if not answer or len(answer) > _LONGEST:

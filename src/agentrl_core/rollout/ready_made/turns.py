@@ -12,7 +12,7 @@ import attrs
 from attrs import field, validators
 
 from agentrl_core.daemons import call_on_thread
-from agentrl_core.data.extract import extract_answer
+from agentrl_core.data.extract import find_answer
 from agentrl_core.data.inputs import agent_input, as_messages
 from agentrl_core.references import resolve, user_folders
 from agentrl_core.rollout import context as workflow_context
@@ -83,7 +83,7 @@ class MultiTurn:
         text = messages[-1].get("content") or ""
         if self._judge is None:
             return await workflow_context.score(text, messages)
-        answer = extract_answer(text, data.get("answer_schema", "answer")) or text
+        answer = find_answer(text, data.get("answer_schema") or "").text
         call = functools.partial(self._judge, answer, data.get("answer"))
         is_async = inspect.iscoroutinefunction(self._judge)
         given = await call() if is_async else await call_on_thread(call, name="agentrl-reward")

@@ -1,0 +1,115 @@
+"""Tells once, in words, when the numbers of a run's steps show that something is set up wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from agentrl_core.config.schema import RunConfig
+
+_FIRST_STEPS = 3
+"""Steps whose largest entropy is the one that a run began with."""
+_COLLAPSED = 0.2
+"""Share of that entropy below which a policy says nearly the same to everything. Runs that learn well keep half of it;
+a learning rate that destroys a model takes it below a fifth within few steps."""
+_MANY_CUT = 0.2
+"""Share of replies cut off at their limit that is worth a word."""
+
+
+class Watch:
+    """Looks at each step's numbers and gives a notice for each problem, the first time that it shows.
+
+    `earlier` are the metrics of the steps before a resumption.
+    """
+
+    def __init__(
+        self, config: RunConfig, notice: Callable[[str], None], *, earlier: Iterable[Mapping[str, float]] = ()
+    ) -> None:
+        self._config, self._notice = config, notice
+        self._told: set[str] = set()
+        self._entropies: list[float] = []
+        for metrics in earlier:
+            self._keep_entropy(metrics)
+
+    def step(self, step: int, metrics: Mapping[str, float], answers: Mapping[str, int]) -> None:
+        """Look at a step: its metrics, and where the answers of its judged records were (`tally.answer_name`)."""
+        self._keep_entropy(metrics)
+        problems = {
+            **dict(_missing_schemas(answers)),
+            "replies": _wrong_replies(answers),
+            "entropy": self._collapse(metrics),
+            "cut": self._cut(metrics),
+            "nothing right": self._nothing_right(metrics),
+        }
+        for about, text in problems.items():
+            if text and about not in self._told:
+                self._told.add(about)
+                self._notice(f"step {step}: {text}")
+
+    def _keep_entropy(self, metrics: Mapping[str, float]) -> None:
+        if "loss/entropy" in metrics and len(self._entropies) < _FIRST_STEPS:
+            self._entropies.append(metrics["loss/entropy"])
+
+    def _collapse(self, metrics: Mapping[str, float]) -> str:
+        entropy, start = metrics.get("loss/entropy"), max(self._entropies, default=0.0)
+        if entropy is None or entropy >= _COLLAPSED * start:
+            return ""
+        return (
+            f"the policy's entropy fell from {start:.2g} to {entropy:.2g} nats per token: it answers nearly the same to"
+            " everything, and soon no group will have a signal. If the reward is not yet as high as it can be, begin "
+            f"again with a lower trainer.lr (now {self._config.trainer.lr:g}), or hold the policy back with "
+            "loss.corrections: [{use: kl, beta: 0.001}] or [{use: entropy_bonus}]"
+        )
+
+    def _cut(self, metrics: Mapping[str, float]) -> str:
+        share = metrics.get("rollout/replies_cut", 0.0)
+        if share < _MANY_CUT:
+            return ""
+        return (
+            f"{share:.0%} of the replies were cut off at their limit of tokens: the agent's own, or else "
+            f"sampling.max_tokens = {self._config.sampling.max_tokens}. If answers are lost that way, raise it, or ask "
+            "for shorter ones"
+        )
+
+    def _nothing_right(self, metrics: Mapping[str, float]) -> str:
+        model, taught = self._config.model, self._config.warm_start is not None
+        if model.use is None or taught or not metrics.get("reward/mean") == 0 == metrics.get("reward/std"):
+            return ""
+        return (
+            f"every reward is 0. The policy is built from nothing (model.use: {model.use}) and had no warm_start, so it"
+            " writes random text, hardly ever right. Show it the task first, `warm_start: {data: demos.jsonl}`,"
+            " or train a model that can already speak (model.path)"
+        )
+
+
+def answers_found(answers: Mapping[str, int]) -> dict[str, float]:
+    """Return the metric of the replies that have their answer between tags or in a box; none without such replies."""
+    replies = {name: count for name, count in answers.items() if name != "workflow"}
+    found = sum(count for name, count in replies.items() if name.startswith("schema "))
+    return {"rollout/answers_found": found / sum(replies.values())} if replies else {}
+
+
+def _missing_schemas(answers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    for name, count in answers.items():
+        source, _, schema = name.partition(" ")
+        if source == "nowhere":
+            found = answers.get(f"schema {schema}", 0)
+            text = (
+                f"{found} of {found + count} replies have {schema}, which their tasks name as answer_schema; the others"
+                " have no answer to judge. Ask for it in the prompt or leave answer_schema out: then a reply without it"
+                " is judged as a whole"
+            )
+            yield name, text
+
+
+def _wrong_replies(answers: Mapping[str, int]) -> str:
+    wrong = answers.get("reply 0")
+    if not wrong or answers.get("reply") or any(name.startswith("schema ") for name in answers):
+        return ""
+    return (
+        f"0 of {wrong} replies have <answer>…</answer>, so whole replies were judged, and none of them got more than 0."
+        " `agentrl trace show RECORD` has what was compared. If the answer stands amid other text, ask for the tags in "
+        "the prompt, or take a scorer that looks for it (numeric, choice, f1, regex)"
+    )
