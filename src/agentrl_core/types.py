@@ -60,6 +60,11 @@ class Sampling:
     """Stop strings; the sampled tokens that contain one are kept in the record, the text is cut before it."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end generation (the end-of-turn token among them); the matched id is part of the output."""
+    min_tokens: int = 0
+    """No stop token is sampled before so many tokens. As with a grammar, logprobs stay those of the distribution that
+    has them. Not beside stop strings."""
+    ignore_eos: bool = False
+    """What the model's own files name as its end ends nothing either; `stop_token_ids` do."""
     seed: int = 0
     """Seed of the counter-based random numbers of this one call; equal requests with equal seeds sample equally."""
     grammar: Grammar | None = None

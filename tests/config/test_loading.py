@@ -136,7 +136,7 @@ def test_all_problems_are_reported_at_once_with_their_places(write):
         ("model: {use: tiny, dtype: int8}", 'model.dtype: expected float32 or bfloat16, found the text "int8"'),
         ("warm_start: {steps: 3}", "warm_start.data: missing"),
         ("warm_start: demos.jsonl", 'warm_start: expected a section of options, found the text "demos.jsonl"'),
-        ("gconfig: {temperature: 1}", "gconfig.temperature: unknown option (did you mean sampling.temperature?)"),
+        ("gconfig: {shuffle: true}", "gconfig.shuffle: unknown option (did you mean data.shuffle?)"),
     ],
 )
 def test_each_problem_says_what_was_found_and_expected(write, text, problem):

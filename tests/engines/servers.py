@@ -187,7 +187,9 @@ class ModelServer:
 
     # Sampling.
 
-    async def _sample(self, run, *, tokens, temperature, seed, stop, stop_ids, num_top, grammar, scaled, leaving):
+    async def _sample(
+        self, run, *, tokens, least, temperature, seed, stop, stop_ids, num_top, grammar, scaled, leaving
+    ):
         """Yield after each token."""
         while not self._go.is_set():
             await asyncio.sleep(TOKEN_S)
@@ -204,8 +206,8 @@ class ModelServer:
                     run.finish = "abort"
                     return
                 raw = logits(self.salt, [*run.prompt, *run.ids])
-                if grammar:
-                    raw[100:] -= 1e4
+                raw[100 if grammar else VOCAB :] -= 1e4
+                raw[[token for token in stop_ids if len(run.ids) < least]] -= 1e4
                 told = log_softmax(raw / temperature if temperature and scaled else raw)
                 odds = np.exp(log_softmax(raw / temperature)) if temperature else None
                 token = int(raw.argmax()) if odds is None else int(np.searchsorted(odds.cumsum(), source.random()))
@@ -246,6 +248,7 @@ class ModelServer:
         steps = self._sample(
             run,
             tokens=sampling["max_new_tokens"],
+            least=sampling["min_new_tokens"],
             temperature=sampling["temperature"],
             seed=sampling["sampling_seed"],
             stop=sampling["stop"],
@@ -303,6 +306,7 @@ class ModelServer:
         steps = self._sample(
             run,
             tokens=body["max_tokens"],
+            least=body["min_tokens"],
             temperature=body["temperature"],
             seed=body["seed"],
             stop=body["stop"],

@@ -151,6 +151,27 @@ def test_a_grammar_changes_tokens_not_logprobs(servers, start, kind, temperature
     assert result.logprobs == pytest.approx(servers.reference_logprobs(0, PROMPT, result.ids, 1.0), abs=1e-9)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_that_min_tokens_bars_are_not_sampled_and_change_no_logprob(server, servers, start, kind, temperature):
+    stops = tuple(range(servers.VOCAB - 4))
+    asked = {"stop_token_ids": stops, "min_tokens": 3, "max_tokens": 8, "temperature": temperature, "seed": 2}
+    result = run(ask(start(kind), [1, 2], **asked))
+    assert not set(result.ids[:2]) & set(stops)
+    assert result.ids[-1] in stops
+    assert len(result.ids) >= asked["min_tokens"]
+    assert list(result.logprobs) == pytest.approx(servers.reference_logprobs(0, [1, 2], result.ids, 1.0), abs=1e-6)
+
+
+def test_the_models_own_ends_are_ignored_as_the_server_takes_it(server, start, kind):
+    engine = start(kind)
+    run(ask(engine, [1, 2], ignore_eos=True, max_tokens=2))
+    asked = server.asked[-1].get("sampling_params", server.asked[-1])
+    assert (asked["ignore_eos"], asked["stop_token_ids"]) == (True, [])
+    if kind == "sglang":
+        with pytest.raises(UnservableError, match="SGLang then ignores stop_token_ids, too"):
+            run(ask(engine, [1, 2], ignore_eos=True, stop_token_ids=(7,)))
+
+
 def test_grammars_are_written_as_the_server_takes_them(server, start, kind):
     engine = start(kind)
     for grammar in (

@@ -117,6 +117,32 @@ def test_the_end_of_turn_stops_every_call(session, send, store, chat):
     assert only(store).sampling.stop_token_ids == chat.stop_token_ids
 
 
+def test_the_configs_stops_and_least_tokens_hold_for_calls_that_name_none(
+    make_gateway, open_session, send_to, store, chat
+):
+    gateway = make_gateway(sampling=SamplingConfig(max_tokens=9, min_tokens=2, stop_token_ids=(5, 7)))
+    send_to(gateway, open_session(gateway), BODY)
+    sampling = only(store).sampling
+    assert (sampling.min_tokens, sampling.stop_token_ids) == (2, (*chat.stop_token_ids, 5, 7))
+
+
+@pytest.mark.parametrize("asked", [None, ["b"]])
+def test_a_reply_ends_before_the_configs_stop_strings_or_the_agents_own(
+    make_gateway, open_session, send_to, store, engine, asked
+):
+    engine.replies = ["abc"]
+    gateway = make_gateway(sampling=SamplingConfig(stop=("c",)))
+    reply = send_to(gateway, open_session(gateway), {**BODY, "stop": asked}).json()
+    assert reply["choices"][0]["message"]["content"] == ("ab" if asked is None else "a")
+    assert only(store).sampling.stop == (("c",) if asked is None else ("b",))
+
+
+def test_the_models_own_ends_are_ignored_where_the_config_says_so(make_gateway, open_session, send_to, store):
+    gateway = make_gateway(sampling=SamplingConfig(ignore_eos=True, stop_token_ids=(5,)))
+    send_to(gateway, open_session(gateway), BODY)
+    assert (only(store).sampling.ignore_eos, only(store).sampling.stop_token_ids) == (True, (5,))
+
+
 def test_every_call_has_its_own_seed_that_only_depends_on_its_place(make_gateway, make_record, send_to, store):
     for _ in range(2):
         gateway = make_gateway()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from agentrl_core.config import gconfig
 from agentrl_core.config.nodes import Assignment, Node, Problem, describe
 from agentrl_core.config.schema import SHORTHAND
 
@@ -16,6 +17,14 @@ RENAMED: Mapping[Path, Path] = {
     ("rollout", "openai"): ("rollout", "agent"),
     ("scheduler", "type"): ("launcher", "use"),
     ("gconfig", "n_samples"): ("rollout", "group_size"),
+    ("gconfig", "max_new_tokens"): ("sampling", "max_tokens"),
+    ("gconfig", "min_new_tokens"): ("sampling", "min_tokens"),
+    ("gconfig", "temperature"): ("sampling", "temperature"),
+    ("gconfig", "stop"): ("sampling", "stop"),
+    ("gconfig", "stop_token_ids"): ("sampling", "stop_token_ids"),
+    ("gconfig", "ignore_eos"): ("sampling", "ignore_eos"),
+    ("gconfig", "max_tokens"): ("engine", "context_length"),
+    ("eval_gconfig", "temperature"): ("eval", "temperature"),
     ("workflow_kwargs",): ("workflow",),
     ("actor", "eps_clip"): ("loss", "clip"),
     ("actor", "c_clip"): ("loss", "dual_clip"),
@@ -40,7 +49,7 @@ RENAMED: Mapping[Path, Path] = {
 }
 """Options (or whole sections) that only have another name."""
 
-FOREIGN_SECTIONS = frozenset({"actor", "gconfig", "scheduler", "workflow_kwargs"})
+FOREIGN_SECTIONS = frozenset({"actor", "eval_gconfig", "gconfig", "scheduler", "workflow_kwargs"})
 """Sections that hold nothing but aliases."""
 
 AGGREGATION_FLAGS = ("token_level_loss", "skip_length_normalization")
@@ -82,6 +91,8 @@ class NativeSpelling:
                     flags.append(assignment)
                 case (name,) if name in FOREIGN_SECTIONS and assignment.node.value == {}:
                     continue
+                case ("gconfig" | "eval_gconfig", _):
+                    yield from self._gconfig(assignment)
                 case ("workflow_kwargs", *_):
                     options.append(_rename(assignment, _renamed(assignment.path)))
                 case path:
@@ -89,6 +100,17 @@ class NativeSpelling:
         if flags:
             yield from self._aggregation(flags)
         yield from options  # after `workflow`, wherever that stands: another `use` begins with no options
+
+    def _gconfig(self, assignment: Assignment) -> Iterator[Assignment]:
+        section, name = assignment.path
+        value = assignment.node.value
+        if section == "eval_gconfig" and name == "greedy" and value is True:
+            yield _rename(assignment, ("eval", "temperature"), 0.0)
+        elif rule := gconfig.rule(section, name):
+            if problem := rule.problem(value):
+                self._problem(assignment, problem)
+        elif value is not None:  # null is AReaL's way to write a default
+            yield _rename(assignment, _renamed(assignment.path))
 
     def _store(self, assignment: Assignment) -> Iterator[Assignment]:
         address = assignment.node.value

@@ -118,6 +118,16 @@ class SamplingConfig:
     """0, greedy, is for evaluation only."""
     max_tokens: int | None = field(default=None, validator=validators.optional(positive))
     """Per LLM call, where the agent asks for no limit; None: up to the context limit."""
+    min_tokens: int = field(default=0, validator=not_negative)
+    """No reply ends before so many tokens: none is sampled that would end it. Not beside `stop`."""
+    stop: tuple[str, ...] = field(default=(), validator=Must("texts that are not empty", all))
+    """Texts that end a reply, where the agent names none."""
+    stop_token_ids: tuple[int, ...] = field(
+        default=(), validator=Must("token ids of at least 0", lambda value: all(item >= 0 for item in value))
+    )
+    """Token ids that end a reply, beside the model's own."""
+    ignore_eos: bool = False
+    """Replies do not end at the model's own end tokens, so for most at `max_tokens`: for measurements."""
 
 
 @attrs.frozen(kw_only=True)

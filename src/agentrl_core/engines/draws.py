@@ -26,9 +26,9 @@ NO_ROWS, NO_TOKENS = torch.empty(0, dtype=torch.int64), torch.empty(0, 0, dtype=
 
 
 def lay_out(jobs: Sequence[Job]) -> Draw:
-    """Return the draw of one row per job; a job whose grammar leaves nothing to draw ends with an error."""
+    """Return the draw of one row per job; a job that may draw no token at all ends with an error."""
     knobs = [job.draw_knobs() if job.reason is None else IDLE_KNOBS for job in jobs]
-    constrained = [row for row, job in enumerate(jobs) if job.constraint is not None and job.reason is None]
+    constrained = [row for row, job in enumerate(jobs) if job.reason is None and (job.constraint or job.barred)]
     telling = [row for row, job in enumerate(jobs) if job.request.top_logprobs and job.reason is None]
     return Draw(
         knobs=torch.from_numpy(np.array(knobs, dtype=np.float64).reshape(-1, 4).T.copy()),
@@ -51,11 +51,18 @@ def hand_out(jobs: Sequence[Job], draw: Draw, sampled_2B: Tensor, likeliest_2RK:
 
 
 def _allowed(jobs: Sequence[Job]) -> Tensor:
-    constraints = [job.constraint for job in jobs if job.constraint is not None]
-    allowed_CV, faults = allowed_tokens(constraints)
-    for job, fault in zip(jobs, faults, strict=True):
-        if fault:
-            job.fail(f"the grammar cannot be held to any further: {fault}")
+    allowed_CV = np.ones((len(jobs), jobs[0].vocab_size), dtype=np.bool_)
+    held = [(row, job, job.constraint) for row, job in enumerate(jobs) if job.constraint is not None]
+    if held:
+        allowed_CV[[row for row, _, _ in held]], faults = allowed_tokens([constraint for _, _, constraint in held])
+        for (_, job, _), fault in zip(held, faults, strict=True):
+            if fault:
+                job.fail(f"the grammar cannot be held to any further: {fault}")
+    for job, allowed_V in zip(jobs, allowed_CV, strict=True):
+        allowed_V[[token for token in job.barred if token < job.vocab_size]] = False
+        if not allowed_V.any():
+            job.fail(f"nothing but its end may follow, and min_tokens is {job.request.sampling.min_tokens}")
+            allowed_V[:] = True  # the row is computed along with the others
     return torch.from_numpy(allowed_CV)
 
 

@@ -135,6 +135,7 @@ class EmbeddedEngine:
             limit=limit,
             decode=self._decode if request.sampling.stop else None,
             constraint=await self._constraint(request) if request.sampling.grammar else None,
+            vocab_size=self._vocab_size,
             seed=self._seed,
         )
         self._ask(lambda: self._admit(job))

@@ -87,6 +87,8 @@ class Job:
     """Ids to text; given where the request has stop strings."""
     constraint: Constraint | None = None
     """Given where the request has a grammar."""
+    vocab_size: int = 0
+    """Tokens that the model can sample; given where the engine bars some of them."""
     seed: int = 0
     """The engine's, which goes into the random numbers beside the request's."""
     ids: list[int] = attrs.field(factory=list)
@@ -122,6 +124,14 @@ class Job:
         sampling = self.request.sampling
         return self._random.random(), sampling.temperature, sampling.top_p, sampling.top_k
 
+    @property
+    def barred(self) -> frozenset[int]:
+        """Tokens that the next one must not be: those that would end the output before `min_tokens`."""
+        return self._stop_ids if self._too_short(len(self.logprobs) + 1) else frozenset()
+
+    def _too_short(self, num_tokens: int) -> bool:
+        return num_tokens < self.request.sampling.min_tokens
+
     def accept(self, token: int, logprob: float, version: int, likeliest: Likeliest = ()) -> None:
         """Append a sampled token and note whether it ends the generation."""
         self.ids.append(token)
@@ -129,7 +139,7 @@ class Job:
         self.versions.append(version)
         if self.request.top_logprobs:
             self.likeliest.append(likeliest[: self.request.top_logprobs])
-        if token in self._stop_ids:
+        if token in self._stop_ids and not self._too_short(len(self.logprobs)):
             self.reason = FinishReason.STOP
         elif self.decode is not None and (found := self._find_stop_string(self.decode)) is not None:
             self.reason, self.stop_string = FinishReason.STOP, found
@@ -230,6 +240,10 @@ def _check_sampling(request_id: str, sampling: Sampling) -> None:
         wrong = f"top_k {sampling.top_k}, expected 0 (all tokens) or above"
     elif sampling.max_tokens is not None and sampling.max_tokens < 1:
         wrong = f"max_tokens {sampling.max_tokens}, expected 1 or above"
+    elif sampling.min_tokens < 0:
+        wrong = f"min_tokens {sampling.min_tokens}, expected 0 or above"
+    elif sampling.min_tokens and sampling.stop:
+        wrong = "min_tokens beside stop strings, which could end the output before; leave one of them out"
     elif "" in sampling.stop:
         wrong = "an empty stop string, expected text"
     if wrong is not None:

@@ -400,7 +400,7 @@ class OpenAICompatibleEngine:
         )
 
     async def _score(self, call: RemoteCall, ask: Ask) -> None:
-        """Replace logprobs by those without the grammar, which servers apply before they take them."""
+        """Replace logprobs by those of all tokens: servers rule out tokens before they take them."""
         reason, call.reason = call.reason, None
         body = orjson.dumps(self._server.scoring_body(ask, call.ids))
         with await self._client.request("POST", self._server.path, body) as reply:

@@ -57,8 +57,11 @@ class RemoteCall:
 
     @property
     def whole(self) -> bool:
-        """Whether it is sampled in one go: a grammar would begin anew in the middle of a text."""
-        return self.request.sampling.grammar is not None
+        """Whether it is sampled in one go: a grammar would begin anew in the middle of a text.
+
+        Then its logprobs are asked for anew, without what tokens were ruled out by.
+        """
+        return self.request.sampling.grammar is not None or self.request.sampling.min_tokens > 0
 
     @property
     def remaining(self) -> int:
@@ -83,6 +86,8 @@ class RemoteCall:
             top_k=sampling.top_k,
             stop=sampling.stop,
             stop_token_ids=sampling.stop_token_ids,
+            min_tokens=sampling.min_tokens,
+            ignore_eos=sampling.ignore_eos,
             seed=seed,
             grammar=sampling.grammar,
             top_logprobs=request.top_logprobs,

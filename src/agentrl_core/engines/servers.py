@@ -41,6 +41,8 @@ class Ask:
     top_k: int
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
+    min_tokens: int = 0
+    ignore_eos: bool = False
     seed: int
     grammar: Grammar | None
     top_logprobs: int
@@ -109,6 +111,8 @@ class SGLang:
             "repetition_penalty": 1.0,
             "stop": list(ask.stop),
             "stop_token_ids": list(ask.stop_token_ids),
+            "min_new_tokens": ask.min_tokens,
+            "ignore_eos": ask.ignore_eos,
             "no_stop_trim": True,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
@@ -201,6 +205,7 @@ class VLLM:
             "repetition_penalty": 1.0,
             "stop": list(ask.stop),
             "stop_token_ids": list(ask.stop_token_ids),
+            "min_tokens": ask.min_tokens,
             "ignore_eos": True,  # what ends a turn is in stop_token_ids
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
@@ -276,12 +281,16 @@ def check_servable(request: GenerateRequest, server: ServerFormat, *, scaled: bo
     """
     sampling, wrong = request.sampling, None
     cut = sampling.top_p < 1 or sampling.top_k > 0
+    constrained = sampling.grammar is not None or sampling.min_tokens > 0
+    rule = "min_tokens" if sampling.grammar is None else "a grammar"
     if request.images:
         wrong = "images are not sent to model servers; use a model of text"
-    elif sampling.grammar is not None and sampling.temperature not in {0.0, 1.0}:
-        wrong = f"a grammar needs temperature 0 or 1 here, not {sampling.temperature}"
-    elif sampling.grammar is not None and request.top_logprobs:
-        wrong = "top_logprobs of a constrained output would be those under the grammar; leave one of them out"
+    elif constrained and sampling.temperature not in {0.0, 1.0}:
+        wrong = f"{rule} needs temperature 0 or 1 here, not {sampling.temperature}"
+    elif constrained and request.top_logprobs:
+        wrong = f"top_logprobs would be those of the tokens that {rule} allows; leave one of them out"
+    elif server.name == "SGLang" and sampling.ignore_eos and sampling.stop_token_ids:
+        wrong = "ignore_eos: SGLang then ignores stop_token_ids, too; leave one of them out"
     elif server.name == "vLLM" and not scaled and sampling.temperature not in {0.0, 1.0}:
         wrong = (
             f"temperature {sampling.temperature}: this vLLM server returns logprobs without it; start the server "

@@ -250,6 +250,10 @@ class Gateway:
             **{**training, **kept},
             other_temperature=self._config.temperature,
             stop_token_ids=self._chat.stop_token_ids,
+            min_tokens=self._sampling.min_tokens,
+            stop=self._sampling.stop,
+            more_stop_token_ids=self._sampling.stop_token_ids,
+            ignore_eos=self._sampling.ignore_eos,
         )
 
     async def _before(self, session: Session) -> None:

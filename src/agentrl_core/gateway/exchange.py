@@ -59,6 +59,10 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end a reply beside the model's own."""
+    min_tokens: int | None = None
+    """Before so many tokens no stop token is sampled."""
+    ignore_eos: bool = False
+    """Whether the model's own ends do not end a reply, even if `stop_token_ids` has them."""
     n: int = 1
     """Replies wanted to each prompt."""
     stream: bool = False

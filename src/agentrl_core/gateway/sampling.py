@@ -50,6 +50,13 @@ class SamplingPolicy:
     other_temperature: Literal["force", "refuse", "allow"]
     """What happens while training when the agent asks for another temperature."""
     stop_token_ids: tuple[int, ...]
+    """The model's own."""
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    """Where the agent gives none."""
+    more_stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's and the agent's."""
+    ignore_eos: bool = False
 
     def decide(self, request: ChatRequest, *, room: int) -> Decision:
         """Settle the sampling of one call but for its seed; `room` is how many tokens the context has left.
@@ -64,8 +71,10 @@ class SamplingPolicy:
             top_p=1.0 if training or request.top_p is None else request.top_p,
             top_k=0 if training or request.top_k is None else max(request.top_k, 0),
             max_tokens=room if wanted is None else min(wanted, room),
-            stop=request.stop,
-            stop_token_ids=tuple(dict.fromkeys([*self.stop_token_ids, *request.stop_token_ids])),
+            stop=request.stop or self.stop,
+            stop_token_ids=self._stop_token_ids(request),
+            min_tokens=self._min_tokens(request, room),
+            ignore_eos=self.ignore_eos or request.ignore_eos,
         )
         asked = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         changed = {
@@ -84,6 +93,24 @@ class SamplingPolicy:
             forced="temperature" in changed,
             without_effect=frozenset(without_effect),
         )
+
+    def _stop_token_ids(self, request: ChatRequest) -> tuple[int, ...]:
+        more = [*self.more_stop_token_ids, *request.stop_token_ids]
+        if self.ignore_eos or request.ignore_eos:
+            return tuple(dict.fromkeys(token for token in more if token not in self.stop_token_ids))
+        return tuple(dict.fromkeys([*self.stop_token_ids, *more]))
+
+    def _min_tokens(self, request: ChatRequest, room: int) -> int:
+        wanted = self.min_tokens if request.min_tokens is None else request.min_tokens
+        most = request.max_tokens if request.max_tokens is not None else self.max_tokens
+        if most is not None and wanted > most:
+            raise RequestError(
+                400,
+                "invalid_value",
+                f"min_tokens is {wanted}, and max_tokens {most}: expected at most as many",
+                param="min_tokens",
+            )
+        return min(wanted, room)
 
     def _temperature(self, asked: float | None, *, training: bool) -> float:
         if asked is None or asked == self.temperature:

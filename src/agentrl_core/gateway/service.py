@@ -126,7 +126,7 @@ class PolicyService:
                     seed=call_seed(self._seed, *session.seed_key, first + index),
                     grammar=grammar,
                 ),
-                reader=self._reader(request, prompt, reply_id),
+                reader=self._reader(request, prompt, decision.sampling.stop, reply_id),
             )
             for index in range(count)
         )
@@ -162,14 +162,14 @@ class PolicyService:
             prompt_ids=prompt.ids,
         )
 
-    def _reader(self, request: ChatRequest, prompt: Prompt, reply_id: str) -> ReplyReader:
+    def _reader(self, request: ChatRequest, prompt: Prompt, stop: tuple[str, ...], reply_id: str) -> ReplyReader:
         if request.prompts:
-            return self.chat.text_reader(stop=request.stop)
+            return self.chat.text_reader(stop=stop)
         return self.chat.reader(
             parse_tools=request.parse_tools,
             parallel=request.parallel_tool_calls,
             tools=request.tools,
-            stop=request.stop,
+            stop=stop,
             prompt_ids=prompt.ids,
             reply_id=reply_id,
         )

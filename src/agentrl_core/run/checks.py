@@ -85,6 +85,7 @@ class Checks(PartChecks[RunConfig]):
             yield f"{where('launcher')}: no launcher '{run.launcher.use}' is installed, only 'local'"
         if run.sampling.temperature == 0:
             yield f"{where('sampling.temperature')}: 0 never explores; expected more than 0, 1.0 for one"
+        yield from self._sampling()
         agent = run.rollout.agent
         if agent.mode != "subproc":
             for name in ("python", "env", "subproc_max_memory_mb"):
@@ -92,6 +93,14 @@ class Checks(PartChecks[RunConfig]):
                     yield f"{where(f'rollout.agent.{name}')}: it is for rollout.agent.mode subproc, found {agent.mode}"
         yield from self._admission()
         yield from self._groups()
+
+    def _sampling(self) -> Iterator[str]:
+        """What no reply could be sampled by."""
+        where, sampling = self._given.where("sampling.min_tokens"), self._run.sampling
+        if sampling.min_tokens and sampling.stop:
+            yield f"{where}: sampling.stop could end a reply before {sampling.min_tokens} tokens; leave one of them out"
+        if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+            yield f"{where}: expected at most sampling.max_tokens, {sampling.max_tokens}, found {sampling.min_tokens}"
 
     def _groups(self) -> Iterator[str]:
         """What becomes of groups, and of the records in them."""

@@ -64,6 +64,8 @@ _sampling = st.builds(
     max_tokens=st.none() | st.integers(1, 9999),
     stop=st.lists(_texts, max_size=2).map(tuple),
     stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=2).map(tuple),
+    min_tokens=st.integers(0, 9),
+    ignore_eos=st.booleans(),
     seed=st.integers(0, 2**63 - 1),
     grammar=st.none() | st.builds(Grammar, kind=st.sampled_from(("json_object", "lark")), value=_texts),
 )

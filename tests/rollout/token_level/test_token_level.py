@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_core import Answer, GenerationHyperparameters, ModelRequest, RolloutWorkflow
+from agentrl_core import Answer, GenerationHyperparameters, ModelRequest, ModelResponse, RolloutWorkflow
 from agentrl_core.config.schema import SamplingConfig
 from agentrl_core.errors import ConfigError, RequestError
 from agentrl_core.types import Outcome
@@ -122,6 +122,89 @@ def test_the_policys_rules_hold(play, engine):
     engine.replies = ["abcdef"]
     (free,) = play(one_call(lambda _: 1.0, gconfig=asked.new(greedy=True)), is_eval=True).interactions
     assert (free.sampling.temperature, free.sampling.top_p, free.sampling.top_k) == (0.0, 0.5, 3)
+
+
+def test_what_ends_a_reply_is_the_workflows_to_choose(play, engine):
+    engine.replies = ["abcdef"]
+    ends = {}
+
+    def asked(tokenizer):
+        ends["eos"] = tokenizer.eos_token_id
+        return GenerationHyperparameters(
+            min_new_tokens=3, max_new_tokens=20, ignore_eos=True, stop_token_ids=[5, 7], skip_special_tokens=False,
+            lora_name="mine",
+        ).new_with_stop_and_pad_token_ids(tokenizer)  # fmt: skip
+
+    class OneCall(RolloutWorkflow):
+        async def arun_episode(self, engine, data):
+            ids = engine.tokenizer.apply_chat_template(data["messages"], add_generation_prompt=True)
+            await engine.agenerate(ModelRequest(input_ids=ids, gconfig=asked(engine.tokenizer)))
+            return 1.0
+
+    (call,) = play(OneCall).interactions
+    assert (call.sampling.min_tokens, call.sampling.ignore_eos) == (3, True)
+    assert call.sampling.stop_token_ids == (5, 7)
+    assert ends["eos"] not in call.sampling.stop_token_ids
+    assert call.requested == {"lora_name": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: GenerationHyperparameters(use_beam_search=True), "use_beam_search"),
+        (lambda: ModelRequest(input_ids=[1], image_data=["aGk="]), "image_data: a call in token ids shows no images"),
+        (lambda: ModelRequest(input_ids=[1], vision_msg_vllm=[{}]), "vision_msg_vllm: a call in token ids"),
+    ],
+)
+def test_what_no_engine_does_is_refused_where_it_is_asked_for(make, told):
+    with pytest.raises(ValueError, match=told):
+        make()
+
+
+def test_a_least_number_of_tokens_above_the_most_is_refused(play):
+    asked = GenerationHyperparameters(min_new_tokens=9, max_new_tokens=8)
+    record = play(one_call(lambda _: 1.0, gconfig=asked)).record
+    assert "min_tokens is 9, and max_tokens 8" in record.detail
+
+
+class Ends:
+    eos_token_id, pad_token_id = 7, None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason", "kept", "ended"),
+    [
+        ([1, 7], "stop", [1], True),
+        ([1, 7, 7], "stop", [1], True),
+        ([7, 1, 7], "stop", [7, 1], True),
+        ([1, 2], "length", [1, 2], False),
+        ([1, 7], "length", [1, 7], True),
+        ([], "stop", [], False),
+        ([7], "stop", "nothing but", True),
+        ([1, 2], "stop", "no end", False),
+    ],
+)
+def test_a_reply_without_the_tokens_that_ended_it(tokens, reason, kept, ended):
+    response = ModelResponse(output_tokens=tokens, stop_reason=reason, tokenizer=Ends())
+    assert response.end_with_stop is ended
+    if isinstance(kept, str):
+        with pytest.raises(ValueError, match=kept):
+            _ = response.output_tokens_without_stop
+    else:
+        assert response.output_tokens_without_stop == kept
+        assert response.output_tokens == tokens
+
+
+def test_a_reply_without_a_tokenizer_has_no_known_end():
+    with pytest.raises(ValueError, match="needs the tokenizer"):
+        _ = ModelResponse(output_tokens=[1]).output_tokens_without_stop
+
+
+def test_a_response_has_the_tokenizer_of_its_request(play, engine):
+    engine.replies = ["ab"]
+    seen = []
+    assert play(one_call(lambda response: seen.append(response) or 1.0, tokenizer=Ends)).record.reward == 1.0
+    assert seen[0].tokenizer is Ends
 
 
 def test_a_response_says_how_it_ended(play, engine):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from agentrl_core.errors import EpisodeError
 from agentrl_core.gateway.exchange import ChatRequest
-from agentrl_core.generation import ModelRequest, ModelResponse
+from agentrl_core.generation import ALL_TOKENS, GenerationHyperparameters, ModelRequest, ModelResponse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.chat.facade import Chat
     from agentrl_core.gateway import Gateway, Session
-    from agentrl_core.generation import GenerationHyperparameters
     from agentrl_core.types import Message
 
 _ID_PREFIX = "gen-"
@@ -46,6 +47,8 @@ class RecordEngine:
             output_versions=list(interaction.output_versions),
             stop_reason="length" if reply.first.finish_reason == "length" else "stop",
             latency=interaction.finished_at - interaction.started_at,
+            tokenizer=request.tokenizer,
+            processor=request.processor,
         )
 
 
@@ -90,23 +93,25 @@ def _chat_request(request: ModelRequest, ids: tuple[int, ...]) -> ChatRequest:
         raise ValueError("input_ids is empty: there is nothing to continue")
     if min(ids) < 0:
         raise ValueError(f"input_ids has the token id {min(ids)}")
-    ignored = {"frequency_penalty": wanted.frequency_penalty} if wanted.frequency_penalty else {}
+    others = {name: getattr(wanted, name) for name in ("frequency_penalty", "lora_name")}
+    ignored = {name: value for name, value in others.items() if value != _defaults[name]}
     return ChatRequest(
         api="completions",
         prompts=(ids,),
         temperature=0.0 if wanted.greedy else wanted.temperature,
         top_p=None if wanted.top_p == 1 else wanted.top_p,
-        top_k=wanted.top_k if 0 < wanted.top_k < _ALL_TOKENS else None,
+        top_k=wanted.top_k if 0 < wanted.top_k < ALL_TOKENS else None,
         max_tokens=_limit(wanted, len(ids)),
         stop=tuple(wanted.stop or ()),
         stop_token_ids=tuple(wanted.stop_token_ids),
+        min_tokens=wanted.min_new_tokens,
+        ignore_eos=wanted.ignore_eos,
         trainable=bool(request.metadata.get("trainable", True)),
         ignored=ignored,
     )
 
 
-_ALL_TOKENS = 10**7
-"""More than any vocabulary has; AReaL's default of top_k is 10**8."""
+_defaults = {item.name: item.default for item in attrs.fields(GenerationHyperparameters)}
 
 
 def _limit(wanted: GenerationHyperparameters, prompt_tokens: int) -> int | None:

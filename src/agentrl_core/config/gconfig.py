@@ -1,0 +1,68 @@
+"""Options of AReaL's `gconfig` and `eval_gconfig` that change nothing here, and the values at which that is so.
+
+Those that have a counterpart are in `aliases.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from agentrl_core.config.nodes import describe
+from agentrl_core.generation import ALL_TOKENS
+
+
+@attrs.frozen
+class Rule:
+    """The values of an option that ask for nothing that is not so anyway."""
+
+    accepts: Callable[[Any], bool]
+    reason: str
+    """Why there are no others."""
+
+    def problem(self, value: Any) -> str:
+        """Say what is wrong with `value`; empty where it changes nothing."""
+        return "" if value is None or self.accepts(value) else f"{self.reason}, found {describe(value)}"
+
+
+def rule(section: str, option: str) -> Rule | None:
+    """Return the rule of an option of `gconfig` or `eval_gconfig`; None where it has a counterpart, or is unknown."""
+    return (_OF_EVALUATIONS if section == "eval_gconfig" else _OF_TRAINING).get(option)
+
+
+def _number(accepts: Callable[[float], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and accepts(value)
+
+
+_COMMON: Mapping[str, Rule] = {
+    "top_p": Rule(_number(lambda value: value == 1), "the policy is sampled as it is trained, expected 1"),
+    "top_k": Rule(
+        _number(lambda value: value in (0, -1) or value >= ALL_TOKENS),
+        "the policy is sampled as it is trained, expected -1 for all tokens",
+    ),
+    "frequency_penalty": Rule(
+        _number(lambda value: value == 0), "a penalty would change the distribution that is trained, expected 0"
+    ),
+    "use_beam_search": Rule(lambda value: value is False, "replies are sampled, expected false"),
+    "skip_special_tokens": Rule(lambda value: isinstance(value, bool), "expected true or false"),
+    "lora_name": Rule(lambda value: isinstance(value, str), "expected a text, whichever: there is one policy"),
+}
+_OF_TRAINING = {
+    **_COMMON,
+    "greedy": Rule(
+        lambda value: value is False,
+        "greedy sampling never explores, expected false; for evaluations: eval.temperature: 0",
+    ),
+}
+_WHOLE_RUN = "evaluations sample as the training does but for the temperature; set it in gconfig"
+_OF_EVALUATIONS = {
+    **_COMMON,
+    "greedy": Rule(lambda value: value is False, "expected true or false"),
+    "n_samples": Rule(_number(lambda value: value == 1), "an evaluation samples each task once, expected 1"),
+    **{
+        name: Rule(lambda _: False, _WHOLE_RUN)
+        for name in ("max_new_tokens", "min_new_tokens", "max_tokens", "stop", "stop_token_ids", "ignore_eos")
+    },
+}
