@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.tables"]
+pytest_plugins = ["tests.seconds", "tests.tables"]
 
 # Machines are shared: no example is timed. The same examples every time where a failure would stop a landing.
 settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
 settings.load_profile("untimed")
+
+
+SLOW_S = 600
+"""The time limit of a slow test; pyproject.toml has that of the others."""
 
 
 @pytest.hookimpl(trylast=True)  # when those that nobody asked for are gone
@@ -30,6 +34,8 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("slow"):
             seconds[item.path] += 60 if "run_recipe" in item.fixturenames else 5
             item.add_marker("no_cover")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(SLOW_S))
     items.sort(key=lambda item: -seconds[item.path])
 
 
