@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.warm import Server
 
 pytest_plugins = ["tests.seconds", "tests.tables"]
 
@@ -85,6 +86,14 @@ def sample_site(tmp_path_factory):
         [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", str(site), *folders], check=True
     )
     return site
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """Runs the command line in processes that have torch imported: `with warm.program("run", …) as program`."""
+    server = Server()
+    yield server
+    server.close()
 
 
 @pytest.fixture

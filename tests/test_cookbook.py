@@ -128,13 +128,21 @@ def test_each_compared_loss_has_the_aggregation_and_the_advantage_of_its_paper(m
     assert resolved["dr_grpo"][1].horizon == calls * tokens
 
 
-def command_of(recipe: str, tmp_path: Path, *overrides: str) -> list[str]:
-    command = [sys.executable, "-m", "agentrl_core", "run", str(COOKBOOK / recipe / "config.yaml")]
-    return [*command, "--name", "smoke", f"output_dir={tmp_path}", *overrides]
+@pytest.fixture(scope="module")
+def agentrl(warm):
+    """Run the command line; its output."""
+
+    def run(*arguments: object) -> str:
+        with warm.program(*arguments) as program:
+            output, _ = program.communicate()
+        assert program.returncode == 0, output
+        return output
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def run_recipe():
+def run_recipe(agentrl):
     """Run a recipe by the command line; its events.
 
     A warm start takes as long as ten steps. Recipes whose warm start is the same, with everything that it depends on,
@@ -148,11 +156,9 @@ def run_recipe():
         limits = (config.trainer.max_grad_norm, config.trainer.max_tokens_per_microbatch)
         key = repr((config.seed, config.model, limits, attrs.evolve(config.warm_start, data=str(data))))
         begin = (f"model.path={warm[key]}", "warm_start=null") if key in warm else ("trainer.keep_last=9",)
-        command = command_of(recipe, tmp_path, *overrides, *begin)
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert ("warm start done" in done.stdout + done.stderr) == (key not in warm)
+        options = ("--name", "smoke", f"output_dir={tmp_path}", *overrides, *begin)
+        output = agentrl("run", COOKBOOK / recipe / "config.yaml", *options)
+        assert ("warm start done" in output) == (key not in warm)
         warm.setdefault(key, tmp_path / "smoke/checkpoints/step-0")
         assert (tmp_path / "smoke" / "reward.png").stat().st_size > 10_000
         return rows(tmp_path / "smoke" / "metrics.jsonl")
@@ -198,12 +204,45 @@ def test_the_quickstart_learns_although_a_fifth_of_its_episodes_fail(run_recipe,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["grpo", "minirl"])
-def test_agentrls_settings_train(run_recipe, tmp_path, recipe):
-    events = run_recipe(recipe, tmp_path, "trainer.steps=6", "eval.tasks=16", "eval.every=0")
-    rewards = step_rewards(events)
+def test_agentrls_minirl_learns(run_recipe, tmp_path):
+    rewards = step_rewards(run_recipe("minirl", tmp_path, "trainer.steps=6", "eval.tasks=16", "eval.every=0"))
     assert len(rewards) == 6
     assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.2
+
+
+STEP = (
+    *("model.context_length=1024", "warm_start.steps=60", "rollout.tasks_per_step=4", "trainer.steps=1"),
+    *("eval.every=0", "eval.tasks=1"),
+)
+"""One step of 32 episodes, after as much of a warm start as makes some of them win. Recipes share warm starts."""
+
+
+def prove_step(events: list[dict], episodes: int = 32) -> None:
+    """Every episode of the one step was scored, and what was trained is exactly what was sampled."""
+    (step,) = (event["metrics"] for event in events if event["event"] == "step_finished")
+    assert 0.0 < step["reward/mean"] < 1.0
+    outcomes = events[-1]["outcomes"]
+    assert set(outcomes) == {"scored"}
+    assert outcomes["scored"] >= episodes
+    assert events[-1]["exact_tokens"] == events[-1]["trained_tokens"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "needs"),
+    [
+        ("grpo", "httpx2"),
+        ("sampler", "httpx2"),
+        ("anthropic", "anthropic"),
+        ("openai-agents", "agents"),
+        ("langchain", "langchain_openai"),
+        ("pydantic-ai", "pydantic_ai"),
+        ("smolagents", "smolagents"),
+    ],
+)
+def test_a_step_of_the_recipe_trains_exact_tokens(run_recipe, tmp_path, recipe, needs):
+    pytest.importorskip(needs)
+    prove_step(run_recipe(recipe, tmp_path, *STEP))
 
 
 @pytest.mark.slow
@@ -221,74 +260,29 @@ def test_losses_are_compared_in_a_table_and_a_picture(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["0", "3"])
-def test_the_loop_in_one_file_learns(seed):
+def test_the_loop_in_one_file_learns():
     script = COOKBOOK / "loop_in_one_file.py"
     assert len(script.read_text(encoding="utf-8").splitlines()) < 150
-    done = subprocess.run([sys.executable, str(script), seed], check=False, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(script)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "in the last five" in done.stdout
 
 
 @pytest.mark.slow
-def test_a_policy_learns_from_its_own_best_episodes(run_recipe, tmp_path):
+def test_a_policy_learns_from_its_own_best_episodes(run_recipe, agentrl, tmp_path):
     short = ("warm_start.steps=120", "trainer.lr=0", "trainer.steps=1", "eval.tasks=1", "eval.every=0")
     run_recipe("quickstart", tmp_path, *short)
     best = tmp_path / "best.jsonl"
-    agentrl("trace", "export", str(tmp_path / "smoke"), "--min-reward", "1", "-o", str(best))
+    agentrl("trace", "export", tmp_path / "smoke", "--min-reward", "1", "-o", best)
     given = (f"model.path={tmp_path}/smoke/checkpoints/step-0", f"data.train={best}", f"output_dir={tmp_path}")
-    agentrl("sft", str(COOKBOOK / "sft/config.yaml"), "--name", "tuned", *given, "trainer.epochs=12")
+    agentrl("sft", COOKBOOK / "sft/config.yaml", "--name", "tuned", *given, "trainer.epochs=12")
     steps = [event for event in rows(tmp_path / "tuned/metrics.jsonl") if event["event"] == "step_finished"]
     losses = [event["metrics"]["loss/value"] for event in steps]
     assert losses[-1] < 0.8 * losses[0]
 
 
-def agentrl(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrl_core", *arguments], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.slow
-def test_the_langchain_agent_learns_unmodified(run_recipe, tmp_path):
-    pytest.importorskip("langchain_openai")
-    events = run_recipe("langchain", tmp_path, "trainer.steps=7", "eval.tasks=8", "eval.every=0")
-    rewards = step_rewards(events)
-    assert len(rewards) == 7
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "sdk"), [("openai-agents", "agents"), ("anthropic", "anthropic")])
-def test_agents_of_the_providers_sdks_learn_unmodified(run_recipe, tmp_path, recipe, sdk):
-    pytest.importorskip(sdk)
-    rewards = step_rewards(run_recipe(recipe, tmp_path, "trainer.steps=7", "eval.tasks=8", "eval.every=0"))
-    assert len(rewards) == 7
-    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.3
-
-
-@pytest.mark.slow
-def test_a_sampler_in_agentrls_style_learns(run_recipe, tmp_path):
-    rewards = step_rewards(run_recipe("sampler", tmp_path, "trainer.steps=7", "eval.tasks=8", "eval.every=0"))
-    assert len(rewards) == 7
-    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "framework", "steps"), [("pydantic-ai", "pydantic_ai", 7), ("smolagents", "smolagents", 15)]
-)
-def test_agents_of_further_frameworks_learn_unmodified(run_recipe, tmp_path, recipe, framework, steps):
-    pytest.importorskip(framework)
-    events = run_recipe(recipe, tmp_path, f"trainer.steps={steps}", "eval.tasks=8", "eval.every=0")
-    rewards = step_rewards(events)
-    assert len(rewards) == steps
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
-
-
-@pytest.mark.slow
-def test_an_agent_in_a_process_of_its_own_learns(run_recipe, tmp_path, monkeypatch):
+def test_an_agent_that_runs_elsewhere_trains_exact_tokens(run_recipe, tmp_path, monkeypatch):
     pytest.importorskip("openai")
     monkeypatch.setenv("AGENTRL_ADMIN_KEY", "a-key-for-this-test-alone")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -297,18 +291,13 @@ def test_an_agent_in_a_process_of_its_own_learns(run_recipe, tmp_path, monkeypat
     script = [sys.executable, str(COOKBOOK / "online/agent.py"), f"http://127.0.0.1:{port}"]
     with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as agent:
         try:
-            overrides = (f"gateway.port={port}", "trainer.steps=6", "eval.tasks=16")
-            events = run_recipe("online", tmp_path, *overrides)
-            said, _ = agent.communicate(timeout=30)
+            events = run_recipe("online", tmp_path, f"gateway.port={port}", *STEP)
+            said, _ = agent.communicate(timeout=120)
         finally:
             agent.kill()
     assert (said, agent.returncode) == ("the gateway is gone: the run has ended\n", 0)
-    rewards = step_rewards(events)
-    assert len(rewards) == 6
-    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.2
-    records = 16 + 6 * 16 * 8 + 16
-    assert events[-1]["outcomes"] == {"scored": records}
-    assert events[-1]["exact_tokens"] == events[-1]["trained_tokens"] > 0
+    prove_step(events)
+    records = events[-1]["outcomes"]["scored"]
     with sqlite3.connect(tmp_path / "smoke/agentrl.db") as database:
         (opened,) = database.execute("SELECT count(*) FROM sessions WHERE task_id = 'quest'").fetchone()
     database.close()

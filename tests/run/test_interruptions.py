@@ -4,9 +4,8 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,20 +33,30 @@ def config_file(project):
     return path
 
 
-@contextmanager
-def agentrl(*arguments, file_blocks=None):
-    """The command line in a process of its own; no file of it grows beyond `file_blocks` of 512 bytes."""
-    command = [sys.executable, "-u", "-m", "agentrl_core", *map(str, arguments)]
-    if file_blocks is not None:
-        command = ["sh", "-c", f'ulimit -f {file_blocks} && exec "$@"', "sh", *command]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+@pytest.fixture
+def agentrl(warm):
+    """The command line in a process of its own; no file of it grows beyond `file_bytes`."""
+
+    @contextmanager
+    def run(*arguments, file_bytes=None):
+        with warm.program(*arguments, COLUMNS="200") as program:
+            if file_bytes is not None:
+                resource.prlimit(program.pid, resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+            yield program
+
+    return run
+
+
+@pytest.fixture
+def finished(agentrl):
+    """Run the command line to its end: exit code and output."""
+
+    def run(*arguments, **options):
+        with agentrl(*arguments, **options) as process:
+            output, _ = process.communicate()
+            return process.returncode, output
+
+    return run
 
 
 def read_until_step(process, step):
@@ -58,12 +67,6 @@ def read_until_step(process, step):
         if line.split()[:2] == [str(step), str(step)]:
             return
     pytest.fail("the run ended first:\n" + "".join(seen))
-
-
-def finished(*arguments, **options):
-    with agentrl(*arguments, **options) as process:
-        output = process.communicate(timeout=300)[0]
-        return process.returncode, output
 
 
 def stored(name):
@@ -82,7 +85,7 @@ def final_weights(name):
     return load_file(Path("runs") / name / "checkpoints" / f"step-{STEPS}" / "model.safetensors")
 
 
-def test_a_killed_run_resumes_to_the_same_weights_and_loses_nothing(config_file):
+def test_a_killed_run_resumes_to_the_same_weights_and_loses_nothing(config_file, agentrl, finished):
     code, output = finished("run", config_file, "--name", "undisturbed")
     assert code == 0, output
     with agentrl("run", config_file, "--name", "killed") as process:
@@ -116,13 +119,13 @@ def test_a_killed_run_resumes_to_the_same_weights_and_loses_nothing(config_file)
 
 
 @pytest.mark.parametrize("ask", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ctrl_c_and_kill_end_a_run_with_one_clear_line_and_it_can_be_resumed(config_file, ask):
+def test_ctrl_c_and_kill_end_a_run_with_one_clear_line_and_it_can_be_resumed(config_file, agentrl, finished, ask):
     if signal.getsignal(ask) is signal.SIG_IGN:
         pytest.skip("what started the tests ignores this signal (nohup does), and so do their processes")
     with agentrl("run", config_file, "--name", "stopped") as process:
         read_until_step(process, 4)
         process.send_signal(ask)
-        output = process.communicate(timeout=60)[0]
+        output = process.communicate()[0]
     assert process.returncode == 1
     assert "agentrl runs resume stopped" in output
     assert "Traceback" not in output
@@ -132,7 +135,7 @@ def test_ctrl_c_and_kill_end_a_run_with_one_clear_line_and_it_can_be_resumed(con
     assert [row.step for row in stored("stopped")[0] if not row.voided] == list(range(1, STEPS + 1))
 
 
-def test_a_full_disk_stops_the_run_with_a_clear_line_and_loses_nothing(config_file):
+def test_a_full_disk_stops_the_run_with_a_clear_line_and_loses_nothing(config_file, finished):
     arguments = (
         "run",
         config_file,
@@ -142,7 +145,7 @@ def test_a_full_disk_stops_the_run_with_a_clear_line_and_loses_nothing(config_fi
         "trainer.save_steps=400",
         "trackers=[jsonl]",
     )
-    code, output = finished(*arguments, file_blocks=1200)  # the store outgrows it, a checkpoint does not
+    code, output = finished(*arguments, file_bytes=1200 * 512)  # the store outgrows it, a checkpoint does not
     assert code == 1
     assert "Traceback" not in output
     assert re.search("error: .*space", output), output
@@ -151,7 +154,7 @@ def test_a_full_disk_stops_the_run_with_a_clear_line_and_loses_nothing(config_fi
     assert len(interactions) >= 8 * len(steps)
 
 
-def test_an_existing_name_is_refused_with_the_way_to_go_on(config_file):
+def test_an_existing_name_is_refused_with_the_way_to_go_on(config_file, finished):
     code, output = finished("run", config_file, "--name", "twice", "trainer.steps=1")
     assert code == 0, output
     before = json.dumps(sorted(str(path) for path in Path("runs/twice").rglob("*")))
@@ -162,7 +165,7 @@ def test_an_existing_name_is_refused_with_the_way_to_go_on(config_file):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_of_an_agent_outlives_its_run(config_file, number):
+def test_no_process_of_an_agent_outlives_its_run(config_file, agentrl, number):
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("what started the tests ignores this signal (nohup does), and so do their processes")
     apart = ["rollout.agent.mode=subproc", "rollout.agent.subproc_max_workers=2", "rollout.max_concurrent_rollouts=2"]
@@ -170,7 +173,7 @@ def test_no_process_of_an_agent_outlives_its_run(config_file, number):
         read_until_step(process, 1)
         below = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, number)
-        output = process.communicate(timeout=60)[0]
+        output = process.communicate()[0]
     assert len(below) == 4  # two workers, each with its guard
     assert psutil.wait_procs(below, timeout=10)[1] == []
     assert "Traceback" not in output

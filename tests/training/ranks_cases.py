@@ -71,7 +71,11 @@ def train(model_dir, samples, case, ranks=ALONE):
     shares = share_out(samples, ranks.size) if case.shared else [[]] * (ranks.size - 1) + [samples]
     share = [faulty(sample, case, [item.record for item in shares[-1]]) for sample in shares[ranks.rank]]
     update = pack(share, max_tokens=40, config=AggregationConfig(**case.aggregation))
-    optimizer = adamw(policy.model, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    if case.dtype == "float32":
+        # AdamW divides by the gradient's own size, so that of a gradient near zero the rounding alone decides
+        optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
+    else:
+        optimizer = adamw(policy.model, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     updater = Updater(
         policy,
         SteepLoss() if case.fault == "gradient" else GRPO(),

@@ -44,7 +44,7 @@ def test_ranks_come_to_what_one_comes_to(by_rank, model_dir, samples, case):
         ]
         setup = attrs.evolve(setup, fault="")
     values, left_out, means, weights = cases.train(model_dir, samples, setup)
-    exact = {"rtol": 0, "atol": 1e-6 if setup.dtype == "float32" else 1e-10}
+    exact = {"rtol": 0, "atol": 1e-5 if setup.dtype == "float32" else 1e-10}
     before = dict(Policy.load(model_dir).model.named_parameters())
     assert any(not torch.equal(before[name], weight.float()) for name, weight in weights.items() if name in before)
     for found_values, found_left_out, found_means, found_weights in (rank[case] for rank in by_rank):
