@@ -33,6 +33,8 @@ def test_light_commands_import_nothing_heavy(launch, sample_site, arguments):
         ("run", "worklow: agent.py:Agent", "config.yaml:3: worklow: unknown option"),
         ("config check", "worklow: agent.py:Agent", "config.yaml:3: worklow: unknown option"),
         ("run", "workflow: agent.py:Agent", "config.yaml:2: data.train: no such task file"),
+        ("config check", "workflow: agent.py:Agent", "config.yaml:3: workflow: there is no file"),
+        ("run", "engine: {use: embedded, slotz: 1}", "config.yaml:3: engine.slotz: unknown option"),
         ("run", "loss: {use: ppo, corrections: [{use: kl, bta: 1.0}]}", "corrections.0.bta: unknown option"),
         ("config show", "loss: {use: ppo, corrections: [{use: kl, beta: 1.0}]}", None),
     ],

@@ -285,7 +285,8 @@ class TrainerConfig:
     """For mixture-of-experts models with several updates per step: every update takes, token by token, the experts that
     the weights before the step chose. What is trained and how the gate weighs them stays as it is."""
     threads: int = field(default=1, validator=positive)
-    """Torch threads of the learner."""
+    """Torch threads of the learner; never more than this machine's cores, less the engine's threads where both are busy
+    at once (max_head_offpolicyness above 0). On a machine that others use, 1 is as fast."""
 
 
 @attrs.frozen(kw_only=True)

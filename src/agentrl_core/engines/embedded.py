@@ -13,12 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from agentrl_core.daemons import call_on_thread
-from agentrl_core.engines.batch import ContinuousBatch
-from agentrl_core.engines.fused import why_not_fused
-from agentrl_core.engines.generate import GenerateBatch
 from agentrl_core.engines.grammars import Constraint, Grammars
 from agentrl_core.engines.interpreter import restore_switches, shorten_switches
 from agentrl_core.engines.jobs import Job, Mailbox, Post, check_request, deliver
@@ -29,8 +24,11 @@ from agentrl_core.types import FinishReason
 from agentrl_core.weights.base import DirectoryWeights
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
+    from agentrl_core.engines.batch import ContinuousBatch
+    from agentrl_core.engines.generate import GenerateBatch
     from agentrl_core.types import Chunk, GenerateRequest
     from agentrl_core.weights.base import WeightSource
 
@@ -65,6 +63,13 @@ class EmbeddedEngine:
         implementation: Literal["auto", "loop", "generate"] = "auto",
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
+        # Not above: a config's options are held against this signature before anything heavy is imported.
+        import torch
+
+        from agentrl_core.engines.batch import ContinuousBatch
+        from agentrl_core.engines.fused import why_not_fused
+        from agentrl_core.engines.generate import GenerateBatch
+
         self.version = 0
         self.notice = ""
         """What the user should know about how this model is served; empty where there is nothing to say."""
@@ -237,6 +242,8 @@ class EmbeddedEngine:
     # Answering, on the engine's thread.
 
     def _serve(self) -> None:
+        import torch
+
         end = EngineError(CLOSED)
         try:
             torch.set_num_threads(self._threads)

@@ -58,11 +58,6 @@ class Checks(PartChecks[RunConfig]):
 
     def all(self) -> Iterator[str]:
         """Everything but the workflow."""
-        yield from self.light()
-        yield from self.engine()
-
-    def light(self) -> Iterator[str]:
-        """Everything but the workflow and the engine, whose module may import torch for seconds."""
         yield from self.modules()
         yield from self.modes()
         yield from self.model()
@@ -133,13 +128,10 @@ class Checks(PartChecks[RunConfig]):
                 where = self._given.where(f"gateway.upstreams.{name}.api_key_env")
                 self.notes.append(f"{where}: the environment variable {upstream.api_key_env} is not set here")
 
-    def engine(self) -> Iterator[str]:
-        """Import the engine, and hold its options against its signature."""
-        yield from self._with_options("engines", "engine", self._run.engine.use, self._run.engine.options)
-
     def components(self) -> Iterator[str]:
-        """Everything else that is named by a registry name."""
+        """Everything that is named by a registry name."""
         run = self._run
+        yield from self._with_options("engines", "engine", run.engine.use, run.engine.options)
         yield from self.common()
         if run.gateway.tool_parser != "auto":
             yield from self._with_options("tool_parsers", "gateway.tool_parser", run.gateway.tool_parser, {})

@@ -13,6 +13,7 @@ from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.invocation import pip_install
 from agentrl_core.plugins import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, resolve_agent
+from agentrl_core.run.cores import wait_without_spinning
 from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given, Parts
 from agentrl_core.run.scorers import check_scorers
@@ -64,13 +65,13 @@ def resolve(
 
     `workflow` takes the place of the config's; `workflow_kwargs` are its options, beside those of the config.
     """
+    wait_without_spinning()
     config = given.run
     registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
     registry.hooks.notify("configure", config=config)
     checks = Checks(given, registry, load_datasets=True)
-    for stage in (checks.light, checks.engine):  # what is quickly found is told without waiting for torch
-        if problems := list(dict.fromkeys(stage())):
-            raise ConfigError("\n".join(problems))
+    if problems := list(dict.fromkeys(checks.all())):
+        raise ConfigError("\n".join(problems))
     for note in check_scorers(checks.scorers.made, config.gateway):
         logger.warning("%s", note)
     eval_sets = {

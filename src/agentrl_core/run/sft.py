@@ -15,6 +15,7 @@ from agentrl_core.config.sft import SftConfig
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError, UsageError
 from agentrl_core.plugins import load_registry
+from agentrl_core.run.cores import wait_without_spinning
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
 from agentrl_core.run.loss import build_loss, settled, settled_loss
@@ -136,6 +137,7 @@ def check_config(loaded: LoadedConfig[SftConfig]) -> Sequence[str]:
 
 def resolve(given: Given[SftConfig]) -> SftParts:
     """Load the registry and the data; raise `UsageError` for all that would stop the run later."""
+    wait_without_spinning()
     config = given.run
     registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
     checks = SftChecks(given, registry)

@@ -13,6 +13,7 @@ from agentrl_core.batching.filters import as_filter
 from agentrl_core.batching.shaping import as_shaping
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError
+from agentrl_core.run.cores import learner_threads, usable_cores
 from agentrl_core.run.origin import announce, model_directory, newest_checkpoint, rewind
 from agentrl_core.training.learner import Learner
 
@@ -138,7 +139,7 @@ def _learner(components: Components, directory: RunDirectory, model_dir: Path) -
         shaping=[as_shaping(components.build("shapings", "shaping", item), item.use) for item in config.shaping],
         filters=[as_filter(components.build("filters", "filters", item), item.use) for item in config.filters],
         export_style=config.rollout.agent.export_style,
-        config=config.trainer,
+        config=attrs.evolve(config.trainer, threads=learner_threads(config, usable_cores())[0]),
         seed=config.seed,
         dtype=config.model.dtype,
     )

@@ -15,6 +15,7 @@ from agentrl_core.errors import UsageError
 from agentrl_core.plugins import load_registry
 from agentrl_core.run import sft
 from agentrl_core.run.components import Components, resolve
+from agentrl_core.run.cores import learner_threads, usable_cores
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
 from agentrl_core.run.loss import settled
@@ -138,6 +139,8 @@ def _run(components: Components, directory: RunDirectory, begin: Begin) -> RunSu
     started = time.time()
 
     def work(store: Store, audience: Audience) -> RunSummary:
+        if fewer := learner_threads(components.config, usable_cores())[1]:
+            audience.notice(fewer)
         start = begin(components, directory, store, audience.notice)
         return TrainingLoop(components, directory, start, audience, started_at=started).run()
 
