@@ -12,13 +12,13 @@ import pytest
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.rollout import tls
-from agentrl_core.rollout.subproc import worker
+from agentrl_core.rollout.subproc import leftovers, worker
 from agentrl_core.rollout.subproc.pickling import find_obstacle
 
 MODES = ("subproc", "python")
 
 
-@pytest.mark.parametrize("module", [worker, tls])
+@pytest.mark.parametrize("module", [worker, leftovers, tls])
 def test_what_another_interpreter_runs_is_python_38_and_the_standard_library(module):
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"), feature_version=(3, 8))
     for node in ast.walk(tree):

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core.errors import AgentRLError, EpisodeError, RunError
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.failures import RemoteFailure
-from agentrl_core.rollout.subproc.process import WorkerProcess
-from agentrl_core.rollout.subproc.worker import MAX_RESULT_BYTES
-from agentrl_core.scoring import Answer
+from agentrl_core.rollout.subproc.process import NotBegunError, WorkerProcess
 
 if TYPE_CHECKING:
     from agentrl_core.rollout.subproc.launch import Launch
@@ -185,13 +183,19 @@ class _Seat:
             "environ": _environ(injected["base_url"], injected["api_key"]),
             "pickled": self._workers.launch.own,
         }
-        try:
-            while (answer := await self.worker.run(header, body)) is None:  # it had ended before
-                self._workers.retire(self.worker)
-                self.worker = await self._workers.take()
-        finally:
-            self._workers.log_output(self.worker, injected["record_id"])
-        return _value(answer["value"]) if answer["op"] == "done" else _raise(answer)
+        record_id = injected["record_id"]
+        for _ in range(_STARTS):
+            try:
+                return await self.worker.run(header, body)
+            except NotBegunError as error:
+                problem = str(error)
+                logger.info("record %s has another process: the one that was free %s", record_id, problem)
+            finally:
+                self._workers.log_output(self.worker, record_id)
+            self._workers.retire(self.worker)
+            self.worker = await self._workers.take()
+        text = f"{_STARTS} processes in a row could not begin the episode: the agent's process {problem}"
+        raise RemoteFailure("AgentProcessDied", f"AgentProcessDied: {text}")
 
 
 _taken: ContextVar[_Seat] = ContextVar("agentrl_seat")
@@ -211,28 +215,3 @@ def _environ(base_url: str, api_key: str) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": base_url,
         "ANTHROPIC_API_KEY": api_key,
     }
-
-
-def _value(told: Mapping[str, Any]) -> Any:
-    """What the workflow returned."""
-    if "pairs" in told:
-        return {key: _value(value) for key, value in told["pairs"]}
-    if "answer" in told:
-        return Answer(told["answer"])
-    if "odd" in told:
-        raise EpisodeError(
-            "reward_type", "the workflow gave no usable reward: expected a number, found {} {}".format(*told["odd"])
-        )
-    if "large" in told:
-        raise EpisodeError(
-            "reward_type", f"the workflow returned {told['large']} bytes; expected at most {MAX_RESULT_BYTES}"
-        )
-    return told["number"]
-
-
-def _raise(answer: Mapping[str, Any]) -> Any:
-    if answer["reason"] is not None:
-        raise EpisodeError(answer["reason"], answer["message"])
-    text = answer["type"] + (f": {answer['message']}" if answer["message"] else "")
-    place = f" ({answer['place']})" if answer["place"] else ""
-    raise RemoteFailure(answer["type"], f"{text}{place}", answer["trace"])

@@ -1,27 +1,33 @@
-"""One worker process as the run sees it: start, episodes, output, end."""
+"""One worker process as the run sees it: start, episodes, output, end.
+
+Nothing that it says is trusted, as the agent's code runs in there. Each request has a random id, and an episode counts
+once the worker has confirmed that it is over: what the agent writes in between fails that episode, what it writes
+later costs the process alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import select
+import secrets
+import selectors
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agentrl_core.errors import AgentRLError, ConfigError, DataError, PluginError, RunError
 from agentrl_core.rollout.failures import RemoteFailure, tell
+from agentrl_core.rollout.subproc.answers import READ_BYTES, Frames, ProtocolError, check, read_answer, read_start
 from agentrl_core.rollout.subproc.launch import WORKER
 from agentrl_core.rollout.subproc.output import Output
-from agentrl_core.rollout.subproc.worker import frame, receive
+from agentrl_core.rollout.subproc.worker import frame
 
 if TYPE_CHECKING:
     from agentrl_core.rollout.subproc.launch import Launch
@@ -35,10 +41,25 @@ _GUARD_S = 5.0
 """Longest that the guard of a worker may take to kill what is below it."""
 _REPORT_S = 2.0
 _LOOK_S = 0.2
-_HEADER_BYTES = 8
+_AWAKE_S = 30.0
+"""Longest that a worker may take to begin an episode, and to confirm the end of one."""
+_REPORT_BYTES = 4096
+_DRAIN_BYTES = 2**20
+"""Output taken at a time, as much as a pipe can hold: an agent that never stops writing must not hold up the run."""
 _KINDS: Mapping[str, type[AgentRLError]] = {
     item.__name__: item for item in (ConfigError, DataError, PluginError, RunError)
 }
+
+
+_ANSWERS = ("done", "raised")
+
+
+class NotBegunError(Exception):
+    """A process cannot run the next episode; the message goes on from `the agent's process`."""
+
+
+class _EndedError(Exception):
+    """The worker has closed its side."""
 
 
 class WorkerProcess:
@@ -50,8 +71,7 @@ class WorkerProcess:
         self.is_async = True
         self.name = ""
         self.killed = False
-        self._number = 0
-        self._buffer = bytearray()
+        self._frames = Frames()
         self._report = b""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Task[None] | None = None
@@ -100,33 +120,57 @@ class WorkerProcess:
         self._control.settimeout(launch.limit_s)
         with contextlib.suppress(ConnectionError, TimeoutError):  # it has ended already; told below
             self._control.sendall(frame(launch.start, launch.payload))
-        end = time.monotonic() + launch.limit_s
-        sources: list[Any] = [self._control, self._lifeline, self._out]
-        while select.select(sources, [], [], _LOOK_S)[0] in ([], [self._out]):
+        self._control.setblocking(False)
+        self._lifeline.setblocking(False)
+        try:
+            message = self._first_message(abort)
+            answer = None if message is None else read_start(message)
+        except ProtocolError as error:
+            raise PluginError(f"{launch.where}: the agent's process {error}{self._said()}") from error
+        finally:
             self.drain()
-            if abort.is_set():
-                raise RunError("the run has ended")
-            if time.monotonic() > end:
-                raise RunError(
-                    f"{launch.where}: the workflow was not ready within {launch.limit_s:g} s in {launch.interpreter}"
-                    f"{self._said()}"
-                )
-        message = None
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            message = receive(self._control)
-        self.drain()
-        if message is None:
+        if answer is None:
             self._wait_now()
             raise PluginError(
                 f"{launch.where}: {launch.interpreter} {self._how()} before the workflow was ready{self._said()}"
                 + ("" if launch.own else "; expected Python 3.8 or newer with all that the workflow imports")
             )
-        answer = message[0]
         if answer["op"] == "refused":
             raise self._refusal(answer)
         self.name, self.is_async = answer["name"], answer["is_async"]
-        self._control.setblocking(False)
-        self._lifeline.setblocking(False)
+
+    def _first_message(self, abort: threading.Event) -> dict[str, Any] | None:
+        """Wait for what the worker says of its workflow; None where it ends before."""
+        launch = self._launch
+        end = time.monotonic() + launch.limit_s
+        with selectors.DefaultSelector() as selector:
+            for source in (self._control, self._lifeline, self._out):
+                selector.register(source, selectors.EVENT_READ)
+            while (message := self._frames.next()) is None:
+                ready = [key.fileobj for key, _ in selector.select(_LOOK_S)]
+                if self._out in ready and not self.drain():
+                    selector.unregister(self._out)
+                if self._control in ready:
+                    piece = self._receive_now()
+                    if not piece:
+                        return None
+                    self._frames.add(piece)
+                elif self._lifeline in ready:
+                    return None
+                if abort.is_set():
+                    raise RunError("the run has ended")
+                if time.monotonic() > end:
+                    raise RunError(
+                        f"{launch.where}: the workflow was not ready within {launch.limit_s:g} s in "
+                        f"{launch.interpreter}{self._said()}"
+                    )
+        return message
+
+    def _receive_now(self) -> bytes:
+        try:
+            return self._control.recv(READ_BYTES)
+        except ConnectionError:
+            return b""
 
     def _refusal(self, answer: Mapping[str, Any]) -> AgentRLError:
         if answer["kind"] in _KINDS:
@@ -149,32 +193,62 @@ class WorkerProcess:
         """Whether it can run another episode, as far as is known."""
         return not self.killed and (self._ended is None or not self._ended.done())
 
-    async def run(self, header: Mapping[str, Any], body: bytes) -> dict[str, Any] | None:
-        """Run one episode and return the worker's answer; None where it had ended before.
+    async def run(self, header: Mapping[str, Any], body: bytes) -> Any:
+        """Run one episode and return what the workflow returns.
 
-        Raises `RemoteFailure` where the process ends in the middle. Cancelling this cancels the agent; one that
-        goes on for `CANCEL_GRACE_S`, or is not in an await, is killed.
+        Raises `NotBegunError` where the process cannot begin it, as it has ended or is of no use any more;
+        `RemoteFailure` for what the workflow raises, for the end of the process in the middle, and for what no worker
+        says; `EpisodeError` as `read_answer`. Cancelling this cancels the agent; one that goes on for
+        `CANCEL_GRACE_S`, or is not in an await, is killed.
         """
-        self._number += 1
-        began = False
+        number = secrets.token_hex(16)
+        answer = None
         try:
-            await self._write({"op": "run", "id": self._number, **header}, body)
-            if await self._read() is None:
-                return None
-            began = True
-            answer = await self._read()
+            await self._begin_episode(number, header, body)
+            answer = await self._read(number, _ANSWERS)
+            await self._confirm_end()
+            return read_answer(answer)
         except asyncio.CancelledError:
-            if not began or not self.is_async or not await self._cancel():
+            if self.killed or answer is not None or not self.is_async or not await self._cancel(number):
                 self.kill()
             raise
+        except _EndedError:
+            await self._end()
+            said = f"the agent's process {self._how()}{self._said()}"
+            raise RemoteFailure("AgentProcessDied", f"AgentProcessDied: {said}") from None
+        except ProtocolError as error:
+            self.kill()
+            said = f"the agent's process {error}; it was ended{self._said()}"
+            raise RemoteFailure("AgentProtocolError", f"AgentProtocolError: {said}") from None
         finally:
             self.drain()
-        if answer is None:
-            await self._end()
-            raise RemoteFailure(
-                "AgentProcessDied", f"AgentProcessDied: the agent's process {self._how()}{self._said()}"
-            )
-        return answer
+
+    async def _begin_episode(self, number: str, header: Mapping[str, Any], body: bytes) -> None:
+        """Send an episode and wait until the worker has taken it up."""
+        try:
+            async with asyncio.timeout(_AWAKE_S):
+                await self._write({"op": "run", "id": number, **header}, body)
+                await self._read(number, ("began",))
+        except _EndedError:
+            raise NotBegunError("had ended") from None
+        except (ProtocolError, TimeoutError) as error:  # of an earlier episode, whose record is no longer concerned
+            self.kill()
+            raise NotBegunError(str(error) or f"did not begin an episode within {_AWAKE_S:g} s") from None
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+
+    async def _confirm_end(self) -> None:
+        """Have the worker say that it waits for the next episode: what stands before that is not its own."""
+        number = secrets.token_hex(16)
+        try:
+            async with asyncio.timeout(_AWAKE_S):
+                await self._write({"op": "over", "id": number})
+                await self._read(number, ("idle",))
+        except _EndedError:  # after its answer, which is complete
+            self.kill()
+        except TimeoutError:
+            raise ProtocolError(f"did not confirm the end of its episode within {_AWAKE_S:g} s") from None
 
     async def _end(self) -> None:
         """Wait for the end of a worker that has closed its side: how it was is known a moment later."""
@@ -183,16 +257,17 @@ class WorkerProcess:
         self.kill()
         await self.ended()
 
-    async def _cancel(self) -> bool:
+    async def _cancel(self, number: str) -> bool:
         """Cancel the episode; return whether the worker has ended it in time."""
-        with contextlib.suppress(TimeoutError, asyncio.CancelledError):  # a second cancellation: enough patience
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError, ProtocolError, _EndedError):
             async with asyncio.timeout(_TURN_S):
-                await self._write({"op": "cancel", "id": self._number})
-                answer = await self._read()
-            if answer is not None and answer["op"] == "cancelling":
-                async with asyncio.timeout(CANCEL_GRACE_S):
-                    answer = await self._read()
-            return answer is not None
+                await self._write({"op": "cancel", "id": number})
+                answer = await self._read(number, ("cancelling", *_ANSWERS))
+            async with asyncio.timeout(CANCEL_GRACE_S):
+                if answer["op"] == "cancelling":
+                    await self._read(number, _ANSWERS)
+                await self._confirm_end()
+            return True
         return False
 
     async def _write(self, header: Mapping[str, Any], body: bytes = b"") -> None:
@@ -200,32 +275,32 @@ class WorkerProcess:
         with contextlib.suppress(ConnectionError):  # it has ended, as reading will tell
             await loop.sock_sendall(self._control, frame(header, body))
 
-    async def _read(self) -> dict[str, Any] | None:
-        """Return the next message; None at the end. May be cancelled without loss."""
+    async def _read(self, number: str, ops: Sequence[str]) -> dict[str, Any]:
+        """Return the next message, which is to be one of these and to answer that request."""
         loop = asyncio.get_running_loop()
-        while True:
-            if len(self._buffer) >= _HEADER_BYTES:
-                size = int.from_bytes(self._buffer[:4], "big")
-                end = _HEADER_BYTES + size + int.from_bytes(self._buffer[4:_HEADER_BYTES], "big")
-                if len(self._buffer) >= end:
-                    header: dict[str, Any] = json.loads(self._buffer[_HEADER_BYTES : _HEADER_BYTES + size])
-                    del self._buffer[:end]
-                    return header
+        while (message := self._frames.next()) is None:
             try:
-                piece = await loop.sock_recv(self._control, 2**16)
+                piece = await loop.sock_recv(self._control, READ_BYTES)
             except ConnectionError:
-                return None
+                piece = b""
             if not piece:
-                return None
-            self._buffer += piece
+                raise _EndedError
+            self._frames.add(piece)
+        check(message, ops, number)
+        return message
 
-    def drain(self) -> None:
-        """Take what the agent has written so far."""
+    def drain(self) -> bool:
+        """Take what the agent has written so far; return whether there may be more."""
+        piece: bytes | None = b""
         with contextlib.suppress(ValueError):  # closed
-            while piece := self._out.read(2**16):
+            for _ in range(0, _DRAIN_BYTES, READ_BYTES):
+                piece = self._out.read(READ_BYTES)
+                if not piece:
+                    break
                 self.output.add(piece)
             if piece == b"" and self._loop is not None:
                 self._loop.remove_reader(self._out.fileno())
+        return piece != b""
 
     def kill(self) -> None:
         """Have the guard kill the worker, and all that it started."""
@@ -261,7 +336,7 @@ class WorkerProcess:
         """Wait for the guard's report, and its end."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ConnectionError):
-            while piece := await loop.sock_recv(self._lifeline, 4096):
+            while (piece := await loop.sock_recv(self._lifeline, 4096)) and len(self._report) < _REPORT_BYTES:
                 self._report += piece
         await loop.run_in_executor(None, self._popen.wait)
 
@@ -280,7 +355,7 @@ class WorkerProcess:
         self._lifeline.settimeout(_REPORT_S)
         for _ in range(2):
             with contextlib.suppress(OSError):
-                while piece := self._lifeline.recv(4096):
+                while (piece := self._lifeline.recv(4096)) and len(self._report) < _REPORT_BYTES:
                     self._report += piece
             self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):

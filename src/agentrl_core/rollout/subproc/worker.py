@@ -1,4 +1,6 @@
-"""Runs one workflow's episodes in a process of its own, under any Python from 3.8 on: this file needs nothing else.
+"""Runs one workflow's episodes in a process of its own, under any Python from 3.8 on.
+
+It needs the standard library, `leftovers.py` beside it and `rollout/tls.py`, and nothing else.
 
 Started as `python worker.py CONTROL_FD LIFELINE_FD`. The process that is started is a guard: it forks the worker,
 and however that ends, or once the run is gone, it kills every process below itself and tells how it was. The worker
@@ -8,6 +10,11 @@ talks to the run over the control socket in frames: two lengths of 4 bytes, a JS
     worker -> run   {op: ready, …}, or {op: refused, kind, message}
     run -> worker   {op: run, id, episode, environ, pickled}, its body the task's data; {op: cancel, id}; {op: stop}
     worker -> run   {op: began, id}, maybe {op: cancelling, id}, then {op: done, id, value} or {op: raised, id, …}
+    run -> worker   {op: over, id}
+    worker -> run   {op: idle, id}
+
+The ids are random, one for each `run` and each `over`: what the agent's code writes to the socket, before or after
+the answer, is never taken for the answer of a later episode. What the worker says has no body.
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import os
 import pickle
 import queue
@@ -41,15 +49,18 @@ try:
 except ImportError:  # a Python built without it: a process that an agent detaches is then out of sight
     ctypes = None  # type: ignore[assignment]
 
+DEEPEST_VALUE = 4
+"""Dicts inside dicts that are sent as such; a reward for each turn needs one."""
 INJECTED = ("base_url", "api_key", "http_client", "record_id", "is_eval")
-MAX_RESULT_BYTES = 16 * 2**20
-"""Largest return value; a dict with a reward for each turn has kilobytes."""
+MAX_ANSWER_BYTES = 16 * 2**20
+"""Longest message of a worker, and so the largest return value; a dict with a reward for each turn has kilobytes."""
 
 _LENGTHS = struct.Struct(">II")
 _LONGEST_MESSAGE = 400
 _LONGEST_TRACE = 20_000
 _LONGEST_REPR = 200
-_LARGEST_INT_BITS = 1024
+_LONGEST_PLACE = 4096
+_LARGEST_INT = 2**53
 _SWEEP_S = 2.0
 _WATCH_S = 0.1
 _TIDY_S = 1.0
@@ -71,6 +82,12 @@ def frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
     """Put one message in bytes."""
     text = json.dumps(header).encode()
     return _LENGTHS.pack(len(text), len(body)) + text + body
+
+
+def answer_frame(header: Mapping[str, Any]) -> bytes:
+    """Put what a worker says in bytes: strict JSON, whatever the texts in it are made of."""
+    text = json.dumps(header, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    return _LENGTHS.pack(len(text), 0) + text
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], bytes] | None:
@@ -156,16 +173,19 @@ def kill_all(pids: Sequence[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the processes below `pid`, where the system tells of them (Linux)."""
+def children(pid: int) -> list[int]:
+    """Return the children of a process, where the system tells of them (Linux)."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # it has ended meanwhile
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                children = [int(number) for number in file.read().split()]
-            for child in children:
-                found += [child, *descendants(child)]
+                found += map(int, file.read().split())
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below `pid`."""
+    return [number for child in children(pid) for number in (child, *descendants(child))]
 
 
 def _resident(pid: int) -> int:
@@ -430,34 +450,41 @@ class Worker:
         asyncio.set_event_loop(self._loop)
         self._requests: queue.SimpleQueue[tuple[dict[str, Any], bytes] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._current: tuple[int, asyncio.Task[Any]] | None = None
+        self._current: tuple[str, asyncio.Task[Any]] | None = None
         self._environ, self._folder = dict(os.environ), os.getcwd()
-        self._known = set(self._below())
+        leftovers = _beside("leftovers").Leftovers
+        self._leftovers = leftovers(loaded.function, children, own=self._pid, above=self._guard)
 
     def serve(self) -> None:
         """Run what is asked for until the run says stop, or is gone."""
         threading.Thread(target=self._listen, name="agentrl-control", daemon=True).start()
         for header, body in iter(self._requests.get, None):
-            self._episode(header, body)
+            if header["op"] == "over":
+                self._send({"op": "idle", "id": header["id"]})
+            else:
+                self._episode(header, body)
         self._loop.run_until_complete(self._loaded.close())
 
     def _listen(self) -> None:
-        message = receive(self._sock)
-        while message is not None and message[0]["op"] != "stop":
-            header = message[0]
-            if header["op"] == "run":
-                self._requests.put(message)
-            else:
-                with self._lock:
-                    if self._current is not None and self._current[0] == header["id"]:
-                        self._loop.call_soon_threadsafe(self._cancel, *self._current)
+        try:
             message = receive(self._sock)
-        self._requests.put(None)
+            while message is not None and message[0]["op"] != "stop":
+                header = message[0]
+                if header["op"] == "cancel":
+                    with self._lock:
+                        if self._current is not None and self._current[0] == header["id"]:
+                            self._loop.call_soon_threadsafe(self._cancel, *self._current)
+                else:
+                    self._requests.put(message)
+                message = receive(self._sock)
+        finally:  # also where the agent has read from the socket, and what comes makes no sense any more
+            self._requests.put(None)
 
-    def _cancel(self, number: int, task: asyncio.Task[Any]) -> None:
+    def _cancel(self, number: str, task: asyncio.Task[Any]) -> None:
         """Cancel an episode, and say so: of an agent that blocks the loop the run never hears that."""
-        self._send({"op": "cancelling", "id": number})
-        task.cancel()
+        if not task.done():
+            self._send({"op": "cancelling", "id": number})
+            task.cancel()
 
     def _episode(self, header: dict[str, Any], body: bytes) -> None:
         number = header["id"]
@@ -470,8 +497,7 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  (whatever an agent raises is data)
             answer = dict(self._told(error), op="raised")
         self._tidy()
-        size = len(json.dumps(answer))
-        self._send(dict(answer if size <= MAX_RESULT_BYTES else {"op": "done", "value": {"large": size}}, id=number))
+        self._send(dict(answer, id=number))
 
     def _send(self, answer: dict[str, Any]) -> None:
         if os.getpid() != self._pid:  # the agent forked, and this is the copy
@@ -479,9 +505,12 @@ class Worker:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError, ValueError):  # closed or replaced by the agent
                 stream.flush()
-        self._sock.sendall(frame(answer))
+        message = answer_frame(answer)
+        if len(message) > MAX_ANSWER_BYTES:
+            message = answer_frame({"op": "done", "id": answer["id"], "value": {"large": len(message)}})
+        self._sock.sendall(message)
 
-    def _call(self, number: int, data: Any, episode: dict[str, Any]) -> Any:
+    def _call(self, number: str, data: Any, episode: dict[str, Any]) -> Any:
         """Call the workflow in a context that knows the episode; a sync function has the thread to itself."""
         episode = dict(episode, http_client=self._loaded.http_client)
         arguments = {name: episode[name] for name in self._loaded.accepted}
@@ -511,7 +540,7 @@ class Worker:
             task.cancel()
         if left:
             self._loop.run_until_complete(asyncio.wait(left, timeout=_TIDY_S))
-        processes = [pid for pid in self._below() if pid not in self._known]
+        processes = self._leftovers.find()
         if processes:
             self._end(processes)
         for name in [name for name in os.environ if name not in self._environ]:
@@ -523,15 +552,6 @@ class Worker:
             if os.getcwd() == self._folder:
                 return
         os.chdir(self._folder)
-
-    def _below(self) -> list[int]:
-        """Processes that were started here, detached ones too, but for those that serve multiprocessing itself."""
-        servants = (
-            ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),
-            ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
-        )
-        others = {getattr(getattr(sys.modules.get(module), name, None), pid, None) for module, name, pid in servants}
-        return [pid for pid in descendants(self._guard) if pid != self._pid and pid not in others]
 
     @staticmethod
     def _end(processes: Sequence[int]) -> None:
@@ -553,8 +573,8 @@ class Worker:
         ours = any(f"{base.__module__}.{base.__name__}" == _EPISODE_ERROR for base in type(cause).__mro__)
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         return {
-            "type": type(cause).__name__,
-            "reason": cause.reason if ours else None,
+            "type": type(cause).__name__[:_LONGEST_REPR],
+            "reason": str(cause.reason)[:_LONGEST_REPR] if ours else None,
             "message": text_of(cause),
             "place": place_of(cause, self._skip),
             "trace": trace[:_LONGEST_TRACE],
@@ -584,28 +604,33 @@ def _command(pid: int) -> str:
     return f"{text} ({pid})" if text else ""
 
 
-def plain(value: Any) -> dict[str, Any]:
+def plain(value: Any, depth: int = 0) -> dict[str, Any]:
     """Put a return value in JSON: a number, pairs of a dict, an `Answer`; of anything else its type and its looks."""
     if not isinstance(value, (bool, int, float)) and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()  # numpy's and torch's
-    if isinstance(value, int) and value.bit_length() > _LARGEST_INT_BITS:
-        value = float("inf") if value > 0 else float("-inf")  # too large for any reward, and for JSON
+    if isinstance(value, int) and abs(value) > _LARGEST_INT:
+        try:
+            value = float(value)
+        except OverflowError:
+            value = float("inf") if value > 0 else float("-inf")
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": str(float(value))}  # JSON has no number for it
     if value is None or isinstance(value, (bool, int, float)):
         return {"number": value}
-    if hasattr(value, "keys") and hasattr(value, "__getitem__"):
-        return {"pairs": [[_key(key), plain(value[key])] for key in value]}
+    if hasattr(value, "keys") and hasattr(value, "__getitem__") and depth < DEEPEST_VALUE:
+        return {"pairs": [[_key(key), plain(value[key], depth + 1)] for key in value]}
     if type(value).__name__ == "Answer" and isinstance(getattr(value, "text", None), str):
         return {"answer": value.text}
     if hasattr(value, "as_integer_ratio") or hasattr(value, "numerator"):  # a Decimal, a Fraction
         with contextlib.suppress(ArithmeticError, TypeError, ValueError):
-            return {"number": float(value)}
+            return plain(float(value))
     return {"odd": [type(value).__name__, repr(value)[:_LONGEST_REPR]]}
 
 
 def _key(key: Any) -> Any:
     if isinstance(key, str):
         return str(key)
-    if hasattr(key, "__index__") and not isinstance(key, bool):
+    if hasattr(key, "__index__") and not isinstance(key, bool) and abs(key.__index__()) <= _LARGEST_INT:
         return key.__index__()
     return repr(key)[:_LONGEST_REPR]
 
@@ -642,7 +667,7 @@ def place_of(error: BaseException, skip: Sequence[str] = ()) -> str:
     )
     chosen = next(own, frames[-1])
     path, here = chosen.filename, os.path.join(os.getcwd(), "")
-    return f"{path[len(here) :] if path.startswith(here) else path}:{chosen.lineno}"
+    return f"{path[len(here) :] if path.startswith(here) else path}:{chosen.lineno}"[-_LONGEST_PLACE:]
 
 
 # --- start
@@ -684,18 +709,19 @@ def _work(control: socket.socket) -> None:
         return
     start, payload = message
     sys.path[:] = start["sys_path"] or sys.path[1:]  # this file's folder holds nothing for an agent
-    with _tls(start):
+    with _module("agentrl_core.rollout.tls", start["tls"]).shared_tls():  # for all clients that agents build
         try:
             loaded = _load(start, payload)
         except BaseException as error:  # noqa: BLE001  (whatever it is, the run must be told)
             kind = getattr(error, "kind", type(error).__name__)
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            answer = {"op": "refused", "kind": kind, "message": str(error), "place": place_of(error, start["skip"])}
-            control.sendall(frame(dict(answer, trace=trace[:_LONGEST_TRACE])))
+            answer = {"op": "refused", "kind": kind, "message": str(error)[:_LONGEST_TRACE]}
+            answer["place"] = place_of(error, start["skip"])
+            control.sendall(answer_frame(dict(answer, trace=trace[:_LONGEST_TRACE])))
             return
         worker = Worker(control, loaded, start["skip"])
         ready = {"op": "ready", "name": loaded.name, "is_async": is_async(loaded.function)}
-        control.sendall(frame(ready))
+        control.sendall(answer_frame(ready))
         worker.serve()
 
 
@@ -707,13 +733,18 @@ def _load(start: dict[str, Any], payload: bytes) -> Any:
     return Own(start, payload)
 
 
-def _tls(start: dict[str, Any]) -> Any:
-    """Let the clients that agents build share one TLS context."""
-    spec = importlib.util.spec_from_file_location("agentrl_core.rollout.tls", start["tls"])
+def _beside(name: str) -> Any:
+    """Return the module in the file next to this one."""
+    return _module(f"agentrl_core.rollout.subproc.{name}", os.path.join(os.path.dirname(__file__), f"{name}.py"))
+
+
+def _module(name: str, path: str) -> Any:
+    """Return a module of ours, whose package this interpreter need not have."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # noqa: S101  (of a .py file there is one)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return module.shared_tls()
+    return module
 
 
 if __name__ == "__main__":

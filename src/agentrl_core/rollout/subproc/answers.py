@@ -1,0 +1,129 @@
+"""What a worker says, read within bounds and checked: the agent's code can write to the same socket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from agentrl_core.errors import EpisodeError
+from agentrl_core.rollout.failures import RemoteFailure, tell
+from agentrl_core.rollout.subproc.worker import DEEPEST_VALUE, MAX_ANSWER_BYTES
+from agentrl_core.scoring import Answer
+
+READ_BYTES = 2**16
+"""Read from a worker's socket at a time."""
+
+_PREFIX_BYTES = 8
+_SHOWN = 100
+_NOT_FINITE = ("nan", "inf", "-inf")
+_READY: Mapping[str, type] = {"name": str, "is_async": bool}
+_REFUSED: Mapping[str, type] = {"kind": str, "message": str, "place": str, "trace": str}
+_RAISED: Mapping[str, type] = {"type": str, "message": str, "place": str, "trace": str}
+
+
+class ProtocolError(Exception):
+    """A process said what no worker says; the message goes on from `the agent's process`."""
+
+
+class Frames:
+    """Cuts what is read into messages, and never holds more than one and what was read with its end."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        """Take up to `READ_BYTES`, after `next` had nothing more."""
+        self._buffer += piece
+
+    def next(self) -> dict[str, Any] | None:
+        """Return the next message, None while it is not complete. Raises `ProtocolError` for what is none."""
+        if len(self._buffer) < _PREFIX_BYTES:
+            return None
+        size, body = (int.from_bytes(self._buffer[start : start + 4], "big") for start in (0, 4))
+        end = _PREFIX_BYTES + size
+        if body or end > MAX_ANSWER_BYTES:
+            found = tell(repr(bytes(self._buffer[:_SHOWN])), _SHOWN)
+            raise ProtocolError(f"wrote {found} to the run; expected a message of at most {MAX_ANSWER_BYTES} bytes")
+        if len(self._buffer) < end:
+            return None
+        text = bytes(self._buffer[_PREFIX_BYTES:end])
+        del self._buffer[:end]
+        try:
+            message = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise ProtocolError(f"wrote a message to the run that is no JSON: {tell(str(error), _SHOWN)}") from None
+        if not isinstance(message, dict):
+            raise _unexpected("an object", message)
+        return message
+
+
+def check(message: Mapping[str, Any], ops: Sequence[str], number: str | None) -> None:
+    """Raise `ProtocolError` where a message is none of these, or answers another request than `number`."""
+    if message.get("op") not in ops or message.get("id") != number:
+        found = {key: message[key] for key in ("op", "id") if key in message}
+        raise _unexpected(f"{' or '.join(ops)}{f' with the id {number}' if number else ''}", found)
+
+
+def read_start(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first message of a worker: `ready` or `refused`."""
+    check(message, ("ready", "refused"), None)
+    return _with_fields(message, _READY if message["op"] == "ready" else _REFUSED)
+
+
+def read_answer(message: Mapping[str, Any]) -> Any:
+    """Return what the workflow has returned, by a message `done` or `raised`.
+
+    Raises `RemoteFailure` or `EpisodeError` for what it raised, `EpisodeError` for a value that is no reward, and
+    `ProtocolError`.
+    """
+    if message["op"] == "done":
+        return _value(message.get("value"))
+    reason = message.get("reason")
+    if reason is not None and not isinstance(reason, str):
+        raise _unexpected("a text as the reason", reason)
+    told = _with_fields(message, _RAISED)
+    name, text, place = tell(told["type"]), tell(told["message"]), tell(told["place"])
+    if reason is not None:
+        raise EpisodeError(tell(reason), text)
+    whole = f"{name}{f': {text}' if text else ''}{f' ({place})' if place else ''}"
+    raise RemoteFailure(name, whole, told["trace"])
+
+
+def _with_fields(message: Mapping[str, Any], fields: Mapping[str, type]) -> Mapping[str, Any]:
+    for name, kind in fields.items():
+        if not isinstance(message.get(name), kind):
+            raise _unexpected(f"'{message['op']}' with a field {name} of type {kind.__name__}", message.get(name))
+    return message
+
+
+def _value(told: Any, depth: int = 0) -> Any:
+    match told:
+        case {"number": None | bool() | int() | float() as number}:
+            return number
+        case {"number": str() as number} if number in _NOT_FINITE:
+            return float(number)
+        case {"pairs": list() as pairs} if depth < DEEPEST_VALUE:
+            return dict(_pair(pair, depth + 1) for pair in pairs)
+        case {"answer": str() as text}:
+            return Answer(text)
+        case {"odd": [str() as kind, str() as looks]}:
+            problem = f"expected a number, found {tell(kind)} {tell(looks)}"
+            raise EpisodeError("reward_type", f"the workflow gave no usable reward: {problem}")
+        case {"large": int() as size}:
+            problem = f"the workflow returned {size} bytes; expected at most {MAX_ANSWER_BYTES}"
+            raise EpisodeError("reward_type", problem)
+    raise _unexpected("a value", told)
+
+
+def _pair(told: Any, depth: int) -> tuple[str | int, Any]:
+    match told:
+        case [str() | int() as key, value]:
+            return key, _value(value, depth)
+    raise _unexpected("a key and a value", told)
+
+
+def _unexpected(expected: str, found: object) -> ProtocolError:
+    looks = tell(repr(found), _SHOWN)
+    return ProtocolError(f"wrote a message to the run that no worker writes: expected {expected}, found {looks}")
