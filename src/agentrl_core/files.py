@@ -24,7 +24,9 @@ def make_private_folder(path: Path) -> None:
 
 
 def make_private(root: Path) -> None:
-    """Take everyone else's access to `root` and to all below it; links are not followed, files of others stay."""
+    """Take everyone else's access to a file, or to a folder and all below it; not through links, nor other users'."""
+    if not root.is_dir():
+        _restrict(str(root))
     for folder, _, names in os.walk(root):
         for path in (folder, *(os.path.join(folder, name) for name in names)):  # noqa: PTH118 - as os.walk gives them
             _restrict(path)

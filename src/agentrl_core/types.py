@@ -197,6 +197,9 @@ class Record:
     attempt: int = 0
     """0 for the first try of this slot; counted on where the task comes back in another group."""
     is_eval: bool = False
+    task_set: str = "train"
+    """Which task of that id it is on: `train`, `eval` or `eval.NAME` as in the config's section `data`; `sessions` for
+    one that an agent opened outside training."""
     outcome: Outcome = Outcome.RUNNING
     reason: str = ""
     """Short stable word for counting (`not_finite`, `TimeoutError`, …)."""

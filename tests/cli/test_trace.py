@@ -12,7 +12,7 @@ import pytest
 
 from agentrl_core.cli.episode_text import episode_lines
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.types import Episode, Record
+from agentrl_core.types import Episode, Record, Task
 from agentrl_core.witness import witness
 
 
@@ -155,6 +155,22 @@ def test_an_episode_as_json_has_tokens_and_task(agentrl, make_run):
     assert [item["parent"] for item in shown["interactions"]] == [None, "call-0", "call-1", "call-1", "call-3"]
     assert shown["interactions"][1]["versions"] == [[3, 2], [4, 2]]
     assert shown["interactions"][0]["output_ids"] == [2, 2, 2, 2]
+
+
+def test_an_episode_is_shown_with_the_task_of_its_own_set(agentrl, make_run):
+    """Training and evaluation tasks may have one id."""
+    store = SQLiteStore(path=make_run("calm-otter") / "agentrl.db")
+    asyncio.run(store.add_tasks("calm-otter", [Task(id="maze", data={}, answer="held out")], task_set="eval"))
+    record = Record(
+        id="evaluated", run_id="calm-otter", task_id="maze", group_id="calm-otter-g0", sample_index=0, is_eval=True,
+        task_set="eval", started_at=103.0,
+    )  # fmt: skip
+    asyncio.run(store.add_record(record))
+    asyncio.run(store.close())
+    assert "held out" in agentrl("trace", "show", "evaluated").out
+    assert "(3, 4)" in agentrl("trace", "show", "calm-otter-aaaa").out
+    assert agentrl("trace", "show", "evaluated", "--json").json["task"]["answer"] == "held out"
+    assert agentrl("trace", "list").out.splitlines()[-1].split()[:4] == ["evaluated", "maze", "0", "eval"]
 
 
 def test_an_unknown_record_is_named_with_the_nearest(agentrl, make_run):

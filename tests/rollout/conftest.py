@@ -26,7 +26,7 @@ class MemoryStore:
         self.tasks, self.groups, self.records, self.usable = {}, [], {}, {}
         self.closed = False
 
-    async def add_tasks(self, run_id, tasks):
+    async def add_tasks(self, run_id, tasks, *, task_set="train"):
         self.tasks |= {task.id: task for task in tasks}
 
     async def add_group(self, run_id, group_id, task_id, *, index, size, version, is_eval=False):

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import attrs
 import pytest
 
 from agentrl_core import workflow_context
@@ -72,3 +73,46 @@ def test_groups_come_out_in_order_with_their_scored_records(database, gateway, m
     assert sorted((item.task_id, item.attempt) for item in records if item.outcome.value == "failed") == [
         ("t0", 0), ("t1", 0), ("t1", 1), ("t2", 0), ("t3", 0),
     ]  # fmt: skip
+
+
+def test_tasks_of_training_and_evaluations_may_have_one_id(database, gateway, make_task):
+    async def run(data):
+        await database.add_interaction("run", await gateway.call(workflow_context.get().base_url))
+        return 1.0
+
+    config = RolloutConfig(group_size=2, tasks_per_step=1, max_concurrent_rollouts=2)
+    runner = Runner(
+        run=WorkflowCall(run, "run"),
+        gateway=gateway,
+        store=database,
+        scorer_for=lambda task: pytest.fail(task.id),
+        config=config,
+        run_id="run",
+    )
+
+    def task(answer):
+        return attrs.evolve(make_task("1"), answer=answer)
+
+    async def scenario():
+        await database.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
+        scheduler = Scheduler(
+            tasks=[task("trained")], runner=runner, store=database, config=config, run_id="run", seed=0
+        )
+        for name in ("eval", "hard"):
+            await scheduler.evaluate([task(name)], name=name, seed=0)
+        running = asyncio.create_task(scheduler.run())
+        await database.take_groups("run", 1)
+        scheduler.stop()
+        await running
+        answers = {}
+        for record in await database.records("run"):
+            (found,) = await database.tasks("run", task_set=record.task_set)
+            answers.setdefault((record.task_set, record.is_eval), set()).add(found.answer)
+        await database.close()
+        return answers
+
+    assert asyncio.run(scenario()) == {
+        ("eval", True): {"eval"},
+        ("eval.hard", True): {"hard"},
+        ("train", False): {"trained"},
+    }

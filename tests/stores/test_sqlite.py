@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -274,6 +275,23 @@ def test_processes_that_open_a_new_file_together_all_succeed(path):
         assert [process.wait(60) for process in processes] == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_only_its_owner_reads_the_file_and_its_log(tmp_path, umask):
+    path = tmp_path / "agentrl.db"
+    before = os.umask(umask)
+    try:
+        for mode in (None, 0o644):  # a new file, and one of an earlier version
+            if mode is not None:
+                path.chmod(mode)
+            store = SQLiteStore(path=path)
+            asyncio.run(store.add_tasks("run", []) if mode else announce(store))
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+            assert modes == dict.fromkeys(("agentrl.db", "agentrl.db-wal", "agentrl.db-shm"), 0o600)
+            asyncio.run(store.close())
+    finally:
+        os.umask(before)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"file/runs/agentrl\.db: cannot create its folder"):
@@ -375,6 +393,82 @@ def test_a_file_of_version_1_is_read_without_being_changed(old_path):
     assert asyncio.run(store.sessions("run")) == []
     asyncio.run(store.close())
     assert old_path.read_bytes() == before
+
+
+def test_tasks_of_a_file_of_version_1_are_training_tasks_and_others_may_have_their_ids(old_path):
+    with contextlib.closing(sqlite3.connect(old_path)) as db:
+        values = [("run", name, "{}", f"answer {name}", None, "answer") for name in "ba"]
+        db.executemany("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?)", values)
+        db.commit()
+    expected = [Task(id=name, data={}, answer=f"answer {name}") for name in "ba"]
+    reader = SQLiteStore.read(old_path)
+    assert asyncio.run(reader.tasks("run", task_set="train")) == expected
+    assert asyncio.run(reader.tasks("run", task_set="eval")) == []
+    asyncio.run(reader.close())
+    store = SQLiteStore(path=old_path)
+    assert asyncio.run(store.tasks("run")) == expected
+    assert asyncio.run(store.episode("record")).record.task_set == "train"
+    held_out = Task(id="a", data={}, answer="of the evaluation")
+    asyncio.run(store.add_tasks("run", [held_out], task_set="eval"))
+    asyncio.run(store.add_tasks("run", [held_out]))  # is there: left as it is
+    assert asyncio.run(store.tasks("run", task_set="train")) == expected
+    assert asyncio.run(store.tasks("run", task_set="eval")) == [held_out]
+    asyncio.run(store.close())
+
+
+def test_what_was_flushed_is_in_the_database_itself(path, store, tmp_path):
+    asyncio.run(store.add_interaction("run", call(0)))
+    copies = [shutil.copy(path, tmp_path / "before.db")]
+    asyncio.run(store.flush())
+    copies.append(shutil.copy(path, tmp_path / "after.db"))
+    asyncio.run(store.add_interaction("run", call(1)))
+    assert stored_ids(path) == ["call-0", "call-1"]
+    ids = []
+    for copy in map(Path, copies):  # without the write-ahead log
+        with contextlib.closing(sqlite3.connect(copy)) as db:
+            tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE name = 'interactions'")]
+            ids.append([name for (name,) in db.execute("SELECT id FROM interactions")] if tables else [])
+    assert ids == [[], ["call-0"]]
+
+
+def test_a_flush_goes_on_while_another_process_reads(path, store):
+    asyncio.run(store.add_interaction("run", call(0)))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM interactions").fetchall()
+        asyncio.run(store.add_interaction("run", call(1)))
+        asyncio.run(store.flush())
+        assert reader.execute("SELECT count(*) FROM interactions").fetchall() == [(1,)]
+    assert stored_ids(path) == ["call-0", "call-1"]
+
+
+def test_a_flush_that_meets_a_lock_is_named_and_the_store_goes_on(path, store, monkeypatch):
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_S", 0.0)
+    with locked_by_another(path), pytest.raises(StoreError, match=r"cannot flush.* locked"):
+        asyncio.run(store.flush())
+    asyncio.run(store.flush())
+    asyncio.run(store.add_interaction("run", call(0)))
+    assert stored_ids(path) == ["call-0"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "read"),
+    [
+        ("UPDATE runs SET config = '{\"trainer\":'", lambda store: store.runs()),
+        ("UPDATE runs SET components = '[1, 2]'", lambda store: store.runs()),
+        ("UPDATE records SET outcome = 'nonsense'", lambda store: store.records("run")),
+        ("UPDATE interactions SET logprobs = x'00'", lambda store: store.episode("record")),
+        ("UPDATE interactions SET messages = '{'", lambda store: store.episode("record")),
+        ("UPDATE interactions SET sampling = '{\"unknown\": 1}'", lambda store: store.episode("record")),
+    ],
+)
+def test_a_damaged_row_is_named(path, store, statement, read):
+    asyncio.run(store.add_interaction("run", call(0)))
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(statement)
+        db.commit()
+    with pytest.raises(StoreError, match=r"agentrl\.db: cannot .*: a row is damaged .*go on from a copy of the file"):
+        asyncio.run(read(store))
 
 
 def test_a_damaged_file_is_named(path, store):

@@ -89,7 +89,8 @@ def show(
                 f"no record '{record}' in run {row.id}{did_you_mean(record, known)}; "
                 f"`{command_line('trace', 'list', row.id)}` shows its records, --run names another run"
             )
-        tasks = [task for task in asyncio.run(store.tasks(row.id)) if task.id == episode.record.task_id]
+        of_set = asyncio.run(store.tasks(row.id, task_set=episode.record.task_set))
+        tasks = [task for task in of_set if task.id == episode.record.task_id]
     if as_json:
         print_json(
             {"record": episode.record, "task": tasks[0] if tasks else None, "interactions": episode.interactions}
@@ -135,12 +136,17 @@ def _chat(row: RunRow, database: Path) -> Chat | None:
     return None if directory is None else Chat.from_directory(directory)
 
 
+def _kind(record: Record) -> str:
+    """Name what an episode that nothing is trained on belongs to; stores of earlier versions do not say which set."""
+    return "eval" if record.task_set == "train" else record.task_set
+
+
 def _row(record: Record, usage: Usage) -> tuple[str, ...]:
     sample = f"{record.sample_index}" + (f" (try {record.attempt + 1})" if record.attempt else "")
     return (
         record.id,
         record.task_id,
-        f"{sample} eval" if record.is_eval else sample,
+        f"{sample} {_kind(record)}" if record.is_eval else sample,
         record.outcome.value + (f" ({record.reason})" if record.reason else ""),
         "-" if record.reward is None else f"{record.reward:.3f}",
         str(usage.calls),

@@ -81,6 +81,7 @@ class Runner:
         seed_key: tuple[int, ...],
         attempt: int = 0,
         is_eval: bool = False,
+        task_set: str = "train",
         sampling: SamplingConfig | None = None,
     ) -> Episode:
         """Run the workflow once on `task` and store how it ended.
@@ -97,6 +98,7 @@ class Runner:
             sample_index=sample_index,
             attempt=attempt,
             is_eval=is_eval,
+            task_set=task_set,
             started_at=self._clock(),
         )
         run = self._run

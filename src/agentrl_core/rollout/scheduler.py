@@ -155,7 +155,7 @@ class Scheduler:
     async def evaluate(
         self, tasks: Sequence[Task], *, name: str, seed: int, sampling: SamplingConfig | None = None
     ) -> Evaluation:
-        """Run every task once.
+        """Run every task once; `name` is that of their set in `data.eval`, `eval` where it has no other.
 
         The random keys depend on `seed` and the task alone, so evaluations compare policies on equal terms.
         `sampling` takes the place of the policy's own parameters. Raises as `run` does.
@@ -167,10 +167,11 @@ class Scheduler:
         if this is not None:
             self._evaluations.add(this)
         try:
-            await self._add_tasks(tasks)
+            task_set = name if name == "eval" else f"eval.{name}"
+            await self._add_tasks(tasks, task_set)
             async with asyncio.TaskGroup() as group:
                 running = [
-                    self._spawn(group, self._evaluate_one(task, index, seed, sampling))
+                    self._spawn(group, self._evaluate_one(task, task_set, index, seed, sampling))
                     for index, task in enumerate(tasks)
                 ]
         except BaseExceptionGroup as errors:
@@ -187,10 +188,10 @@ class Scheduler:
     def _halted(self) -> bool:
         return self._stopping or self._error is not None
 
-    async def _add_tasks(self, tasks: Sequence[Task]) -> None:
+    async def _add_tasks(self, tasks: Sequence[Task], task_set: str = "train") -> None:
         """Store task rows a part at a time: a large data set must not hold up the loop."""
         for start in range(0, len(tasks), _TASKS_AT_ONCE):
-            await self._store.add_tasks(self._run_id, tasks[start : start + _TASKS_AT_ONCE])
+            await self._store.add_tasks(self._run_id, tasks[start : start + _TASKS_AT_ONCE], task_set=task_set)
             await asyncio.sleep(0)
 
     async def _fill(self) -> None:
@@ -248,13 +249,15 @@ class Scheduler:
         except NobodyCame:
             return None
 
-    async def _evaluate_one(self, task: Task, index: int, seed: int, sampling: SamplingConfig | None) -> Record:
+    async def _evaluate_one(
+        self, task: Task, task_set: str, index: int, seed: int, sampling: SamplingConfig | None
+    ) -> Record:
         group_id = uuid.uuid4().hex[:16]
         await self._store.add_group(
             self._run_id, group_id, task.id, index=index, size=1, version=self._version, is_eval=True
         )
         key = (1, stable_hash(task.id), seed, 0, 0)
-        record = await self._episode(task, group_id, key, is_eval=True, sampling=sampling)
+        record = await self._episode(task, group_id, key, is_eval=True, task_set=task_set, sampling=sampling)
         await self._store.finish_group(self._run_id, group_id, usable=record.outcome is Outcome.SCORED)
         return record
 
@@ -267,6 +270,7 @@ class Scheduler:
         sample_index: int = 0,
         attempt: int = 0,
         is_eval: bool = False,
+        task_set: str = "train",
         sampling: SamplingConfig | None = None,
     ) -> Record:
         """One episode in a slot, counted. Raises `RunError` once too many failed."""
@@ -278,6 +282,7 @@ class Scheduler:
                     sample_index=sample_index,
                     attempt=attempt,
                     is_eval=is_eval,
+                    task_set=task_set,
                     seed_key=seed_key,
                     sampling=sampling,
                 )

@@ -57,7 +57,7 @@ class ResumePoint:
     next_index: int
     """Submission index of the next group: one more than the highest that a live step consumed."""
     last_version: int
-    """Return the highest version ever published, by voided steps too; the next one must exceed it. -1 if none."""
+    """Highest version ever published, by voided steps too; the next one must exceed it. -1 if none."""
     left: Mapping[int, int] = attrs.field(factory=dict)
     """Submission index below `next_index` that no live step consumed -> how many groups of it had ended unusable."""
 
@@ -113,12 +113,15 @@ class Store(Protocol):
         """Return all runs, oldest first."""
         ...
 
-    async def add_tasks(self, run_id: str, tasks: Sequence[Task]) -> None:
-        """Keep the task rows of a run; a task already there is left as it is."""
+    async def add_tasks(self, run_id: str, tasks: Sequence[Task], *, task_set: str = "train") -> None:
+        """Keep the task rows of one of a run's task sets; a task already there is left as it is.
+
+        Ids are unique within a set only: a training task and one of an evaluation may have the same.
+        """
         ...
 
-    async def tasks(self, run_id: str) -> list[Task]:
-        """Return the task rows of a run, in the order in which they were added."""
+    async def tasks(self, run_id: str, *, task_set: str | None = None) -> list[Task]:
+        """Return the task rows of a run, or of one of its task sets, in the order in which they were added."""
         ...
 
     async def add_group(
@@ -223,6 +226,13 @@ class Store(Protocol):
 
     async def usage(self, run_id: str) -> Mapping[str, Usage]:
         """Map record ids to their LLM calls and tokens so far; records without a call are left out."""
+        ...
+
+    async def flush(self) -> None:
+        """Return once everything that was written so far survives a power cut.
+
+        Called before a checkpoint appears: a store that were behind it would have its groups trained twice.
+        """
         ...
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import struct
 import threading
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentrl_core.stores.base import ResumePoint, RunRow, SessionRow, StepRow, U
 from agentrl_core.stores.queue import next_groups
 from agentrl_core.stores.sqlite_file import BusyError, open_for_reading, open_for_writing, store_error
 from agentrl_core.stores.sqlite_queue import LEFT, QUEUE, WaitingGroup
+from agentrl_core.stores.sqlite_schema import SCHEMA_VERSION
 from agentrl_core.stores.wakeups import Wakeups
 from agentrl_core.types import Episode, Group, Interaction, Outcome, Record, Task
 
@@ -83,20 +85,20 @@ class SQLiteStore:
 
     async def runs(self) -> list[RunRow]:
         """Return all runs, oldest first."""
-        found = await self._select("list runs", rows.RUNS.select + " ORDER BY created_at, rowid")
-        return [rows.run_from(row) for row in found]
+        return await self._restored("list runs", rows.run_from, rows.RUNS.select + " ORDER BY created_at, rowid")
 
-    async def add_tasks(self, run_id: str, tasks: Sequence[Task]) -> None:
-        """Keep the task rows of a run; a task already there is left as it is."""
-        values = [rows.task_row(run_id, task) for task in tasks]
+    async def add_tasks(self, run_id: str, tasks: Sequence[Task], *, task_set: str = "train") -> None:
+        """Keep the task rows of one of a run's task sets; a task already there is left as it is."""
+        values = [rows.task_row(run_id, task, task_set) for task in tasks]
         async with self._transaction(f"add tasks of run '{run_id}'") as db:
             self._check_run(db, run_id)
             db.executemany(rows.TASKS.insert + " ON CONFLICT DO NOTHING", values)
 
-    async def tasks(self, run_id: str) -> list[Task]:
-        """Return the task rows of a run, in the order in which they were added."""
-        found = await self._select("list tasks", rows.TASKS.select + " WHERE run_id = ? ORDER BY rowid", run_id)
-        return [rows.task_from(row) for row in found]
+    async def tasks(self, run_id: str, *, task_set: str | None = None) -> list[Task]:
+        """Return the task rows of a run, or of one of its task sets, in the order in which they were added."""
+        query = rows.TASKS.select + " WHERE run_id = ?" + ("" if task_set is None else " AND task_set = ?")
+        names = [run_id] if task_set is None else [run_id, task_set]
+        return await self._restored("list tasks", rows.task_from, query + " ORDER BY rowid", *names)
 
     async def add_group(
         self, run_id: str, group_id: str, task_id: str, *, index: int, size: int, version: int, is_eval: bool = False
@@ -147,13 +149,13 @@ class SQLiteStore:
     async def sessions(self, run_id: str) -> list[SessionRow]:
         """Return the sessions of a run in the order in which they were opened."""
         query = rows.SESSIONS.select + " WHERE run_id = ? ORDER BY opened_at, rowid"
-        return [rows.session_from(row) for row in await self._select(f"list sessions of run '{run_id}'", query, run_id)]
+        return await self._restored(f"list sessions of run '{run_id}'", rows.session_from, query, run_id)
 
     async def finish_record(self, record: Record) -> bool:
         """Move a running record to its final outcome; False (and no change) if it was not running."""
         if record.outcome is Outcome.RUNNING:
             raise ValueError(f"record {record.id}: expected a final outcome, got 'running'")
-        _, _, _, _, _, _, _, outcome, reason, detail, *scores, _, finished_at = rows.record_row(record)
+        _, _, _, _, _, _, _, outcome, reason, detail, *scores, _, finished_at, _ = rows.record_row(record)
         details = rows.to_json(dict(record.score_details), f"the score of record {record.id}")
         async with self._transaction(f"finish record {record.id}") as db:
             changed = db.execute(
@@ -274,8 +276,8 @@ class SQLiteStore:
 
     async def steps(self, run_id: str) -> list[StepRow]:
         """Return the steps in the order in which they were taken, voided ones included."""
-        found = await self._select("list steps", rows.STEPS.select + " WHERE run_id = ? ORDER BY position", run_id)
-        return [rows.step_from(row) for row in found]
+        query = rows.STEPS.select + " WHERE run_id = ? ORDER BY position"
+        return await self._restored("list steps", rows.step_from, query, run_id)
 
     async def add_version(self, run_id: str, version: int, *, step: int) -> None:
         """Record a weight publication; `StoreError` unless `version` exceeds all earlier ones of the run."""
@@ -305,22 +307,22 @@ class SQLiteStore:
                 query += f" AND {column} = ?"
                 values.append(value)
         query += " ORDER BY started_at, rowid LIMIT ?"
-        found = await self._select("list records", query, *values, -1 if limit is None else limit)
-        return [rows.record_from(row) for row in found]
+        most = -1 if limit is None else limit
+        return await self._restored("list records", rows.record_from, query, *values, most)
 
     async def episode(self, record_id: str) -> Episode | None:
         """Return a record (by id or unique id prefix) with its interactions; `StoreError` if several ids start so."""
         query = rows.RECORDS.select + " WHERE id >= ? AND id < ? ORDER BY id LIMIT 3"
-        found = await self._select(f"find record {record_id}", query, record_id, record_id + chr(0x10FFFF))
-        records = [rows.record_from(row) for row in found]
+        what = f"find record {record_id}"
+        records = await self._restored(what, rows.record_from, query, record_id, record_id + chr(0x10FFFF))
         if not records:
             return None
         if len(records) > 1 and records[0].id != record_id:
             names = ", ".join(record.id for record in records)
             raise StoreError(f"{self.path}: several records start with '{record_id}' ({names}, …); give more of the id")
         query = "SELECT score_details FROM records WHERE id = ?"
-        ((details,),) = await self._select(f"find record {record_id}", query, records[0].id)
-        record = attrs.evolve(records[0], score_details=json.loads(details))
+        (details,) = await self._restored(what, lambda row: json.loads(row[0]), query, records[0].id)
+        record = attrs.evolve(records[0], score_details=details)
         return (await self._episodes(record.run_id, [record]))[0]
 
     async def usage(self, run_id: str) -> Mapping[str, Usage]:
@@ -334,6 +336,24 @@ class SQLiteStore:
             for record_id, calls, prompt, output in await self._select("count tokens", query, run_id)
         }
 
+    async def flush(self) -> None:
+        """Return once everything that was written so far survives a power cut."""
+        await _patiently(self._flushed)
+
+    def _flushed(self) -> None:
+        with self._writing("flush") as db:
+            db.execute("PRAGMA synchronous = FULL")  # a commit then ends with an fsync of the whole log
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # something to commit
+                db.execute("COMMIT")
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                db.execute("PRAGMA synchronous = NORMAL")
+            # Into the database itself, as far as no reader needs the log: then it does not even take the log.
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
     async def close(self) -> None:
         """Flush and release; idempotent."""
         with self._lock:
@@ -345,8 +365,8 @@ class SQLiteStore:
     async def _scored_episodes(self, run_id: str, group_id: str) -> tuple[Episode, ...]:
         query = rows.RECORDS.select + " WHERE run_id = ? AND group_id = ? AND outcome = 'scored'"
         query += " ORDER BY sample_index, attempt"
-        found = await self._select(f"read group {group_id}", query, run_id, group_id)
-        return await self._episodes(run_id, [rows.record_from(row) for row in found])
+        what = f"read group {group_id}"
+        return await self._episodes(run_id, await self._restored(what, rows.record_from, query, run_id, group_id))
 
     async def _episodes(self, run_id: str, records: Sequence[Record]) -> tuple[Episode, ...]:
         """Return the records with their interactions."""
@@ -355,12 +375,31 @@ class SQLiteStore:
         tools: dict[bytes | None, rows.Tools] = {None: ()}
         for key in {row[rows.TOOLS] for interactions in found for row in interactions} - {None}:
             query = "SELECT value FROM tools WHERE run_id = ? AND hash = ?"
-            ((value,),) = await self._select("read tools", query, run_id, key)
-            tools[key] = rows.tools_from(value)
-        return tuple(
-            Episode(record=record, interactions=tuple(rows.interaction_from(row, tools) for row in interactions))
-            for record, interactions in zip(records, found, strict=True)
-        )
+            (tools[key],) = await self._restored("read tools", lambda row: rows.tools_from(row[0]), query, run_id, key)
+        with self._restoring("read interactions"):
+            return tuple(
+                Episode(record=record, interactions=tuple(rows.interaction_from(row, tools) for row in interactions))
+                for record, interactions in zip(records, found, strict=True)
+            )
+
+    async def _restored(
+        self, what: str, restore: Callable[[tuple[Any, ...]], _T], query: str, *values: object
+    ) -> list[_T]:
+        """Return the values that the rows of a query stand for."""
+        found = await self._select(what, query, *values)
+        with self._restoring(what):
+            return [restore(row) for row in found]
+
+    @contextlib.contextmanager
+    def _restoring(self, what: str) -> Iterator[None]:
+        """Say so where a row holds what this store never writes."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
+            raise StoreError(
+                f"{self.path}: cannot {what}: a row is damaged ({type(error).__name__}: {error}); go on from a copy "
+                "of the file, or start a new run"
+            ) from error
 
     def _check_run(self, db: sqlite3.Connection, run_id: str) -> bool:
         """Whether sampling is closed; `StoreError` if there is no such run."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import StoreError
+from agentrl_core.files import make_private, private_opener
 from agentrl_core.stores.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION, create, is_old, patch, upgrade
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"{path}: cannot create its folder ({error.strerror}); name another store path") from error
+    _make_private(path)
     with _opening(path, "rwc") as connection:
         with _transaction(connection, "BEGIN"):
             new = _is_new(connection, path)
@@ -51,6 +54,19 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA busy_timeout = 0")  # from here on the store waits, without blocking its thread
         return connection
+
+
+def _make_private(path: Path) -> None:
+    """Make the file where it is missing, for its owner alone; SQLite gives its log the mode of the file.
+
+    An existing one is not opened: that would take this process's locks on it, should it have any. What fails here
+    fails again, with a better message, when SQLite opens the file.
+    """
+    with contextlib.suppress(OSError):
+        os.close(private_opener(str(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        if file.is_file():
+            make_private(file)
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:

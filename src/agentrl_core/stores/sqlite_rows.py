@@ -37,12 +37,12 @@ class Table:
 
 
 RUNS = Table("runs", "id, created_at, status, config, components, error")
-TASKS = Table("tasks", "run_id, id, data, answer, scorer, answer_schema")
+TASKS = Table("tasks", "run_id, task_set, id, data, answer, scorer, answer_schema")
 GROUPS = Table("groups", "run_id, id, task_id, idx, size, version, is_eval, state")
 RECORDS = Table(
     "records",
     "id, run_id, task_id, group_id, sample_index, attempt, is_eval, outcome, reason, detail, "
-    "reward, rewards, score, score_parts, started_at, finished_at",
+    "reward, rewards, score, score_parts, started_at, finished_at, task_set",
 )
 INTERACTIONS = Table(
     "interactions",
@@ -107,21 +107,21 @@ def run_from(row: Sequence[Any]) -> RunRow:
         id=name,
         created_at=created_at,
         status=status,
-        config=json.loads(config),
-        components=json.loads(components),
+        config=dict(json.loads(config)),
+        components=dict(json.loads(components)),
         error=error,
     )
 
 
-def task_row(run_id: str, task: Task) -> tuple[object, ...]:
+def task_row(run_id: str, task: Task, task_set: str) -> tuple[object, ...]:
     """Columns of a task."""
     data = to_json(dict(task.data), f"task '{task.id}'")
-    return (run_id, task.id, data, task.answer, task.scorer, task.answer_schema)
+    return (run_id, task_set, task.id, data, task.answer, task.scorer, task.answer_schema)
 
 
 def task_from(row: Sequence[Any]) -> Task:
     """Restore a task from its columns."""
-    _, name, data, answer, scorer, answer_schema = row
+    _, _, name, data, answer, scorer, answer_schema = row
     return Task(id=name, data=json.loads(data), answer=answer, scorer=scorer, answer_schema=answer_schema)
 
 
@@ -144,6 +144,7 @@ def record_row(record: Record) -> tuple[object, ...]:
         to_json(dict(record.score_parts), f"record {record.id}"),
         record.started_at,
         record.finished_at,
+        record.task_set,
     )
 
 
@@ -166,6 +167,7 @@ def record_from(row: Sequence[Any]) -> Record:
         score_parts=json.loads(row[13]),
         started_at=row[14],
         finished_at=row[15],
+        task_set=row[16],
     )
 
 

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 APPLICATION_ID = 0x41475254  # "AGRT" in the file's header: how `file` and we tell the file from a foreign database
-SCHEMA_VERSION = 3
-"""1: runs to versions. 2: sessions; which API and provider an interaction went by. 3: details of scores."""
+SCHEMA_VERSION = 4
+"""1: runs to versions. 2: sessions; which API and provider an interaction went by. 3: details of scores. 4: tasks by
+their set."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -21,15 +22,6 @@ CREATE TABLE runs (
     components TEXT NOT NULL,
     error TEXT NOT NULL,
     sampling_closed INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE tasks (
-    run_id TEXT NOT NULL REFERENCES runs (id),
-    id TEXT NOT NULL,
-    data TEXT NOT NULL,
-    answer TEXT,
-    scorer TEXT,
-    answer_schema TEXT NOT NULL,
-    PRIMARY KEY (run_id, id)
 );
 CREATE TABLE groups (
     run_id TEXT NOT NULL REFERENCES runs (id),
@@ -61,6 +53,7 @@ CREATE TABLE records (
     started_at REAL NOT NULL,
     finished_at REAL NOT NULL,
     score_details TEXT NOT NULL DEFAULT '{}',
+    task_set TEXT NOT NULL DEFAULT 'train',
     FOREIGN KEY (run_id, group_id) REFERENCES groups (run_id, id)
 );
 CREATE INDEX records_by_group ON records (run_id, group_id, sample_index, attempt);
@@ -122,6 +115,19 @@ CREATE TABLE versions (
 );
 """
 
+_TASKS = """
+CREATE TABLE tasks (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    task_set TEXT NOT NULL,
+    id TEXT NOT NULL,
+    data TEXT NOT NULL,
+    answer TEXT,
+    scorer TEXT,
+    answer_schema TEXT NOT NULL,
+    PRIMARY KEY (run_id, task_set, id)
+);
+"""
+
 _SESSIONS = """
 CREATE TABLE sessions (
     record_id TEXT PRIMARY KEY REFERENCES records (id),
@@ -141,14 +147,16 @@ CREATE INDEX sessions_by_run ON sessions (run_id, opened_at);
 
 _NEW_COLUMNS = {
     "interactions": {"api": "'chat'", "upstream": "''", "witness": "''", "retry_key": "''"},
-    "records": {"score_details": "'{}'"},
+    "records": {"score_details": "'{}'", "task_set": "'train'"},
+    "tasks": {"task_set": "'train'"},
 }
-"""Columns that earlier versions lacked, and what is true of their rows."""
+"""Columns that earlier versions lacked, and what is true of their rows: one task of each id was kept, whichever set it
+came from first, and records of all sets are shown with it."""
 
 
 def create(connection: sqlite3.Connection) -> None:
     """Make the tables and sign the file."""
-    for statement in (*_statements(_TABLES), *_statements(_SESSIONS)):
+    for statement in (*_statements(_TABLES), *_statements(_TASKS), *_statements(_SESSIONS)):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -164,6 +172,8 @@ def upgrade(connection: sqlite3.Connection) -> None:
     """Give an old file what it lacks, in the transaction of the caller."""
     if not is_old(connection):  # another process came first
         return
+    if _missing(connection, "tasks"):
+        _rekey_tasks(connection)
     for table in _NEW_COLUMNS:
         for column, default in _missing(connection, table):
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT NOT NULL DEFAULT {default}")
@@ -178,9 +188,21 @@ def patch(connection: sqlite3.Connection) -> None:
     for table in _NEW_COLUMNS:
         columns = "".join(f", {default} AS {column}" for column, default in _missing(connection, table))
         if columns:
-            connection.execute(f"CREATE TEMP VIEW {table} AS SELECT *{columns} FROM main.{table}")  # noqa: S608 - constants
+            connection.execute(f"CREATE TEMP VIEW {table} AS SELECT rowid AS rowid, *{columns} FROM main.{table}")  # noqa: S608 - constants
     if not _has_sessions(connection):
         connection.execute(next(_statements(_SESSIONS)).replace("CREATE TABLE", "CREATE TEMP TABLE"))
+
+
+def _rekey_tasks(connection: sqlite3.Connection) -> None:
+    """Let tasks of several sets have one id; SQLite changes the key of a new table only."""
+    columns = "id, data, answer, scorer, answer_schema"
+    connection.execute("ALTER TABLE tasks RENAME TO tasks_by_id")
+    connection.execute(next(_statements(_TASKS)))
+    connection.execute(
+        f"INSERT INTO tasks (run_id, task_set, {columns}) "  # noqa: S608 - constants
+        f"SELECT run_id, 'train', {columns} FROM tasks_by_id ORDER BY rowid"
+    )
+    connection.execute("DROP TABLE tasks_by_id")
 
 
 def _missing(connection: sqlite3.Connection, table: str) -> list[tuple[str, str]]:

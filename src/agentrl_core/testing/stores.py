@@ -183,6 +183,46 @@ class StoreSuite(ConformanceSuite):
 
         assert asyncio.run(scenario()) == tasks
 
+    def test_tasks_of_several_sets_may_have_one_id(self, store: Store, reopen: Reopen) -> None:
+        trained = Task(id="1", data={"query": "a"}, answer="train")
+        held_out = Task(id="1", data={"query": "b"}, answer="eval")
+        hard = Task(id="1", data={"query": "c"}, answer="hard")
+
+        async def scenario() -> None:
+            run = await _create_run(store)
+            await store.add_tasks(run, [held_out], task_set="eval")
+            await store.add_tasks(run, [trained])
+            await store.add_tasks(run, [hard], task_set="eval.hard")
+            await store.add_tasks(run, [attrs.evolve(trained, answer="other")])
+            group = await _add_group(store, run, is_eval=True)
+            record = await _add_record(store, run, group, task_id="1", is_eval=True, task_set="eval.hard")
+            other = reopen()
+            try:
+                assert await other.tasks(run) == [held_out, trained, hard]
+                assert await other.tasks(run, task_set="train") == [trained]
+                assert await other.tasks(run, task_set="eval.hard") == [hard]
+                assert await other.tasks(run, task_set="elsewhere") == []
+                assert await other.records(run) == [record]
+            finally:
+                await other.close()
+
+        asyncio.run(scenario())
+
+    def test_what_was_flushed_is_there_for_a_second_store(self, store: Store, reopen: Reopen) -> None:
+        async def scenario() -> None:
+            run = await _create_run(store)
+            await store.flush()
+            await store.add_step(_step(run, 1))
+            await store.flush()
+            await store.flush()
+            other = reopen()
+            try:
+                assert [row.step for row in await other.steps(run)] == [1]
+            finally:
+                await other.close()
+
+        asyncio.run(scenario())
+
     @_shared_store
     @given(final=_finals, calls=st.lists(_interactions(), max_size=4))
     def test_an_episode_comes_back_as_it_was(

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+SESSIONS = "sessions"
+"""Task set of what agents say they work on outside training: none of the config's sets, whose ids they may repeat."""
 _KEPT_OF_A_POLICY = ("temperature", "max_tokens", "training")
 """What a restarted gateway takes from the store; the rest is in the model and the config."""
 
@@ -92,10 +94,11 @@ class Visits:
             group_id=group_id,
             sample_index=0,
             is_eval=True,  # no trainer takes its group
+            task_set=SESSIONS,
             started_at=now,
         )
         task = Task(id=claim.task_id, data={"id": claim.task_id, "messages": []})
-        await self._store.add_tasks(self._run_id, [task])
+        await self._store.add_tasks(self._run_id, [task], task_set=SESSIONS)
         await self._store.add_group(self._run_id, group_id, task.id, index=0, size=1, version=version, is_eval=True)
         await self._store.add_record(record)
         # Random keys: unlike the slots of training, these sessions have no order that a second run would repeat.
