@@ -26,15 +26,11 @@ SLOW_S = 600
 
 @pytest.hookimpl(trylast=True)  # when those that nobody asked for are gone
 def pytest_collection_modifyitems(items):
-    """Begin with the files that take longest: those that come last are short, and no process waits long for another.
-
-    Lines are counted in fast tests alone, as that takes half as much time again.
-    """
+    """Begin with the files that take longest: those that come last are short, and no process waits long for another."""
     seconds = Counter()
     for item in items:
         if item.get_closest_marker("slow"):
             seconds[item.path] += 60 if "run_recipe" in item.fixturenames else 5
-            item.add_marker("no_cover")
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SLOW_S))
     items.sort(key=lambda item: -seconds[item.path])
