@@ -55,7 +55,7 @@ class Wire:
 
 
 def request(path: str, body: bytes, *headers: str, method: str = "POST") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers, "", ""]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 
 

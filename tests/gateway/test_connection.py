@@ -412,6 +412,61 @@ def test_what_is_not_http_is_refused(serve, routes, sent, caplog):
     assert not caplog.records  # strangers must not fill the log
 
 
+@pytest.mark.parametrize(
+    ("hosts", "version", "refused"),
+    [
+        (0, "HTTP/1.1", True),
+        (1, "HTTP/1.1", False),
+        (2, "HTTP/1.1", True),
+        (0, "HTTP/1.0", False),
+        (2, "HTTP/1.0", True),
+    ],
+)
+def test_a_request_names_one_host(serve, routes, hosts, version, refused):
+    connection = serve()()
+    lines = [f"GET / {version}", *["host: gateway"] * hosts, "connection: close", "", ""]
+    connection.sendall("\r\n".join(lines).encode())
+    answer = read_to_end(connection)
+    assert answer.split()[1] == (b"400" if refused else b"200")
+    assert len(routes.requests) == (0 if refused else 1)
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0, HTTP/1.1"])
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize(
+    ("length", "body"),
+    [("content-length: 5", b"hello"), ("transfer-encoding: chunked", b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n")],
+)
+def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(serve, routes, protocol, pieces, length, body):
+    connection = serve()()
+    upgrade = ("connection: Upgrade, HTTP2-Settings", f"upgrade: {protocol}", "http2-settings: AAEAAEAAAAIAAAAB")
+    sent = head("/", *upgrade, length) + body
+    for number in range(2):  # on one connection, which stays open
+        for start in range(0, len(sent), step := -(-len(sent) // pieces)):
+            connection.sendall(sent[start : start + step])
+        assert read_response(connection) == (200, {"path": "/", "bytes": 5})
+        assert routes.requests[number].body == b"hello"
+        assert "upgrade" not in routes.requests[number].headers
+    assert ask(connection)[0] == 200
+
+
+def test_many_upgrades_in_a_row_are_too_many_requests_like_any_others(serve, routes):
+    connection = serve()()
+    connection.sendall(head("/held", "connection: upgrade", "upgrade: h2c", "content-length: 0") * 2000)
+    assert refusal(read_to_end(connection)) == (400, "too_many_requests", True)
+
+
+@pytest.mark.parametrize("path", ["/", "/private"])
+def test_a_client_that_awaits_a_word_and_sends_rubbish_leaves_no_traceback(serve, routes, path, caplog):
+    connection = serve()()
+    connection.sendall(head(path, "expect: 100-continue", "transfer-encoding: chunked") + b"zz\r\n")
+    assert read_to_end(connection)[9:12] in {b"400", b"401"}
+    connection.close()
+    assert ask(serve()())[0] == 200
+    assert routes.requests[0].body == b""
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("path", ["/%00", "/%ff%fe", "/%ed%a0%80", "/%0a%0d", "/" + "%2f" * 100, "/%", "/%zz", "/?%00"])
 def test_odd_paths_reach_the_routes_as_text(serve, routes, path):
     assert ask(serve()(), path)[0] == 200
@@ -434,6 +489,4 @@ def test_a_body_longer_than_its_length_ends_the_connection(serve):
 def test_another_protocol_is_not_spoken(serve):
     connection = serve()()
     connection.sendall(head("/", "connection: upgrade", "upgrade: websocket", "content-length: 0") + b"\x81\x05hello")
-    answer = read_to_end(connection)
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    assert b"connection: close" in answer
+    assert refusal(read_to_end(connection)) == (400, "invalid_http", True)

@@ -171,6 +171,9 @@ class GatewayConfig:
     """Environment variable with the key that opens sessions; where it is unset, the run makes a key."""
     session_ttl_s: float = field(default=0.0, validator=not_negative)
     """A session that an agent from elsewhere opened ends after so long without a call; 0: not for that."""
+    url_tokens: bool = True
+    """Whether an episode's `base_url` alone lets callers on this machine in. `false` asks all for the `api_key`: needed
+    where a proxy on this machine lets others reach the gateway and does not say so in any header."""
     pause_timeout_s: float = field(default=300.0, validator=positive)
     """Longest that a call waits while the gateway is paused."""
     max_replies_per_call: int = field(default=128, validator=positive)

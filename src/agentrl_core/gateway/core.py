@@ -60,7 +60,7 @@ class Gateway:
         self._chat = chat
         self._sampling = sampling
         self._config = config
-        self._sessions = SessionBook()
+        self._sessions = SessionBook(url_tokens=config.url_tokens)
         self._service = PolicyService(
             engine=engine,
             chat=chat,

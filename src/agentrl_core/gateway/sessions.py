@@ -95,9 +95,13 @@ class Session:
 
 
 class SessionBook:
-    """All sessions, by the digests of their secrets."""
+    """All sessions, by the digests of their secrets.
 
-    def __init__(self) -> None:
+    `url_tokens`: whether the token in a URL is enough for a caller on this machine.
+    """
+
+    def __init__(self, *, url_tokens: bool = True) -> None:
+        self._url_tokens = url_tokens
         self._by_token: dict[bytes, Session] = {}
         self._by_key: dict[bytes, Session] = {}
         self._by_record: dict[str, Session] = {}
@@ -198,7 +202,14 @@ class SessionBook:
         another session is refused.
         """
         key = key_of(headers)
-        if token is None or not local:
+        if token is not None and key is None and not (local and self._url_tokens):
+            raise RequestError(
+                401,
+                "invalid_api_key",
+                "the URL alone does not do from another machine, through a proxy or with gateway.url_tokens: false; "
+                "send the session's api_key as Bearer or x-api-key",
+            )
+        if token is None or not (local and self._url_tokens):
             session = self._find(self._by_key, key)
             if token is not None and not hmac.compare_digest(digest_of(token), session.token_hash):
                 raise _wrong_session()

@@ -52,6 +52,8 @@ class Connection(HttpToolsProtocol):
         """The request that is answered, or was last."""
         self._gone = False
         self._in_head = False
+        self._asks_upgrade = False
+        """Whether the head that was just read asks for another protocol."""
         self._arrived = 0
         self._wire_bytes = 0
         """Of the request that is arriving."""
@@ -123,9 +125,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
             return
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.cycle.keep_alive = False  # what follows would be in another protocol, which is not spoken here
+            self._parse(data)
         except httptools.HttpParserError as error:
             cause = error.__context__
             if isinstance(cause, RequestError):
@@ -137,6 +137,28 @@ class Connection(HttpToolsProtocol):
                 self._turn_away(431, "headers_too_large", f"the headers exceed {self._limits.head_bytes} bytes")
             elif self._wire_bytes > self._limits.wire_bytes:
                 self._turn_away(413, "request_too_large", f"the request exceeds {self._limits.wire_bytes} bytes")
+
+    def _parse(self, data: bytes) -> None:
+        """Parse data as HTTP/1.1, whatever protocol its clients would rather speak.
+
+        At a head that asks for another one the parser stops, as if the rest were in that; but this server may go on
+        in HTTP/1.1 (RFC 9110, 7.8), which Java's own client counts on. A new parser gets the head without the wish.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stop:
+                data = self._head_without_upgrade() + data[stop.args[0] :]
+                self._asks_upgrade = False
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's first one
+            else:
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        start = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"".join([start, *headers, b"\r\n"])
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio lets it return whether to stay open
         """Go on answering one who only sends no more; one who has left does not acknowledge an interim response."""
@@ -179,10 +201,19 @@ class Connection(HttpToolsProtocol):
             raise RequestError(431, "headers_too_large", f"more than {self._limits.headers} headers")
         if sum(map(len, map(b"".join, self.headers))) > self._limits.head_bytes:
             raise RequestError(431, "headers_too_large", f"the headers exceed {self._limits.head_bytes} bytes")
-        super().on_headers_complete()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise RequestError(400, "invalid_http", f"a request names one host, this one has {hosts} Host headers")
+        self._asks_upgrade = self.parser.should_upgrade()
+        if not self._asks_upgrade:
+            super().on_headers_complete()
+        elif self.parser.get_method() == b"CONNECT":
+            raise RequestError(400, "invalid_http", "this is no proxy: it opens no tunnels")
 
     def on_message_complete(self) -> None:
         """Stop the request's clock."""
+        if self._asks_upgrade:  # the same request is parsed once more
+            return
         super().on_message_complete()
         self._request_since = None
         self._idle_since = self.loop.time()
@@ -242,6 +273,7 @@ class Connection(HttpToolsProtocol):
         self.pipeline.clear()
         if self._current is not None:
             self._current.disconnected = True
+            self._current.waiting_for_100_continue = False  # who still reads the body would write a word to the client
             self._current.message_event.set()
         if self._answering is not None:
             self._answering.cancel()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import ipaddress
+import re
 import socket
 import sys
 import threading
@@ -21,14 +23,21 @@ from agentrl_core.gateway.serving.routes import too_large
 from agentrl_core.gateway.serving.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agentrl_core.gateway.serving.connection import Message, Receive, Scope, Send
 
 _GRACE_S = 2
 """How long running replies may take when the server closes."""
 
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
-_PROXY_HEADERS = frozenset({"forwarded", "x-forwarded-for", "x-real-ip"})
-"""What tells that a proxy on this machine speaks for someone who may be on another."""
+_PROXY_HEADER = re.compile(
+    r"via|forwarded|x-forwarded\b.*|x-original-.*|x-real-ip|(x-|true-|fastly-|fly-)?(cluster-)?client-ip|cdn-loop|cf-.*"
+    r"|x-envoy-.*|x-amz(n|-cf)-.*|x-azure-.*|x-appengine-.*|x-cloud-trace-context|x-remote-(addr|ip)|x-proxy.*|ngrok-.*"
+    r"|tailscale-.*|x-arr-.*"
+)
+"""Names of headers which tell that a proxy on this machine speaks for someone who may be on another."""
+_HOST = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:]*))(?::\d*)?")
+"""A Host header: an IPv6 address or another name, and a port."""
 
 Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
 RefuseEarly = Callable[[HttpRequest], HttpResponse | None]
@@ -123,9 +132,38 @@ class _Endpoint:
 
 def _request(scope: Scope, body: bytes) -> HttpRequest:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    peer = scope["client"]
-    local = peer is not None and peer[0] in _LOOPBACK and _PROXY_HEADERS.isdisjoint(headers)
+    local = _is_local(scope["client"], headers)
     return HttpRequest(method=scope["method"], path=scope["path"], headers=headers, body=body, local=local)
+
+
+def _is_local(peer: tuple[str, int] | None, headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from this machine, as far as one can see.
+
+    A proxy on this machine gives itself away by the headers that it adds, or by the name under which its client knows
+    it. One that adds none and writes its own Host cannot be told from an agent: see `gateway.url_tokens`.
+    """
+    if peer is None or not _is_own(peer[0]) or any(map(_is_proxys, headers)):
+        return False
+    host = _HOST.fullmatch(headers.get("host", "localhost"))
+    return host is not None and _is_own(host["address"] or host["name"])
+
+
+@functools.lru_cache(1024)
+def _is_proxys(header: str) -> bool:
+    return _PROXY_HEADER.fullmatch(header) is not None
+
+
+@functools.lru_cache(1024)
+def _is_own(host: str) -> bool:
+    """Whether a name or an address means the machine of whoever uses it."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
 
 
 async def _read_body(receive: Receive) -> bytes | None:
