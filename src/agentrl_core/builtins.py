@@ -14,7 +14,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("Train an agent from a config file.", "agentrl_core.cli.run:run"),
     "sft": ("Fine-tune a model on demonstrations.", "agentrl_core.cli.sft:sft"),
     "config": ("Show and check configs.", "agentrl_core.cli.config:app"),
-    "doctor": ("Find what keeps a run from working, and how to mend it.", "agentrl_core.cli.doctor:doctor"),
+    "doctor": ("Find what keeps a run from working, and how to fix it.", "agentrl_core.cli.doctor:doctor"),
     "plugins": ("Show what is installed and what each package provides.", "agentrl_core.cli.plugins:app"),
     "runs": ("List, show and resume runs.", "agentrl_core.cli.runs:app"),
     "trace": ("Look into the episodes of a run.", "agentrl_core.cli.trace:app"),

@@ -1,6 +1,7 @@
 """`agentrl config` shows what a config amounts to, and says all that is wrong with it."""
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 from agentrl_core.cli import main
 from agentrl_core.config import dump, load, parse
 from agentrl_core.config.schema import Component
+from agentrl_core.invocation import pip_install
 from agentrl_core.testing.policy import write_tokenizer
 
 TASKS = [{"id": "a", "query": "2+2?", "answer": "4", "scorer": "exact_match"}]
@@ -59,7 +61,8 @@ def agentrl(capsys):
 def settled(run):
     """What the default loss writes out."""
     loss = Component("grpo", {"aggregation": "token_mean", "unit": "record"})
-    return attrs.evolve(run, loss=loss, advantage=Component("grpo"))
+    trainer = attrs.evolve(run.trainer, lr=1e-6)
+    return attrs.evolve(run, loss=loss, advantage=Component("grpo"), trainer=trainer)
 
 
 def test_show_prints_yaml_that_loads_to_the_same_config(folder, agentrl):
@@ -211,13 +214,14 @@ def test_check_reads_the_tasks_and_their_scorers(folder, agentrl):
     assert ": data.eval.y: no such task file: gone.jsonl" in problems
 
 
-def test_check_notes_tasks_that_only_the_workflow_can_score(folder, agentrl):
+def test_check_notes_tasks_that_only_the_workflow_can_score(folder, agentrl, monkeypatch):
+    monkeypatch.setenv("AGENTRL_LOAD_PLUGINS", "")
     write_tasks(folder / "tasks.jsonl", [{"id": "a", "query": "q"}, {"id": "b", "query": "q"}])
-    code, output, _ = agentrl("check", "config.yaml", "data.default_scorer=nobody/judge")
+    code, output, _ = agentrl("check", "config.yaml")
     assert code == 0
     assert output == (
-        "note: tasks.jsonl: 2 tasks name no scorer, and data.default_scorer 'nobody/judge' cannot be used (no package "
-        "'nobody' that plugs into agentrl is installed): the workflow must return their rewards\nok\n"
+        "note: tasks.jsonl: 2 tasks name no scorer, and the default one, 'agentcpm', is not installed "
+        f"({pip_install('agentrl-judge')}): the workflow must return their rewards\nok\n"
     )
     code, output, _ = agentrl("check", "config.yaml", "data.default_scorer=numeric")
     assert code == 0
@@ -225,6 +229,85 @@ def test_check_notes_tasks_that_only_the_workflow_can_score(folder, agentrl):
         "note: tasks.jsonl:1: task 'a': scorer 'numeric' needs the task's `answer` (and 1 more tasks like it): "
         "the workflow must return their reward\nok\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("data.default_scorer=exact_mach", ["no scorer named 'exact_mach' (did you mean exact_match?)"]),
+        ("data.default_scorer=nobody/judge", ["no package 'nobody' that plugs into agentrl is installed"]),
+        ("data.default_scorer=judge", ["no scorer named 'judge'", f"; {pip_install('agentrl-judge')}"]),
+        ("data.default_scorer=agentcpm", ["no scorer named 'agentcpm'", f"; {pip_install('agentrl-judge')}"]),
+    ],
+)
+def test_check_refuses_a_default_scorer_that_is_named_and_not_there(folder, agentrl, monkeypatch, override, told):
+    monkeypatch.setenv("AGENTRL_LOAD_PLUGINS", "")
+    code, output, errors = agentrl("check", "config.yaml", override)
+    assert (code, output) == (2, "")
+    assert len(errors) == 1
+    assert errors[0].startswith(f"error: command line: {override}: data.default_scorer: no ")
+    assert all(part in errors[0] for part in told)
+
+
+@pytest.mark.parametrize("workflow", ["single_turn", "multi_turn"])
+def test_check_refuses_a_workflow_without_rewards_where_no_scorer_gives_them(folder, agentrl, monkeypatch, workflow):
+    monkeypatch.setenv("AGENTRL_LOAD_PLUGINS", "")
+    write_tasks(folder / "tasks.jsonl", [{"id": "a", "query": "q", "answer": "b"}, {"id": "c", "query": "q"}])
+    code, _, errors = agentrl("check", "config.yaml", f"workflow={workflow}")
+    assert code == 2
+    assert "2 tasks name no scorer, and the default one, 'agentcpm', is not installed" in errors[0]
+    assert errors[0].endswith(
+        "set data.default_scorer (exact_match or numeric, for one), or name a scorer in each task"
+    )
+    code, _, errors = agentrl("check", "config.yaml", f"workflow={workflow}", "data.default_scorer=exact_match")
+    assert (code, len(errors)) == (2, 1)
+    assert "task 'c': scorer 'exact_match' needs the task's `answer`" in errors[0]
+    (folder / "reward.py").write_text("def right(answer, reference): return 1.0\n")
+    assert agentrl("check", "config.yaml", "workflow={use: multi_turn, reward_fn: reward.py:right}")[0] == 0
+
+
+def test_check_finds_a_port_that_is_in_use(folder, agentrl):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, errors = agentrl("check", "config.yaml", f"gateway.port={port}")
+    assert code == 2
+    assert errors == [
+        (
+            f"error: command line: gateway.port={port}: gateway.port: port {port} on 127.0.0.1 is in use; choose "
+            "another gateway.port, or 0 for any free one"
+        )
+    ]
+    assert agentrl("check", "config.yaml", f"gateway.port={port}") == (0, "ok\n", [])
+
+
+@pytest.mark.parametrize("command", [("check",), ("check", "--sft")])
+def test_check_refuses_to_train_weights_that_cannot_hold_small_steps(folder, agentrl, command):
+    if "--sft" in command:
+        (folder / "chats.jsonl").write_text('{"messages": [{"role": "assistant", "content": "a"}]}\n')
+        (folder / "config.yaml").write_text("model: {path: model}\ndata: {train: chats.jsonl}\n")
+    code, _, errors = agentrl(*command, "config.yaml", "model.dtype=bfloat16")
+    assert code == 2
+    assert "model.dtype: bfloat16 weights have too few digits to be trained" in errors[0]
+    assert agentrl(*command, "config.yaml", "model.dtype=bfloat16", "trainer.lr=0") == (0, "ok\n", [])
+
+
+def test_check_notes_variables_that_nothing_reads(folder, agentrl, monkeypatch):
+    monkeypatch.setenv("AGENTRL_BLOCK_PLUGIN", "agentrl-judge")
+    monkeypatch.setenv("AGENTRL_KEY_OF_MINE", "a-key-of-more-than-thirty-two-characters")
+    code, output, _ = agentrl("check", "config.yaml", "gateway.admin_key_env=AGENTRL_KEY_OF_MINE")
+    assert (code, output) == (
+        0,
+        (
+            "note: the environment variable AGENTRL_BLOCK_PLUGIN is unknown and changes nothing (did you mean "
+            "AGENTRL_BLOCK_PLUGINS?)\nok\n"
+        ),
+    )
+
+
+def test_show_tells_the_learning_rate_of_a_loaded_and_of_a_built_model(folder, agentrl):
+    for override, rates in (("seed=0", (1e-6, 2e-5)), ("model={use: tiny}", (4e-4, 3e-3))):
+        shown = yaml.safe_load(agentrl("show", "config.yaml", override, "warm_start={data: demos.jsonl}")[1])
+        assert (shown["trainer"]["lr"], shown["warm_start"]["lr"]) == rates
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `agentrl doctor` finds, and what it says to mend it."""
+"""What `agentrl doctor` finds, and what it says to fix it."""
 
 import json
 import socket
@@ -46,7 +46,7 @@ def config(tmp_path, monkeypatch):
 
 
 def wrong(findings):
-    return [(finding.check, finding.told, finding.mend) for finding in findings if not finding.ok]
+    return [(finding.check, finding.told, finding.fix) for finding in findings if not finding.ok]
 
 
 def test_a_sound_config_has_no_finding_and_leaves_nothing_behind(config, tmp_path):
@@ -71,10 +71,10 @@ def test_without_a_config_the_installation_is_checked():
     ],
 )
 def test_an_agent_that_fails_is_told_with_its_reason(agent, told, config):
-    ((check, found, mend),) = wrong(examine(config, [f"workflow=agent.py:{agent}"]))
+    ((check, found, fix),) = wrong(examine(config, [f"workflow=agent.py:{agent}"]))
     assert check == "call"
     assert found.startswith(told)
-    assert mend == "mend the agent or its scorer until one episode ends with a reward"
+    assert fix == "correct the agent or its scorer until one episode ends with a reward"
 
 
 def test_all_that_is_wrong_with_a_config_is_told_at_once(config):
@@ -85,10 +85,10 @@ def test_all_that_is_wrong_with_a_config_is_told_at_once(config):
 
 def test_a_file_that_is_no_config_ends_it(config):
     config.write_text("modle: {}\n", encoding="utf-8")
-    ((check, told, mend),) = wrong(examine(config))
+    ((check, told, fix),) = wrong(examine(config))
     assert check == "config"
     assert "config.yaml:1" in told
-    assert "config show" in mend
+    assert "config show" in fix
 
 
 def test_a_taken_port_is_told(config):
@@ -97,7 +97,7 @@ def test_a_taken_port_is_told(config):
         taken.listen()
         number = taken.getsockname()[1]
         found = wrong(examine(config, [f"gateway.port={number}"]))
-    assert found[0][0] == "port"
+    assert [check for check, *_ in found] == ["port"]  # the rest is tried where the gateway can listen
     assert f"port {number} on 127.0.0.1 is in use" in found[0][1]
     assert "gateway.port: 0" in found[0][2]
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import re
+import socket
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl_core import GenerationHyperparameters, ModelRequest, RolloutWorkflow, Trainer
-from agentrl_core.errors import RunError, TrainingError, UsageError
+from agentrl_core.errors import ConfigError, RunError, TrainingError, UsageError
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.policy import toy_policy
 from agentrl_core.types import Outcome
@@ -168,8 +169,22 @@ def test_steps_without_signal_stop_the_run_with_advice(project):
 
 
 def test_a_missing_default_scorer_stops_the_run_naming_the_package(project):
-    with pytest.raises(RunError, match="pip install agentrl-judge"):
-        Trainer(project("Unscored", name="judged", data={"default_scorer": "agentcpm"})).train()
+    with pytest.raises(RunError, match="install agentrl-judge"):
+        Trainer(project("Unscored", name="judged", data={"default_scorer": None})).train()
+
+
+def test_a_default_scorer_that_is_not_there_is_told_before_there_is_a_run(project):
+    with pytest.raises(ConfigError, match=r"data\.default_scorer: no scorer named 'exact_mach'"):
+        Trainer(project("Unscored", name="misspelt", data={"default_scorer": "exact_mach"})).train()
+    assert not Path("runs/misspelt").exists()
+
+
+def test_a_port_that_is_in_use_is_told_before_there_is_a_run(project):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"gateway\.port: port {port} on 127\.0\.0\.1 is in use"):
+            Trainer(project(name="taken", gateway={"port": port})).train()
+    assert not Path("runs/taken").exists()
 
 
 def test_a_default_scorer_decides_when_the_workflow_returns_none(project):

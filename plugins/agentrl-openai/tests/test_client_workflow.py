@@ -79,7 +79,7 @@ def test_a_client_with_another_address_is_the_policys_where_the_config_says_so(w
     assert here.record.outcome is Outcome.SCORED, here.record.detail
 
 
-@pytest.mark.parametrize(("returned", "judged"), [("four", "four"), (4, "")])
+@pytest.mark.parametrize(("returned", "judged"), [("four", "four"), (4, "hi")])
 def test_a_text_that_is_returned_is_the_answer_to_judge(world, ask, returned, judged):
     class Counts(Assistant):
         async def __call__(self, messages):

@@ -1,4 +1,4 @@
-"""`agentrl doctor`: what keeps a run from working, and how to mend it."""
+"""`agentrl doctor`: what keeps a run from working, and how to fix it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def doctor(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find what keeps a run from working, and how to mend it.
+    """Find what keeps a run from working, and how to fix it.
 
     Checks versions, plugins, port and disk; with a config also its model, template, store and agent, and runs one
     episode from end to end. Exit code 1 if anything is wrong.
@@ -27,8 +27,8 @@ def doctor(
         findings.append(finding)
         if not as_json:
             typer.echo(f"{'ok' if finding.ok else 'WRONG':<5}  {finding.check:<8}  {finding.told}")
-            if finding.mend:
-                typer.echo(f"{'':<17}mend: {finding.mend}")
+            if finding.fix:
+                typer.echo(f"{'':<17}fix: {finding.fix}")
     if as_json:
         print_json(findings)
     if not all(finding.ok for finding in findings):

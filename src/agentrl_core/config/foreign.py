@@ -86,7 +86,7 @@ FOREIGN: Mapping[str, Counterpart] = {
     "optimizer": Counterpart("AReaL", "trainer.lr: 5.0e-6", note="beside betas, weight_decay and max_grad_norm"),
     "max_tokens_per_mb": Counterpart("AReaL", "trainer.max_tokens_per_microbatch: 8192"),
     "enable_tree_training": Counterpart("AReaL", "trainer.attention: auto", note="`rows` shares nothing"),
-    "torch_dtype": Counterpart("AgentRL", "model.dtype: bfloat16"),
+    "torch_dtype": Counterpart("AgentRL", "model.dtype: float32"),
     # the gateway
     "tool_call_parser": Counterpart("AReaL and AgentRL", "gateway.tool_parser: auto"),
     "admin_api_key": Counterpart(

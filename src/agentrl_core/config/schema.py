@@ -57,6 +57,8 @@ def _without(*names: str) -> Must:
     return Must(f"no option named {' or '.join(names)}", lambda options: not set(names) & set(options))
 
 
+DEFAULT_SCORER = "agentcpm"
+"""What scores a task where neither it nor the config names a scorer."""
 AUTO = "auto"
 """Name of a component that another part of the config decides."""
 
@@ -82,6 +84,8 @@ class ModelConfig:
     options: Mapping[str, Any] = field(factory=dict, validator=_without("path", "use", "dtype"))
     """Options of the builder; they stand beside `use`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights. A `bfloat16` one cannot hold the small steps of training, so that is refused but for
+    `trainer.lr: 0`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -92,7 +96,8 @@ class WarmStartConfig:
     """JSONL of demonstrations: `{"messages": […], "tools": […]}`; assistant messages are trained."""
     steps: int = field(default=100, validator=positive)
     batch_size: int = field(default=24, validator=positive)
-    lr: float = field(default=3e-3, validator=positive)
+    lr: float | None = field(default=None, validator=validators.optional(positive))
+    """None: 2e-5 for a model that is loaded (`model.path`), 3e-3 for one that is built from nothing (`model.use`)."""
     warmup_steps: int = field(default=20, validator=not_negative)
 
 
@@ -105,8 +110,9 @@ class DataConfig:
     online agents say what they work on."""
     eval: Mapping[str, str] | str | None = None
     """JSONL file of held-out tasks, or several by name: `{heldout: a.jsonl, seen: b.jsonl}`."""
-    default_scorer: str = "agentcpm"
-    """Scorer of tasks that name none, used when the workflow returns no reward."""
+    default_scorer: str | None = field(default=None, validator=validators.optional(filled))
+    """Scorer of tasks that name none, used when the workflow returns no reward. None: `agentcpm`, where agentrl-judge
+    is installed; one that is named here must be there."""
     shuffle: bool = True
 
 
@@ -248,7 +254,9 @@ class TrainerConfig:
     """Optimisation."""
 
     steps: int = field(default=100, validator=positive)
-    lr: float = field(default=4e-4, validator=not_negative)
+    lr: float | None = field(default=None, validator=validators.optional(not_negative))
+    """Learning rate of AdamW. None: 1e-6 for a model that is loaded (`model.path`), 4e-4 for one that is built from
+    nothing (`model.use`); `config show` prints which."""
     warmup_steps: int = field(default=5, validator=not_negative)
     betas: tuple[float, float] = field(
         default=(0.9, 0.95),

@@ -55,7 +55,8 @@ class SftTrainerConfig:
     """Optimizer updates, in place of `epochs`."""
     batch_size: int = field(default=16, validator=positive)
     """Chats per optimizer update."""
-    lr: float = field(default=2e-5, validator=not_negative)
+    lr: float | None = field(default=None, validator=validators.optional(not_negative))
+    """None: 2e-5 for a model that is loaded (`model.path`), 1e-3 for one that is built from nothing (`model.use`)."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """How the rate falls after its rise: to a tenth at the last step, or not at all."""
     warmup_steps: int = field(default=5, validator=not_negative)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.config.schema import AUTO, RunConfig
+from agentrl_core import config as configs
+from agentrl_core.config.schema import AUTO, DEFAULT_SCORER, RunConfig
 from agentrl_core.data.jsonl import line_of, load_tasks
-from agentrl_core.errors import DataError, PluginError, UsageError
+from agentrl_core.errors import ConfigError, DataError, PluginError, RunError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
 from agentrl_core.invocation import pip_install
 from agentrl_core.plugins import load_registry
 from agentrl_core.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, with_options
+from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given, PartChecks, problems_of
 from agentrl_core.scorers.table import ScorerTable
@@ -48,10 +51,13 @@ def check_config(loaded: LoadedConfig[RunConfig]) -> tuple[Sequence[str], Sequen
 class Checks(PartChecks[RunConfig]):
     """The checks of one run's config, each yielding a line for everything that it finds wrong."""
 
-    def __init__(self, given: Given[RunConfig], registry: Registry, *, load_datasets: bool = False) -> None:
+    def __init__(
+        self, given: Given[RunConfig], registry: Registry, *, load_datasets: bool = False, binds: bool = True
+    ) -> None:
+        """`binds`: whether to see if the gateway's port is free."""
         super().__init__(given, registry)
-        self._load_datasets = load_datasets
-        self.notes: list[str] = []
+        self._load_datasets, self._binds = load_datasets, binds
+        self.notes: list[str] = unknown_variables(os.environ, named_variables(configs.dump(self._run)))
         self.task_sets: dict[str, Sequence[Task]] = {}
         """`data.train`, `data.eval`, `data.eval.NAME` -> what `tasks` read there."""
         self.scorers = ScorerTable(registry, self._run.scorers, base_dir=given.base_dir, places=given.places)
@@ -87,6 +93,8 @@ class Checks(PartChecks[RunConfig]):
                 if getattr(agent, name):
                     yield f"{where(f'rollout.agent.{name}')}: it is for rollout.agent.mode subproc, found {agent.mode}"
         yield from self._admission()
+        if self._binds and run.gateway.port:
+            yield from (f"{where('gateway.port')}: {text}" for text in problems_of(self._bind))
         yield from self._groups()
 
     def _sampling(self) -> Iterator[str]:
@@ -96,6 +104,15 @@ class Checks(PartChecks[RunConfig]):
             yield f"{where}: sampling.stop could end a reply before {sampling.min_tokens} tokens; leave one of them out"
         if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
             yield f"{where}: expected at most sampling.max_tokens, {sampling.max_tokens}, found {sampling.min_tokens}"
+
+    def _bind(self) -> None:
+        """Raise ConfigError where the gateway could not listen at its port now."""
+        from agentrl_core.gateway.serving.server import bind
+
+        try:
+            bind(self._run.gateway.host, self._run.gateway.port).close()
+        except RunError as error:
+            raise ConfigError(str(error).removeprefix("gateway: ")) from error
 
     def _groups(self) -> Iterator[str]:
         """What becomes of groups, and of the records in them."""
@@ -198,21 +215,20 @@ class Checks(PartChecks[RunConfig]):
             by_scorer.setdefault(task.scorer, []).append(task)
         for name, its_tasks in by_scorer.items():
             try:
-                scorer = self.scorers.get(name or self._run.data.default_scorer)
+                scorer = self.scorers.get(name or self._run.data.default_scorer or DEFAULT_SCORER)
             except UsageError as error:
                 if name is None:
-                    self._note_default(source, len(its_tasks), error)
+                    yield from self._without_default(source, len(its_tasks), error)
                 elif name not in self._run.scorers:  # what the config itself defines is looked at by `defined_scorers`
-                    package = SCORER_PACKAGES.get(name)
-                    place = self._task_place(source, its_tasks[0])
-                    yield f"{place}: {error}" + (f"; {pip_install(package)}" if package else "")
+                    place, install = self._task_place(source, its_tasks[0]), _install(name)
+                    yield f"{place}: {error}" + f"; {install}" * bool(install)
                 continue
             refused = [(task, problem) for task in its_tasks if (problem := scorer.refuses(task))]
             if refused:
                 task, problem = refused[0]
                 more = f" (and {len(refused) - 1} more tasks like it)" if len(refused) > 1 else ""
                 text = f"{self._task_place(source, task)}: {problem}{more}"
-                if name is None:
+                if name is None and not self._leaves_scoring:
                     self.notes.append(f"{text}: the workflow must return {'its' if not more else 'their'} reward")
                 else:
                     yield text
@@ -223,14 +239,32 @@ class Checks(PartChecks[RunConfig]):
         line = line_of(path, task.id) if path.is_file() else None
         return f"{source}: task '{task.id}'" if line is None else f"{path}:{line}: task '{task.id}'"
 
-    def _note_default(self, source: str, count: int, error: UsageError) -> None:
-        name = self._run.data.default_scorer
-        online = self._run.rollout.agent.mode == "online"
-        why = "is not installed" if f"no scorer named '{name}'" in str(error) else f"cannot be used ({error})"
-        self.notes.append(
-            f"{source}: {count} tasks name no scorer, and data.default_scorer '{name}' {why}: "
-            + ("their agents must send rewards" if online else "the workflow must return their rewards")
-        )
+    def _without_default(self, source: str, count: int, error: UsageError) -> Iterator[str]:
+        """Tell that the default scorer, which the config does not name, cannot score tasks that name none."""
+        if self._run.data.default_scorer is not None:  # looked at by `defined_scorers`
+            return
+        missing = f"no scorer named '{DEFAULT_SCORER}'" in str(error)
+        why = f"is not installed ({_install(DEFAULT_SCORER)})" if missing else f"cannot be used ({error})"
+        found = f"{source}: {count} tasks name no scorer, and the default one, '{DEFAULT_SCORER}', {why}: "
+        if self._leaves_scoring:
+            yield f"{found}set data.default_scorer (exact_match or numeric, for one), or name a scorer in each task"
+        else:
+            online = self._run.rollout.agent.mode == "online"
+            self.notes.append(
+                found + ("their agents must send rewards" if online else "the workflow must return their rewards")
+            )
+
+    @functools.cached_property
+    def _leaves_scoring(self) -> bool:
+        """Whether the config's workflow is one that never returns a reward."""
+        workflow = self._run.workflow
+        if workflow is None or is_reference(workflow.use):  # of a user's own nobody knows before it runs
+            return False
+        try:
+            target = self._find("workflows", workflow.use, self._given.where("workflow"))
+        except PluginError:  # told where the agent is resolved
+            return False
+        return getattr(target, "leaves_scoring", False) and workflow.options.get("reward_fn") is None
 
     def _loss(self) -> Iterator[str]:
         """Build the loss, and the advantage that it or the config chose."""
@@ -257,8 +291,18 @@ class Checks(PartChecks[RunConfig]):
                 )
 
     def defined_scorers(self) -> Iterator[str]:
-        """Make the scorers of the config."""
+        """Make the scorers of the config, the default one among them where it is named."""
         yield from self.scorers.problems()
+        name = self._run.data.default_scorer
+        if name is not None and name not in self._run.scorers:
+            where, install = self._given.where("data.default_scorer"), _install(name)
+            for problem in problems_of(lambda: self.scorers.get(name)):
+                yield f"{where}: {problem}" + f"; {install}" * bool(install)
+
+
+def _install(scorer: str) -> str:
+    """Return the command that installs the package of a scorer; empty for one that is in none of ours."""
+    return pip_install(SCORER_PACKAGES[scorer]) if scorer in SCORER_PACKAGES else ""
 
 
 def resolve_agent(

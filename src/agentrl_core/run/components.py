@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.config.schema import RunConfig
+from agentrl_core import config as configs
+from agentrl_core.config.schema import DEFAULT_SCORER, RunConfig
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.invocation import pip_install
 from agentrl_core.plugins import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, resolve_agent
 from agentrl_core.run.cores import wait_without_spinning
+from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given, Parts
 from agentrl_core.run.scorers import check_scorers
@@ -45,7 +48,7 @@ class Components(Parts[RunConfig]):
 
     def scorer_for(self, task: Task) -> NormalizedScorer:
         """The scorer of a task whose workflow returned no reward; stops the run if it is not installed."""
-        name = task.scorer or self.config.data.default_scorer
+        name = task.scorer or self.config.data.default_scorer or DEFAULT_SCORER
         try:
             return self.scorers.get(name)
         except UsageError as error:
@@ -72,7 +75,8 @@ def resolve(
     checks = Checks(given, registry, load_datasets=True)
     if problems := list(dict.fromkeys(checks.all())):
         raise ConfigError("\n".join(problems))
-    for note in check_scorers(checks.scorers.made, config.gateway):
+    unknown = unknown_variables(os.environ, named_variables(configs.dump(config)))
+    for note in (*unknown, *check_scorers(checks.scorers.made, config.gateway)):
         logger.warning("%s", note)
     eval_sets = {
         key.removeprefix("data.").removeprefix("eval."): tasks

@@ -50,7 +50,7 @@ class Finding:
     ok: bool
     told: str
     """What was found."""
-    mend: str = ""
+    fix: str = ""
     """What to do, where something is wrong."""
 
 
@@ -74,8 +74,12 @@ def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterat
             f"correct the file; `{command_line('config', 'show', str(config))}` prints all options with their defaults",
         )
         return
-    yield _port(given.run.gateway.host, given.run.gateway.port)
+    port = _port(given.run.gateway.host, given.run.gateway.port)
+    yield port
     yield _disk(Path(given.run.output_dir))
+    if not port.ok:  # told once: the rest is tried where the gateway can listen
+        gateway = attrs.evolve(given.run.gateway, host="127.0.0.1", port=0)
+        given = attrs.evolve(given, run=attrs.evolve(given.run, gateway=gateway))
     yield from _run(given)
 
 
@@ -90,12 +94,12 @@ def _versions() -> Finding:
             missing.append(name)
     told = ", ".join(found)
     if missing:
-        mend = pip_install("--force-reinstall", "agentrl-core")
-        return Finding(check="versions", ok=False, told=f"{told}; not installed: {', '.join(missing)}", mend=mend)
+        fix = pip_install("--force-reinstall", "agentrl-core")
+        return Finding(check="versions", ok=False, told=f"{told}; not installed: {', '.join(missing)}", fix=fix)
     oldest, beyond = _PYTHONS
     if not oldest <= sys.version_info[:2] < beyond:
-        mend = f"use Python {oldest[0]}.{oldest[1]} to {beyond[0]}.{beyond[1] - 1}"
-        return Finding(check="versions", ok=False, told=told, mend=mend)
+        fix = f"use Python {oldest[0]}.{oldest[1]} to {beyond[0]}.{beyond[1] - 1}"
+        return Finding(check="versions", ok=False, told=told, fix=fix)
     return Finding(check="versions", ok=True, told=told)
 
 
@@ -107,7 +111,7 @@ def _plugins() -> Iterator[Finding]:
             check="plugins",
             ok=False,
             told=f"{package.distribution} {package.version} {package.trouble}",
-            mend="install what it misses, or what fits "
+            fix="install what it misses, or what fits "
             f"(`{command_line('plugins', 'show', package.distribution)}` has the traceback), "
             f"or leave it out: AGENTRL_BLOCK_PLUGINS={package.distribution}",
         )
@@ -135,19 +139,24 @@ def _disk(output_dir: Path) -> Finding:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        mend = "set output_dir to a folder that this user may write to"
-        return Finding(check="disk", ok=False, told=f"cannot write to {folder}: {error.strerror}", mend=mend)
+        fix = "set output_dir to a folder that this user may write to"
+        return Finding(check="disk", ok=False, told=f"cannot write to {folder}: {error.strerror}", fix=fix)
     return Finding(
-        check="disk", ok=free >= _LITTLE_BYTES, told=told, mend="" if free >= _LITTLE_BYTES else "free space there"
+        check="disk", ok=free >= _LITTLE_BYTES, told=told, fix="" if free >= _LITTLE_BYTES else "free space there"
     )
 
 
 def _run(given: Given[RunConfig]) -> Iterator[Finding]:
     """What the config names, and one episode of it."""
-    checks = Checks(given, load_registry(given.run.plugins.block), load_datasets=True)
+    checks = Checks(given, load_registry(given.run.plugins.block), load_datasets=True, binds=False)
     problems = list(dict.fromkeys([*checks.all(), *checks.workflow()]))
     for problem in problems:
-        yield Finding(check="config", ok=False, told=problem, mend="mend that place of the config")
+        yield Finding(
+            check="config",
+            ok=False,
+            told=problem,
+            fix=f"correct it there; `{command_line('config', 'show')} CONFIG` prints every option",
+        )
     if problems:
         return
     yield Finding(check="config", ok=True, told="all that it names is installed and takes its options")
@@ -156,7 +165,7 @@ def _run(given: Given[RunConfig]) -> Iterator[Finding]:
     try:
         components = resolve(given)
     except AgentRLError as error:
-        yield _wrong("agent", error, "mend what the config's `workflow` names")
+        yield _wrong("agent", error, "correct the agent that the config's `workflow` names")
         return
     if components.workflow is not None:
         yield Finding(check="agent", ok=True, told=components.workflow.name)
@@ -172,7 +181,7 @@ def _rehearsal(components: Components) -> Iterator[Finding]:
         try:
             store: Store = components.build("stores", "store", components.config.store, path=directory.database)
         except AgentRLError as error:
-            yield _wrong("store", error, "mend the config's `store`")
+            yield _wrong("store", error, "correct the config's `store`")
             return
         closing.callback(lambda: asyncio.run(store.close()))
         yield Finding(check="store", ok=True, told=components.used[f"stores:{components.config.store.use}"])
@@ -188,7 +197,7 @@ def _rehearsal(components: Components) -> Iterator[Finding]:
                 notice=notices.append,
             )
         except AgentRLError as error:
-            yield _wrong("model", error, "mend the config's `model` and `engine`")
+            yield _wrong("model", error, "correct the config's `model` or `engine`")
             return
         closing.callback(side.close)
         context = side.engine.context_length
@@ -197,7 +206,7 @@ def _rehearsal(components: Components) -> Iterator[Finding]:
         with directory.logging_to("doctor"):
             yield from _call(components, side, store, directory.name)
             for notice in notices:
-                yield Finding(check="agent", ok=False, told=notice, mend="see rollout.agent.mode: subproc")
+                yield Finding(check="agent", ok=False, told=notice, fix="see rollout.agent.mode: subproc")
 
 
 def _call(components: Components, side: SamplingSide, store: Store, run_id: str) -> Iterator[Finding]:
@@ -208,7 +217,7 @@ def _call(components: Components, side: SamplingSide, store: Store, run_id: str)
     try:
         side.evaluate({"doctor": [task]}, 1)
     except AgentRLError as error:
-        yield _wrong("call", error, "mend the part that it names")
+        yield _wrong("call", error, "look at the part that it names")
         return
     (record,) = asyncio.run(store.records(run_id))
     usage = asyncio.run(store.usage(run_id)).get(record.id)
@@ -224,7 +233,7 @@ def _judged(record: Record, task: Task, calls: int) -> Finding:
         check="call",
         ok=False,
         told=f"{done}, {record.outcome.value} ({record.reason or 'no reason'}): {record.detail}",
-        mend="mend the agent or its scorer until one episode ends with a reward",
+        fix="correct the agent or its scorer until one episode ends with a reward",
     )
 
 
@@ -240,5 +249,5 @@ def _first_task(components: Components) -> Task | None:
     return None
 
 
-def _wrong(check: str, error: AgentRLError, mend: str) -> Finding:
-    return Finding(check=check, ok=False, told=str(error) or one_line(error), mend=mend)
+def _wrong(check: str, error: AgentRLError, fix: str) -> Finding:
+    return Finding(check=check, ok=False, told=str(error) or one_line(error), fix=fix)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
+from agentrl_core.config.rates import with_rates
 from agentrl_core.config.schema import AUTO, Component, RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import ConfigError, PluginError
@@ -27,12 +28,14 @@ class _Build(Protocol):
 
 
 def settled(given: Given[C], registry: Registry) -> C:
-    """Return the config with what its loss decides written out: aggregation, horizon and a run's advantage.
+    """Return the config with what it leaves open written out: learning rates, and what its loss decides.
+
+    That is the aggregation, the horizon and a run's advantage.
 
     A calculator's `aggregation_defaults` and `advantage_default` hold where the config says nothing else. Raises
     `UsageError` where the loss cannot be found or its section does not fit.
     """
-    run = attrs.evolve(given.run, loss=settled_loss(given, registry))
+    run = with_rates(attrs.evolve(given.run, loss=settled_loss(given, registry)))
     if not isinstance(run, RunConfig):
         return run
     default = _default(_calculator(given, registry), given, "advantage_default", {"use": "grpo"})

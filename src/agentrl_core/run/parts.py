@@ -134,6 +134,11 @@ class PartChecks(Generic[C]):
             problem = no_model_in(model.path, self._given.base_dir)
             found = [problem] if problem else problems_of(lambda: Chat.from_directory(folder))
             yield from (f"{where('model.path')}: {text}" for text in found)
+        if model.dtype == "bfloat16" and self._run.trainer.lr != 0:
+            yield (
+                f"{where('model.dtype')}: bfloat16 weights have too few digits to be trained: most steps round to no "
+                "change at all. Leave dtype out: training takes float32 (or set trainer.lr: 0 to train nothing)"
+            )
 
     def common(self) -> Iterator[str]:
         """Store, trackers and loss."""

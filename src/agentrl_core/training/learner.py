@@ -15,6 +15,7 @@ import torch
 from agentrl_core.batching.packing import pack, split_updates
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.batching.signal import Signal, finished, training_signal
+from agentrl_core.config.rates import RL
 from agentrl_core.errors import ConfigError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.diagnosis import Guard, LogprobGap
@@ -85,6 +86,7 @@ class Learner:
         self._advantage, self._credit, self._filters = advantage, credit, tuple(filters)
         self._shaping = tuple(shaping)
         self._export_style, self._config, self._seed = export_style, config, seed
+        self._lr = RL.loaded if config.lr is None else config.lr
         if config.routing_replay and self._policy.recomputes:
             raise ConfigError(
                 "trainer.routing_replay: the backward pass runs the model again, and the routes would be others there; "
@@ -143,7 +145,7 @@ class Learner:
         cpu = time.thread_time()
         signal = finished(signal, advantage=self._advantage, shaping=self._shaping)
         samples = training_samples(signal.groups, signal.advantages, style=self._export_style)
-        lr = self._config.lr * min(1.0, step / max(self._config.warmup_steps, 1))
+        lr = self._lr * min(1.0, step / max(self._config.warmup_steps, 1))
         metrics = dict(rollout_metrics(signal.sampled, signal, version=version)) | {"loss/lr": lr}
         if samples.samples:
             self.fidelity += samples.fidelity
@@ -277,7 +279,7 @@ class Learner:
     def _new_optimizer(self) -> torch.optim.AdamW:
         return adamw(
             self._policy.model,
-            lr=self._config.lr,
+            lr=self._lr,
             betas=self._config.betas,
             weight_decay=self._config.weight_decay,
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from agentrl_core.config.rates import SFT
 from agentrl_core.errors import DataError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.demonstrations import Demonstrations
@@ -155,7 +156,7 @@ def _plan(config: SftConfig, *, num_rows: int) -> Plan:
     return Plan(
         steps=trainer.steps or (trainer.epochs or 1) * math.ceil(num_rows / trainer.batch_size),
         batch_size=trainer.batch_size,
-        lr=trainer.lr,
+        lr=SFT.loaded if trainer.lr is None else trainer.lr,
         schedule=trainer.schedule,
         warmup_steps=trainer.warmup_steps,
         betas=trainer.betas,

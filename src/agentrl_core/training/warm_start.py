@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl_core.config.rates import WARM_START
 from agentrl_core.training.demonstrations import Demonstrations
 from agentrl_core.training.supervised import Plan, SupervisedTrainer
 
@@ -49,7 +50,7 @@ def warm_start(
     plan = Plan(
         steps=config.steps,
         batch_size=config.batch_size,
-        lr=config.lr,
+        lr=WARM_START.loaded if config.lr is None else config.lr,
         warmup_steps=config.warmup_steps,
         betas=_BETAS,
         weight_decay=_WEIGHT_DECAY,

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 from attrs import field, validators
@@ -29,6 +29,7 @@ FEEDBACK = (
 class SingleTurn:
     """One question, one answer; the task's scorer gives the reward."""
 
+    leaves_scoring: ClassVar[bool] = True
     system: str | None = None
     """A system message before the task's messages."""
 
@@ -44,6 +45,8 @@ class MultiTurn:
     What an earlier, wrong turn gets of it is `rollout.agent.turn_discount`'s business.
     """
 
+    leaves_scoring: ClassVar[bool] = True
+    """But for `reward_fn`."""
     system: str | None = None
     """A system message before the task's messages."""
     max_turns: int = field(default=3, validator=validators.ge(1))

@@ -1,0 +1,49 @@
+"""Learning rates where a config names none: by whether the policy is built from nothing or loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import attrs
+
+from agentrl_core.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from agentrl_core.config.schema import ModelConfig
+    from agentrl_core.config.sft import SftConfig
+
+C = TypeVar("C", bound="RunConfig | SftConfig")
+
+
+@attrs.frozen(kw_only=True)
+class Rates:
+    """Rates of AdamW over all weights."""
+
+    built: float
+    """For a model of a builder (`model.use`), which is small and knows nothing."""
+    loaded: float
+    """For a model directory (`model.path`), whose abilities a large rate destroys within a few steps."""
+
+    def of(self, model: ModelConfig) -> float:
+        """Return the rate for a model."""
+        return self.built if model.use is not None else self.loaded
+
+
+RL = Rates(built=4e-4, loaded=1e-6)
+"""1e-6 is what TRL's GRPO and verl begin with, too."""
+WARM_START = Rates(built=3e-3, loaded=2e-5)
+SFT = Rates(built=1e-3, loaded=2e-5)
+"""2e-5 is what TRL's supervised fine-tuning begins with, too."""
+
+
+def with_rates(run: C) -> C:
+    """Return a config in which every learning rate that it leaves open is written out."""
+    if not isinstance(run, RunConfig):
+        return run if run.trainer.lr is not None else _with_lr(run, SFT.of(run.model))
+    if run.warm_start is not None and run.warm_start.lr is None:
+        run = attrs.evolve(run, warm_start=attrs.evolve(run.warm_start, lr=WARM_START.of(run.model)))
+    return run if run.trainer.lr is not None else cast("C", _with_lr(run, RL.of(run.model)))
+
+
+def _with_lr(run: C, lr: float) -> C:
+    return attrs.evolve(run, trainer=attrs.evolve(run.trainer, lr=lr))
