@@ -27,12 +27,23 @@ def test_the_snapshot_is_read_back_as_written(tmp_path):
     assert RunDirectory.open(directory.path).read_snapshot() == ({"seed": 3, "name": "é"}, tmp_path)
 
 
-def test_the_latest_checkpoint_is_the_highest_step_not_the_last_name(tmp_path):
+def test_checkpoints_are_ordered_by_step_not_by_name(tmp_path):
     directory = RunDirectory.create(tmp_path, "mine")
-    assert directory.latest_checkpoint() is None
+    assert directory.all_checkpoints() == []
     for name in ("step-9", "step-10", "step-0", "step-11.partial", "other"):
         (directory.checkpoints / name).mkdir()
-    assert directory.latest_checkpoint() == (10, directory.checkpoints / "step-10")
+    assert directory.all_checkpoints() == [(step, directory.checkpoints / f"step-{step}") for step in (10, 9, 0)]
+
+
+def test_a_checkpoint_that_is_put_aside_is_kept_and_none_of_the_run_s_any_more(tmp_path):
+    directory = RunDirectory.create(tmp_path, "mine")
+    for number in (1, 2):
+        (directory.checkpoints / "step-4").mkdir()
+        (directory.checkpoints / "step-4" / "which").write_text(str(number))
+        aside = directory.put_aside(directory.checkpoints / "step-4")
+        assert aside.name == f"aside-{number}-step-4"
+        assert (aside / "which").read_text() == str(number)
+        assert directory.all_checkpoints() == []
 
 
 def test_opening_what_is_no_run_names_the_nearest(tmp_path):

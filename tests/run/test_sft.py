@@ -1,6 +1,9 @@
 """Supervised fine-tuning from config to checkpoints: reported, repeated, resumed, refused, on what a run sampled."""
 
+import contextlib
 import json
+import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -131,6 +134,20 @@ def test_an_interrupted_run_ends_as_one_that_never_stopped(config, monkeypatch):
     with pytest.raises(UsageError, match=r"finished: 8 of 8 steps"):
         resume(Path("runs/broken"))
     assert resume(Path("runs/broken"), ["trainer.steps=9"]).steps == 9
+
+
+def test_a_store_without_its_log_knows_every_step_of_a_checkpoint(config, tmp_path, monkeypatch):
+    save, found = Tuner.save, []
+
+    def looking(tuner, folder, step, version):
+        copy = shutil.copy(folder.parents[1] / "agentrl.db", tmp_path / f"{step}.db")
+        with contextlib.closing(sqlite3.connect(copy)) as db:
+            found.append((step, *db.execute("SELECT max(step) FROM steps").fetchone()))
+        save(tuner, folder, step, version)
+
+    monkeypatch.setattr(Tuner, "save", looking)
+    FineTuner(config(name="flushed", trainer={"steps": 2, "save_steps": 1})).train()
+    assert found == [(1, 1), (2, 2)]
 
 
 def test_epochs_count_passes_over_the_data(config):

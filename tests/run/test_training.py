@@ -1,10 +1,13 @@
 """The whole loop on a random policy: agent, gateway, engine, store, learner, weights."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import re
+import shutil
 import socket
+import sqlite3
 from pathlib import Path
 
 import psutil
@@ -16,6 +19,7 @@ from agentrl_core import GenerationHyperparameters, ModelRequest, RolloutWorkflo
 from agentrl_core.errors import ConfigError, RunError, TrainingError, UsageError
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.policy import toy_policy
+from agentrl_core.training.learner import Learner
 from agentrl_core.types import Outcome
 
 
@@ -293,6 +297,21 @@ def test_a_run_killed_in_its_last_evaluation_is_finished_by_a_resume(project):
     summary = resume(folder)
     assert (summary.status, summary.steps, [report.step for report in summary.evals]) == ("finished", 2, [2])
     assert status_of(folder) == "finished"
+
+
+def test_a_store_without_its_log_knows_every_step_of_a_checkpoint(project, tmp_path, monkeypatch):
+    """As far as it is on the disk: a power cut may take the log."""
+    save, found = Learner.save, []
+
+    def looking(learner, folder, step, version):
+        copy = shutil.copy(folder.parents[1] / "agentrl.db", tmp_path / f"{step}.db")
+        with contextlib.closing(sqlite3.connect(copy)) as db:
+            found.append((step, *db.execute("SELECT max(step) FROM steps").fetchone()))
+        save(learner, folder, step, version)
+
+    monkeypatch.setattr(Learner, "save", looking)
+    Trainer(project(name="flushed")).train()
+    assert found == [(1, 1), (2, 2)]
 
 
 def test_a_moved_run_is_refused_and_so_is_one_without_its_store(project):

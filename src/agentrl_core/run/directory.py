@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -113,14 +114,19 @@ class RunDirectory:
             raise UsageError(f"no run at {path}{hint}")
         return directory
 
-    def latest_checkpoint(self) -> tuple[int, Path] | None:
-        """Step and folder of the newest checkpoint."""
+    def all_checkpoints(self) -> list[tuple[int, Path]]:
+        """Step and folder of each checkpoint, the newest first."""
         found = [
             (int(match[1]), path)
             for path in self.checkpoints.glob("step-*")
             if (match := re.fullmatch(r"step-(\d+)", path.name))
         ]
-        return max(found, default=None)
+        return sorted(found, reverse=True)
+
+    def put_aside(self, checkpoint: Path) -> Path:
+        """Take a checkpoint out of those that the run goes on from; return what it is called now."""
+        names = (f"aside-{number}-{checkpoint.name}" for number in itertools.count(1))
+        return checkpoint.rename(next(path for name in names if not (path := checkpoint.with_name(name)).exists()))
 
     def write_snapshot(self, config: Mapping[str, Any], base_dir: Path, *, command: str = "run") -> None:
         """Keep the effective config, the folder that its relative paths start from, and whose config it is."""

@@ -174,6 +174,7 @@ class TrainingLoop:
     def _save(self) -> None:
         if self._saved_step == self._step:
             return
+        asyncio.run(self._store.flush())  # a checkpoint is never ahead of its store
         folder = self._directory.checkpoints / f"step-{self._step}"
         self._learner.save(folder, step=self._step, version=self._version)
         self._saved_step = self._step

@@ -31,21 +31,61 @@ async def announce(store: Store, parts: Parts[Any], run_id: str) -> None:
         components=parts.used,
     )
     await store.create_run(row)
+    await store.flush()
 
 
-def newest_checkpoint(store: Store, directory: RunDirectory, *, steps: int) -> tuple[int, Path] | None:
-    """Return step and folder of the checkpoint to go on from; refuse a run that has all its `steps`."""
-    checkpoint = directory.latest_checkpoint()
-    if checkpoint is None:
+def newest_checkpoint(store: Store, directory: RunDirectory, notice: Callable[[str], None]) -> tuple[int, Path] | None:
+    """Return step and folder of the newest checkpoint whose steps the store has, too.
+
+    A machine that loses its power may lose what the store wrote last. Checkpoints of steps that are gone with it are
+    put aside, which `notice` is told: the groups behind them would be sampled and trained once more. Raises
+    `UsageError` where no other is left.
+    """
+    checkpoints = directory.all_checkpoints()
+    if not checkpoints:
         return None
-    status = asyncio.run(_known_status(store, directory))
-    if checkpoint[0] >= steps and status == "finished":
-        more = f"trainer.steps={2 * checkpoint[0]}"
+    asyncio.run(_known_status(store, directory))
+    live = {row.step: row.version for row in asyncio.run(store.steps(directory.name)) if not row.voided}
+    gap = ""
+    for place, (step, path) in enumerate(checkpoints):
+        missing = _missing(step, path, live)
+        if not missing:
+            if gap:
+                kept = ", ".join(directory.put_aside(other).name for _, other in checkpoints[:place])
+                notice(
+                    f"the store does not know all steps of the newest checkpoint ({gap}), as after a power cut; going "
+                    f"back to the checkpoint of step {step}. What is later is kept in {directory.checkpoints}: {kept}"
+                )
+            return step, path
+        gap = gap or missing
+    raise UsageError(
+        f"run '{directory.name}' cannot go on from its checkpoints: {directory.database} does not know their steps "
+        f"({gap}), as after a power cut, and the groups behind them would be trained once more. Put back the store "
+        f"that belongs to them, or start a new run with model.path={checkpoints[0][1]}"
+    )
+
+
+def _missing(step: int, path: Path, live: Mapping[int, int]) -> str:
+    """Say which of the steps behind a checkpoint the store lacks; empty where it has them all."""
+    from agentrl_core.training.checkpoint import read_state
+
+    version = int(read_state(path)["version"])
+    done = next((number for number in range(step) if number + 1 not in live), step)
+    if done < step:
+        return f"it has steps up to {done}, the checkpoint is of step {step}"
+    if step and live[step] != version:
+        return f"its step {step} gave version {live[step]}, that of the checkpoint version {version}"
+    return ""
+
+
+def check_unfinished(store: Store, directory: RunDirectory, step: int, *, steps: int) -> None:
+    """Refuse to go on after `step` with a run that has all its `steps`."""
+    if step >= steps and asyncio.run(_known_status(store, directory)) == "finished":
+        more = f"trainer.steps={2 * step}"
         raise UsageError(
-            f"run '{directory.name}' is finished: {checkpoint[0]} of {steps} steps; "
+            f"run '{directory.name}' is finished: {step} of {steps} steps; "
             f"give it more with: {command_line('runs', 'resume', directory.reference, more)}"
         )
-    return checkpoint
 
 
 async def _known_status(store: Store, directory: RunDirectory) -> str:

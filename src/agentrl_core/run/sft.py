@@ -19,7 +19,7 @@ from agentrl_core.run.cores import wait_without_spinning
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
 from agentrl_core.run.loss import build_loss, settled, settled_loss
-from agentrl_core.run.origin import announce, model_directory, newest_checkpoint, rewind
+from agentrl_core.run.origin import announce, check_unfinished, model_directory, newest_checkpoint, rewind
 from agentrl_core.run.parts import Given, PartChecks, Parts, problems_of
 from agentrl_core.stores.base import StepRow
 from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
@@ -159,12 +159,12 @@ def _run(parts: SftParts, directory: RunDirectory, *, resumed: bool) -> RunSumma
         step, version = 0, 0
         if not resumed:
             asyncio.run(announce(store, parts, directory.name))
-        latest = directory.latest_checkpoint() if resumed else None
-        start = latest[1] if latest else model_directory(parts, directory, lambda: _conversations(parts))
+        checkpoint = newest_checkpoint(store, directory, audience.notice) if resumed else None
+        start = checkpoint[1] if checkpoint else model_directory(parts, directory, lambda: _conversations(parts))
         tuner = _tuner(parts, start)  # before it has read the rows, the number of steps is not known
-        checkpoint = newest_checkpoint(store, directory, steps=tuner.steps) if resumed else None
         if checkpoint is not None:
             step, folder = checkpoint
+            check_unfinished(store, directory, step, steps=tuner.steps)
             tuner.restore(folder)
         for line in tuner.notices:
             audience.notice(line)
@@ -269,6 +269,7 @@ class _Loop:
 
     def _save(self) -> None:
         if self._saved_step != self._step:
+            asyncio.run(self._store.flush())  # a checkpoint is never ahead of its store
             self._tuner.save(self._directory.checkpoints / f"step-{self._step}", step=self._step, version=self._version)
             self._saved_step = self._step
 

@@ -14,7 +14,7 @@ from agentrl_core.batching.shaping import as_shaping
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError
 from agentrl_core.run.cores import learner_threads, usable_cores
-from agentrl_core.run.origin import announce, model_directory, newest_checkpoint, rewind
+from agentrl_core.run.origin import announce, check_unfinished, model_directory, newest_checkpoint, rewind
 from agentrl_core.training.learner import Learner
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def check_reference(components: Components, directory: RunDirectory) -> None:
     loss, section = build_loss(config.loss, components.build)
     if "reference" not in loss.needs or section.reference is not None or config.warm_start is None:
         return
-    if directory.latest_checkpoint() is not None and not (directory.warm_started / "config.json").is_file():
+    if directory.all_checkpoints() and not (directory.warm_started / "config.json").is_file():
         raise ConfigError(
             f"{components.where('loss')}: refers to the policy after the warm start, which is not in "
             f"{directory.warm_started}: a run keeps it where its loss needs it from the start. Name a model folder "
@@ -80,12 +80,13 @@ def resumed_start(
     components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]
 ) -> Start:
     """Restore the newest checkpoint and void what was consumed after it; with none, begin anew."""
-    checkpoint = newest_checkpoint(store, directory, steps=components.config.trainer.steps)
+    checkpoint = newest_checkpoint(store, directory, notice)
     if checkpoint is None:
         step = 0
         model_dir, learner = _initial_policy(components, directory, notice)
     else:
         step, model_dir = checkpoint
+        check_unfinished(store, directory, step, steps=components.config.trainer.steps)
         learner = _learner(components, directory, model_dir)
         learner.restore(model_dir)
     point = asyncio.run(rewind(store, components, directory.name, step))

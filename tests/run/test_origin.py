@@ -1,0 +1,184 @@
+"""Which checkpoint a run goes on from, when its store is older or newer than it."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections import Counter
+
+import attrs
+import pytest
+
+from agentrl_core.errors import RunError, UsageError
+from agentrl_core.run.directory import RunDirectory
+from agentrl_core.run.origin import check_unfinished, newest_checkpoint
+from agentrl_core.stores.base import RunRow, StepRow
+from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.types import Outcome, Record
+from agentrl_core.weights.manifest import write_manifest
+
+STEPS, SAVED, GROUPS = 4, (2, 4), 1
+WAL_HEADER, FRAME = 32, 24 + 4096
+"""Bytes before the first frame of a write-ahead log, and of each frame."""
+
+
+async def train(store, name, steps, *, first=1, version=0, index=0):
+    """Write what steps leave in a store: groups with a record each, the step, its version."""
+    for step in range(first, first + steps):
+        groups = []
+        for _ in range(GROUPS):
+            group = f"{name}-{version}-{index}"
+            await store.add_group(name, group, "t", index=index, size=1, version=version)
+            record = Record(id=f"{group}-r", run_id=name, task_id="t", group_id=group, sample_index=0)
+            await store.add_record(record)
+            await store.finish_record(attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0))
+            await store.finish_group(name, group, usable=True)
+            groups.append(group)
+            index += 1
+        assert [group.id for group in await store.take_groups(name, GROUPS)] == groups
+        version += 1
+        await store.add_version(name, version, step=step)
+        await store.add_step(
+            StepRow(
+                run_id=name, step=step, version=version, groups=groups, records=[f"{g}-r" for g in groups], metrics={}
+            )
+        )
+
+
+def save(directory, step, version):
+    """Write what `newest_checkpoint` reads of a checkpoint."""
+    folder = directory.checkpoints / f"step-{step}"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text(json.dumps({"step": step, "version": version, "manifest": "…"}))
+    write_manifest(folder, step=step, version=version)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return RunDirectory.create(tmp_path, "run")
+
+
+@contextlib.contextmanager
+def opened(directory):
+    store = SQLiteStore(path=directory.database)
+    try:
+        yield store
+    finally:
+        asyncio.run(store.close())
+
+
+def begin(store):
+    asyncio.run(store.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={})))
+    asyncio.run(store.add_version("run", 0, step=0))
+
+
+def live(store):
+    return {row.step: row for row in asyncio.run(store.steps("run")) if not row.voided}
+
+
+@pytest.fixture
+def after_a_power_cut(directory, tmp_path):
+    """Give a folder in which the store has lost all frames of its log from one on; None where the log is at its end."""
+    with opened(directory) as store:
+        begin(store)
+        asyncio.run(train(store, "run", STEPS))
+        for step in SAVED:
+            save(directory, step, step)
+        log = directory.database.with_name("agentrl.db-wal").read_bytes()
+        frames = (len(log) - WAL_HEADER) // FRAME
+
+        def cut(frame):
+            copy = RunDirectory.create(tmp_path / str(frame), "run")
+            shutil.copy(directory.database, copy.database)
+            copy.database.with_name("agentrl.db-wal").write_bytes(log[: WAL_HEADER + frame * FRAME])
+            for _, path in directory.all_checkpoints():
+                shutil.copytree(path, copy.checkpoints / path.name)
+            return copy
+
+        yield frames, cut
+
+
+def test_wherever_a_store_s_log_is_cut_a_run_goes_on_where_both_are_or_not_at_all(after_a_power_cut):
+    frames, cut = after_a_power_cut
+    found = Counter()
+    for frame in range(frames + 1):
+        damaged, notices = cut(frame), []
+        with opened(damaged) as store:
+            known = len(live(store))
+            step = max((saved for saved in SAVED if saved <= known), default=0)
+            found[step] += 1
+            gap = f"it has steps up to {known}, the checkpoint is of step {STEPS}"
+            if not step:
+                refusal = gap if asyncio.run(store.runs()) else "does not know the run 'run'"
+                with pytest.raises(UsageError, match=refusal):
+                    newest_checkpoint(store, damaged, notices.append)
+                assert [saved for saved, _ in damaged.all_checkpoints()] == sorted(SAVED, reverse=True)
+                continue
+            assert newest_checkpoint(store, damaged, notices.append) == (step, damaged.checkpoints / f"step-{step}")
+            assert [gap in text for text in notices] == ([] if step == STEPS else [True])
+            assert [saved for saved, _ in damaged.all_checkpoints()] == [n for n in reversed(SAVED) if n <= step]
+            assert len(list(damaged.checkpoints.iterdir())) == len(SAVED)  # nothing is removed
+            asyncio.run(store.void_after("run", step))
+            point = asyncio.run(store.resume_point("run", step))
+            assert (point.next_index, point.left) == (GROUPS * step, {})
+    assert min(found[step] for step in (0, *SAVED)) >= 1
+    assert found.total() > 40
+
+
+def test_a_store_that_is_ahead_of_its_checkpoint_is_the_usual_case(directory):
+    with opened(directory) as store:
+        begin(store)
+        asyncio.run(train(store, "run", STEPS))
+        save(directory, 2, 2)
+        assert newest_checkpoint(store, directory, pytest.fail) == (2, directory.checkpoints / "step-2")
+
+
+def test_a_checkpoint_of_a_step_that_was_taken_once_more_is_put_aside(directory):
+    """Its number is that of a step that the store knows, but its weights are those of other groups."""
+    with opened(directory) as store:
+        begin(store)
+        asyncio.run(train(store, "run", 3))
+        for step in (2, 3):
+            save(directory, step, step)
+        asyncio.run(store.void_after("run", 2))
+        asyncio.run(store.add_version("run", 4, step=2))
+        asyncio.run(train(store, "run", 1, first=3, version=4, index=2))
+        notices = []
+        assert newest_checkpoint(store, directory, notices.append) == (2, directory.checkpoints / "step-2")
+        assert ["its step 3 gave version 5, that of the checkpoint version 3" in text for text in notices] == [True]
+        assert "aside-1-step-3" in notices[0]
+
+
+def test_the_checkpoint_of_a_warm_start_needs_no_step(directory):
+    with opened(directory) as store:
+        begin(store)
+        save(directory, 0, 0)
+        assert newest_checkpoint(store, directory, pytest.fail) == (0, directory.checkpoints / "step-0")
+
+
+def test_without_a_checkpoint_all_steps_are_taken(directory):
+    with opened(directory) as store:
+        begin(store)
+        assert newest_checkpoint(store, directory, pytest.fail) is None
+
+
+def test_a_checkpoint_that_is_damaged_is_not_passed_over(directory):
+    with opened(directory) as store:
+        begin(store)
+        asyncio.run(train(store, "run", 4))
+        for step in (2, 4):
+            save(directory, step, step)
+        (directory.checkpoints / "step-4" / "trainer_state.json").write_text('{"step": 4, "version": 2}')
+        with pytest.raises(RunError, match=r"step-4.*remove that folder to go on from the one before"):
+            newest_checkpoint(store, directory, pytest.fail)
+        assert len(directory.all_checkpoints()) == 2
+
+
+def test_only_a_finished_run_with_all_its_steps_needs_more(directory):
+    with opened(directory) as store:
+        begin(store)
+        check_unfinished(store, directory, 6, steps=6)  # killed in its last evaluation
+        asyncio.run(store.update_run("run", status="finished"))
+        check_unfinished(store, directory, 5, steps=6)
+        with pytest.raises(UsageError, match=r"6 of 6 steps; .*trainer\.steps=12"):
+            check_unfinished(store, directory, 6, steps=6)
