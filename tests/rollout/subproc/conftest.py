@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from agentrl_core.config.schema import AgentConfig, RolloutConfig
@@ -30,6 +32,22 @@ def ask(data, base_url=None, api_key=None):
     with urllib.request.urlopen(request) as reply:
         return json.load(reply)
 '''
+
+
+def is_running(pid):
+    """Whether a process is there, and more than a zombie that its parent has not collected."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def gone(pid, within_s=10.0):
+    """Whether a process ends in time."""
+    end = time.monotonic() + within_s
+    while is_running(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not is_running(pid)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from tests.rollout.subproc.conftest import gone, is_running
 
 MODES = ("subproc", "python")
 
@@ -79,17 +80,6 @@ def workers_of(folder):
     return [int(number) for number in (folder / "workers").read_text().split()]
 
 
-def gone(pid, within_s=5.0):
-    """Whether a process ends in time; a zombie has."""
-    try:
-        psutil.Process(pid).wait(within_s)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("name", "detail"),
@@ -118,10 +108,12 @@ def test_an_agent_that_uses_too_much_memory_is_killed(agents, play, mode):
 
 
 @pytest.mark.parametrize("name", ["Stuck", "Blocks"])
-def test_an_agent_that_hangs_is_timed_out_and_killed(agents, play, folder, name):
-    first, second = play(f"{agents(AGENT)}:{name}", count=2, timeout_s=1.0)
-    assert first.outcome.value == "timed_out"
-    assert (second.outcome.value, second.reward) == ("scored", 1.0), second.detail
+def test_an_agent_that_hangs_is_timed_out_and_killed(agents, resolve, rehearsal, task, folder, name):
+    resolved = resolve(f"{agents(AGENT)}:{name}")
+    (hanging,) = rehearsal.play(resolved, [task(0)], timeout_s=1.0)
+    (sound,) = rehearsal.play(resolved, [task(1)])
+    assert hanging.record.outcome.value == "timed_out"
+    assert (sound.record.outcome.value, sound.record.reward) == ("scored", 1.0), sound.record.detail
     assert gone(workers_of(folder)[0])
 
 
@@ -145,7 +137,7 @@ class Agent:
 def test_an_agent_that_heeds_its_cancellation_keeps_its_process(agents, resolve, rehearsal, task, folder, mode):
     resolved = resolve(f"{agents(CANCELLED)}:Agent", mode)
     (before,) = rehearsal.play(resolved, [task(1)])
-    (timed_out,) = rehearsal.play(resolved, [task(0)], timeout_s=0.5)
+    (timed_out,) = rehearsal.play(resolved, [task(0)], timeout_s=3.0)
     (after,) = rehearsal.play(resolved, [task(2)])
     assert timed_out.record.outcome.value == "timed_out"
     assert (folder / "cleaned").exists()
@@ -239,7 +231,7 @@ def test_a_worker_that_died_between_episodes_costs_no_record(agents, resolve, re
 
 PARENT = """
 import sys
-import threading
+import time
 from pathlib import Path
 
 from agentrl_core.config.schema import AgentConfig, RolloutConfig
@@ -250,32 +242,68 @@ resolve_in_workers(
     sys.argv[1], registry=load_registry(), base_dir=Path.cwd(), rollout=RolloutConfig(agent=AgentConfig(mode="subproc"))
 )
 print("ready", flush=True)
-threading.Event().wait()
+if sys.argv[2] == "killed":
+    time.sleep(300)
 """
 
+# The thread keeps the process from ending by itself when the run is gone.
 HELPER = """
 import subprocess
 import sys
+import threading
+import time
 
 
 class Agent:
     def __init__(self):
-        helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-        print(os.getpid(), helper.pid, file=open("workers", "w"), flush=True)
+        threading.Thread(target=time.sleep, args=(300,)).start()
+        helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+        with open("workers", "w") as file:
+            print(os.getpid(), os.getppid(), helper.pid, file=file)
 
     def run(self, data):
         return 1.0
 """
 
 
-def test_no_worker_outlives_a_run_that_is_killed(agents, folder):
-    command = [sys.executable, "-c", textwrap.dedent(PARENT), f"{agents(HELPER)}:Agent"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout.readline() == "ready\n"
-        worker, helper = workers_of(folder)
-        guard = psutil.Process(worker).ppid()
+@pytest.fixture
+def start_run(agents, folder):
+    """Start a run with a worker, its guard and a helper of the agent; they are ended in any case."""
+    started = []
+
+    def start(end):
+        command = [sys.executable, "-c", textwrap.dedent(PARENT), f"{agents(HELPER)}:Agent", end]
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(parent)
+        return parent
+
+    yield start
+    for parent in started:
         parent.kill()
-    assert all(map(gone, (worker, helper, guard)))
+        parent.wait()
+        parent.stdout.close()
+    for pid in workers_of(folder) if (folder / "workers").exists() else ():
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_no_worker_outlives_a_run_that_is_killed(start_run, folder):
+    parent = start_run("killed")
+    assert parent.stdout.readline() == "ready\n"
+    processes = workers_of(folder)
+    assert len(processes) == 3
+    assert all(map(is_running, processes))
+    parent.kill()
+    assert [pid for pid in processes if not gone(pid)] == []
+
+
+def test_a_run_that_ends_without_closing_its_workers_takes_them_along(start_run, folder):
+    parent = start_run("by itself")
+    assert parent.stdout.read() == "ready\n"
+    assert parent.wait(60) == 0
+    processes = workers_of(folder)
+    assert len(processes) == 3
+    assert not any(map(psutil.pid_exists, processes))  # each was collected by its parent, the guard by the run
 
 
 def test_starts_that_keep_failing_stop_the_run(agents, resolve, rehearsal, task, folder):
@@ -297,10 +325,10 @@ import time
 
 def run(data, *, base_url, api_key):
     ask(data, base_url, api_key)
-    time.sleep(0.5)
+    time.sleep(1.0)
     return 1.0
 """
     began = time.monotonic()
-    episodes = rehearsal.play(resolve(f"{agents(code)}:run"), [task(number) for number in range(8)], timeout_s=2.0)
+    episodes = rehearsal.play(resolve(f"{agents(code)}:run"), [task(number) for number in range(8)], timeout_s=6.0)
     assert [episode.record.outcome.value for episode in episodes] == ["scored"] * 8
-    assert time.monotonic() - began > 4.0
+    assert time.monotonic() - began > 8.0

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import psutil
 import pytest
+from tests.rollout.subproc.conftest import is_running
 
 KEEPS = '''
 import asyncio
@@ -76,13 +76,6 @@ class Agent:
             json.dump([self.kept(), await self.left()], file)
         return 1.0
 '''
-
-
-def is_running(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize("mode", ["subproc", "python"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import threading
@@ -28,7 +29,8 @@ class Workers:
     """Up to `most` processes that run a workflow.
 
     `start` makes the first and tells what is wrong with the workflow. `seat` and the calls inside it belong to one
-    event loop, as does `close`; before there is one, `close_now` ends the workers.
+    event loop, as does `close`; before there is one, `close_now` ends the workers. Those that nobody has closed go on
+    until this process ends.
     """
 
     def __init__(self, launch: Launch, *, most: int) -> None:
@@ -50,6 +52,7 @@ class Workers:
         self._log_output(first, "starting")
         self._all.add(first)
         self._idle.append(first)
+        _open.add(self)
 
     @contextlib.asynccontextmanager
     async def seat(self) -> AsyncIterator[None]:
@@ -144,12 +147,14 @@ class Workers:
         await asyncio.gather(*(worker.stop() for worker in self._all), *self._ending)
         self._all.clear()
         self._idle.clear()
+        _open.discard(self)
 
     def close_now(self) -> None:
         """End all workers that are left, without an event loop."""
         self._abort.set()
         while self._all:
             self._all.pop().end_now()
+        _open.discard(self)
 
     def log_output(self, worker: WorkerProcess, record_id: str) -> None:
         """Write what an agent printed to the run's log."""
@@ -164,6 +169,16 @@ class Workers:
     def launch(self) -> Launch:
         """How the workers are started."""
         return self._launch
+
+
+_open: set[Workers] = set()
+"""Pools are never left to the garbage collector: it would end a worker at any time, and not wait for its guard."""
+
+
+@atexit.register
+def _close_all() -> None:
+    for workers in tuple(_open):
+        workers.close_now()
 
 
 class _Seat:
