@@ -97,7 +97,7 @@ def test_parameters_without_effect_are_recorded_and_counted(gateway, open_sessio
         ({"max_tokens": 5}, 20, 5),
         ({"max_tokens": 50}, 20, 50),
         ({"max_tokens": 5, "max_completion_tokens": 6}, 20, 6),
-        ({}, None, "room"),
+        ({}, None, 500),
         ({"max_tokens": 5000}, 20, "room"),
         ({}, 5000, "room"),
     ],
@@ -191,3 +191,20 @@ def test_no_value_that_an_engine_cannot_sample_at_gets_to_it(
 def test_a_temperature_too_small_to_divide_by_is_refused(gateway, open_session, send_to, engine):
     assert send_to(gateway, open_session(gateway, is_eval=True), {**BODY, "temperature": 1e-30}).status_code == 400
     assert send_to(gateway, open_session(gateway), {**BODY, "temperature": 1e-30}).status_code == 200  # forced to 1
+
+
+@pytest.mark.parametrize(
+    ("context_length", "sampling", "limit"),
+    [
+        (64, {}, 32),
+        (100_000, {}, 1024),
+        (1, {}, 1),
+        (64, {"min_tokens": 40}, 40),
+        (64, {"max_tokens": 50}, 50),
+    ],
+)
+def test_a_reply_without_a_limit_has_one_that_follows_from_the_context(
+    make_gateway, engine, context_length, sampling, limit
+):
+    engine.context_length = context_length
+    assert make_gateway(sampling=SamplingConfig(**sampling)).max_tokens == limit

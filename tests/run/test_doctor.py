@@ -7,6 +7,7 @@ import pytest
 
 from agentrl_core.run import doctor
 from agentrl_core.run.doctor import examine
+from agentrl_core.testing.policy import toy_policy
 
 AGENT = """
 class Agent:
@@ -26,7 +27,25 @@ class Broken(Agent):
 class Idle(Agent):
     async def run(self, data):
         return 1.0
+
+class ToolUser(Agent):
+    async def run(self, data, *, base_url, api_key, http_client):
+        reply = await http_client.post(
+            f"{base_url}/v1/chat/completions",
+            headers={"authorization": f"Bearer {api_key}"},
+            json={
+                "messages": data["messages"],
+                "max_tokens": 4,
+                "tools": [{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}],
+            },
+        )
+        reply.raise_for_status()
+        return 0.25
 """
+WITHOUT_TOOLS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 CONFIG = """
 model: {use: tiny, size: 0.1M, vocab_size: 300, context_length: 256}
 data: {train: train.jsonl}
@@ -89,6 +108,17 @@ def test_a_file_that_is_no_config_ends_it(config):
     assert check == "config"
     assert "config.yaml:1" in told
     assert "config show" in fix
+
+
+def test_a_template_that_drops_tools_is_told_and_fails_the_agent_that_offers_some(config, tmp_path):
+    model = toy_policy(tmp_path / "model", architecture="qwen3", seed=0)
+    (model / "chat_template.jinja").write_text(WITHOUT_TOOLS, encoding="utf-8")
+    findings = list(examine(config, [f"model={{path: '{model}'}}", "workflow=agent.py:ToolUser"]))
+    noted = [finding.told for finding in findings if finding.check == "template"]
+    assert noted[1].startswith("note: this chat template drops tools: the policy will never see them")
+    ((check, told, _),) = wrong(findings)
+    assert check == "call"
+    assert "this model's chat template drops tools: the policy would never see lookup" in told
 
 
 def test_a_taken_port_is_told(config):

@@ -14,8 +14,8 @@ LOADED, BUILT = {"path": "policy"}, {"use": "tiny"}
 def watching(model=LOADED, earlier=(), **sections):
     """A watch, with what it told in `watch.told`."""
     told = []
-    config = parse({"model": model, "sampling": {"max_tokens": 64}, "trainer": {"lr": 1e-5}, **sections})
-    made = Watch(config, told.append, earlier=earlier)
+    config = parse({"model": model, "trainer": {"lr": 1e-5}, **sections})
+    made = Watch(config, told.append, max_tokens=64, earlier=earlier)
     made.told = told
     return made
 
@@ -98,3 +98,11 @@ def test_a_policy_from_nothing_that_never_gets_a_reward_is_explained(model, sect
     watch.step(3, {"reward/mean": 0.0, "reward/std": 0.0}, {})
     assert len(watch.told) == told
     assert all("built from nothing (model.use: tiny) and had no warm_start" in text for text in watch.told)
+
+
+def test_tools_that_the_policy_never_saw_are_told_once(watch):
+    watch.step(1, {"rollout/calls_with_unseen_tools": 0.0}, {})
+    watch.step(2, {"rollout/calls_with_unseen_tools": 12.0}, {})
+    watch.step(3, {"rollout/calls_with_unseen_tools": 12.0}, {})
+    (told,) = watch.told
+    assert told.startswith("step 2: 12 calls offered tools, which the chat template dropped: the policy never saw them")

@@ -12,6 +12,7 @@ from agentrl_core.batching.filters import ZeroVariance
 PAGE = Path(__file__).parents[2] / "cookbook/metrics.md"
 OF_THE_LOOP = {
     "rollout/answers_found",
+    "rollout/calls_with_unseen_tools",
     "rollout/groups_topped_up",
     "rollout/groups_unusable",
     "rollout/groups_requeued",

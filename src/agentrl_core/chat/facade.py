@@ -103,6 +103,23 @@ class Chat:
             return False
         return with_image != without and "'type'" not in with_image  # not a list that was printed as it is
 
+    @functools.cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template shows the tools of a request; one that refuses them does not drop them in silence."""
+        name = "agentrl_probe_of_tools"
+        tool = {"type": "function", "function": {"name": name, "description": name, "parameters": {"type": "object"}}}
+        question: Message = {"role": "user", "content": "a"}
+        cases: list[list[Message]] = [[question], [{"role": "system", "content": "b"}, question]]
+        shown = [self._shows(name, messages, tool) for messages in cases]
+        return True in shown or False not in shown
+
+    def _shows(self, name: str, messages: Sequence[Message], tool: Mapping[str, Any]) -> bool | None:
+        """Whether a tool is in the prompt; None where the template refuses to render it."""
+        try:
+            return name in self.render(messages, [tool])
+        except RequestError:
+            return None
+
     @property
     def end_texts(self) -> tuple[str, ...]:
         """Texts of the tokens that may end an assistant's turn."""

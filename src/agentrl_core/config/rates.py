@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -38,12 +38,10 @@ SFT = Rates(built=1e-3, loaded=2e-5)
 
 def with_rates(run: C) -> C:
     """Return a config in which every learning rate that it leaves open is written out."""
-    if not isinstance(run, RunConfig):
-        return run if run.trainer.lr is not None else _with_lr(run, SFT.of(run.model))
-    if run.warm_start is not None and run.warm_start.lr is None:
+    trainer: Any = run.trainer
+    if trainer.lr is None:
+        rates = RL if isinstance(run, RunConfig) else SFT
+        run = attrs.evolve(run, trainer=attrs.evolve(trainer, lr=rates.of(run.model)))
+    if isinstance(run, RunConfig) and run.warm_start is not None and run.warm_start.lr is None:
         run = attrs.evolve(run, warm_start=attrs.evolve(run.warm_start, lr=WARM_START.of(run.model)))
-    return run if run.trainer.lr is not None else cast("C", _with_lr(run, RL.of(run.model)))
-
-
-def _with_lr(run: C, lr: float) -> C:
-    return attrs.evolve(run, trainer=attrs.evolve(run.trainer, lr=lr))
+    return run

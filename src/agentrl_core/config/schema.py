@@ -123,7 +123,7 @@ class SamplingConfig:
     temperature: float = field(default=1.0, validator=not_negative)
     """0, greedy, is for evaluation only."""
     max_tokens: int | None = field(default=None, validator=validators.optional(positive))
-    """Per LLM call, where the agent asks for no limit; None: up to the context limit."""
+    """Per LLM call, where the agent asks for no limit; None: half of the model's context, at most 1,024."""
     min_tokens: int = field(default=0, validator=not_negative)
     """No reply ends before so many tokens: none is sampled that would end it. Not beside `stop`."""
     stop: tuple[str, ...] = field(default=(), validator=Must("texts that are not empty", all))
@@ -169,6 +169,9 @@ class GatewayConfig:
     tool_parser: str = "auto"
     """Tool-call parser: a registry name, `module:attr` or `file.py:attr`; `auto` recognises the format from the
     model's chat template."""
+    unseen_tools: Literal["refuse", "allow"] = "refuse"
+    """What happens when an agent offers tools to a model whose chat template has no place for them: an error, as the
+    policy would never see them; or the call goes on without, is counted, and its trace says so."""
     reasoning_parser: Literal["auto", "none", "think", "mistral", "minicpm"] = "auto"
     """Where the model writes thoughts, which are kept out of the content; `none` leaves them there."""
     upstreams: Mapping[str, UpstreamConfig] = field(factory=dict, validator=_no_policy)

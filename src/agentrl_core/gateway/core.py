@@ -60,6 +60,8 @@ class Gateway:
         self._chat = chat
         self._sampling = sampling
         self._config = config
+        self.max_tokens = sampling.max_tokens or _most_tokens(engine.context_length, least=sampling.min_tokens)
+        """Of a reply to a call that names no limit."""
         self._sessions = SessionBook(url_tokens=config.url_tokens)
         self._service = PolicyService(
             engine=engine,
@@ -68,6 +70,7 @@ class Gateway:
             run_id=run_id,
             history=config.history,
             most_replies=config.max_replies_per_call,
+            unseen_tools=config.unseen_tools,
             seed=seed,
             add_cpu=self._add_cpu,
         )
@@ -136,6 +139,25 @@ class Gateway:
     def without_effect(self) -> Mapping[str, int]:
         """Calls so far that asked for a sampling parameter in vain, by its name."""
         return self._service.without_effect
+
+    @property
+    def calls_with_unseen_tools(self) -> int:
+        """Calls so far whose tools the chat template left out of the prompt."""
+        return self._service.calls_with_unseen_tools
+
+    @property
+    def tools_notice(self) -> str:
+        """What becomes of tools that the chat template has no place for; empty where it shows them."""
+        if self._chat.takes_tools:
+            return ""
+        effect = {
+            "refuse": "calls that offer tools are refused",
+            "allow": "calls that offer tools are answered without",
+        }[self._config.unseen_tools]
+        return (
+            "this chat template drops tools: the policy will never see them, so "
+            f"{effect} (gateway.unseen_tools: {self._config.unseen_tools})"
+        )
 
     @property
     def fatal(self) -> RunError | None:
@@ -237,13 +259,14 @@ class Gateway:
 
     def _policy_of(self, record: Record, sampling: SamplingConfig | None) -> SamplingPolicy:
         chosen = sampling or self._sampling
-        return self._policy(temperature=chosen.temperature, max_tokens=chosen.max_tokens, training=not record.is_eval)
+        max_tokens = chosen.max_tokens or self.max_tokens
+        return self._policy(temperature=chosen.temperature, max_tokens=max_tokens, training=not record.is_eval)
 
     def _policy(self, **kept: Any) -> SamplingPolicy:
         """Make the rules of a session: those of training but for what is `kept` of others."""
         training = {
             "temperature": self._sampling.temperature,
-            "max_tokens": self._sampling.max_tokens,
+            "max_tokens": self.max_tokens,
             "training": True,
         }
         return SamplingPolicy(
@@ -276,3 +299,12 @@ class Gateway:
     def _add_cpu(self, seconds: float) -> None:
         with self._cpu_lock:
             self._cpu_seconds += seconds
+
+
+_MOST_TOKENS = 1024
+"""Of a reply where neither the agent nor the config names a limit: one that never ends must not fill the context."""
+
+
+def _most_tokens(context_length: int, *, least: int) -> int:
+    """Return the limit of a reply that nobody set: half of the context, to leave room for the prompt."""
+    return max(min(_MOST_TOKENS, context_length // 2), least, 1)

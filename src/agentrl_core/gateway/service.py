@@ -79,6 +79,7 @@ class PolicyService:
         run_id: str,
         history: Literal["exact", "template"],
         most_replies: int,
+        unseen_tools: Literal["refuse", "allow"],
         seed: int,
         add_cpu: Callable[[float], None],
         clock: Callable[[], float] = time.time,
@@ -89,6 +90,7 @@ class PolicyService:
         self._run_id = run_id
         self._history = history
         self._most_replies = most_replies
+        self._allows_unseen_tools = unseen_tools == "allow"
         self._seed = seed
         self._add_cpu = add_cpu
         self._clock = clock
@@ -97,6 +99,8 @@ class PolicyService:
         """Replies finished and stored."""
         self.forced_temperatures = 0
         """Calls that asked for another temperature and got the policy's."""
+        self.calls_with_unseen_tools = 0
+        """Calls whose tools the chat template left out of the prompt."""
         self.without_effect: Counter[str] = Counter()
         """Calls that asked for a sampling parameter in vain, by its name."""
 
@@ -104,6 +108,7 @@ class PolicyService:
         """Prepare a call up to the ids that the engine will see; `RequestError` where it cannot be made."""
         session.check_open()
         self._check_replies(request)
+        unseen_tools = self._unseen_tools(request)
         prompts = self.prompts(session, request)
         room = min(self._room(prompt) for prompt in prompts)
         decision = session.policy.decide(request, room=room)
@@ -114,6 +119,7 @@ class PolicyService:
             session.num_calls += count
         with self._lock:
             self.forced_temperatures += decision.forced
+            self.calls_with_unseen_tools += bool(unseen_tools)
             self.without_effect.update(decision.without_effect)
         call_id = f"{id_prefix}{reply_name(self._seed, session.seed_key, session.twin, first)}"
         generations = tuple(
@@ -134,7 +140,7 @@ class PolicyService:
             id=call_id,
             session=session,
             request=request,
-            requested=decision.requested,
+            requested={**decision.requested, **unseen_tools},
             generations=generations,
             started_at=self._clock(),
         )
@@ -149,6 +155,21 @@ class PolicyService:
                 f"at most {self._most_replies} (gateway.max_replies_per_call)",
                 param="n",
             )
+
+    def _unseen_tools(self, request: ChatRequest) -> dict[str, str]:
+        """Return what the trace says of tools that the template drops; `RequestError` where that is refused."""
+        if not request.parse_tools or request.prompts or self.chat.takes_tools:
+            return {}
+        names = ", ".join(tool["function"]["name"] for tool in request.tools)
+        if not self._allows_unseen_tools:
+            raise RequestError(
+                400,
+                "tools_not_supported",
+                f"this model's chat template drops tools: the policy would never see {names}. Train a model whose "
+                "template has tools, or describe them in the prompt and set gateway.unseen_tools: allow",
+                param="tools",
+            )
+        return {"tools": f"{names}: not in the prompt, as the chat template drops tools"}
 
     def _grammar(self, request: ChatRequest, prompt: Prompt) -> Grammar | None:
         required = request.tool_choice.mode == "required"

@@ -203,6 +203,8 @@ def _rehearsal(components: Components) -> Iterator[Finding]:
         context = side.engine.context_length
         yield Finding(check="model", ok=True, told=f"{_name(components)}, {context:,} tokens of context")
         yield Finding(check="template", ok=True, told=side.gateway.history_notice)
+        if side.gateway.tools_notice:
+            yield Finding(check="template", ok=True, told=f"note: {side.gateway.tools_notice}")
         with directory.logging_to("doctor"):
             yield from _call(components, side, store, directory.name)
             for notice in notices:

@@ -61,7 +61,10 @@ class TrainingLoop:
         )
         self._batches = BatchCollector(self._sampling, self._learner, self._config.rollout, notice=audience.notice)
         self._saved_step = start.step or None
-        self._watch = Watch(self._config, audience.notice, earlier=earlier)
+        self._watch = Watch(
+            self._config, audience.notice, max_tokens=self._sampling.gateway.max_tokens, earlier=earlier
+        )
+        self._unseen_so_far = 0
 
     def run(self) -> RunSummary:
         """Train to the end; the summary is reported on failures too."""
@@ -92,6 +95,8 @@ class TrainingLoop:
         if invitation := self._sampling.invitation:
             self._audience.notice(invitation)
         self._audience.notice(self._sampling.gateway.history_notice)
+        if tools_notice := self._sampling.gateway.tools_notice:
+            self._audience.notice(tools_notice)
         self._evaluate(self._config.eval.tasks)
         if self._step >= self._config.trainer.steps:  # resumed after a kill in the last evaluation: this was it
             return
@@ -131,6 +136,7 @@ class TrainingLoop:
         answers = self._sampling.scheduler.drain_answers()
         metrics |= collected | {
             **answers_found(answers),
+            **self._unseen_tools(),
             "rollout/groups_unusable": float(ended.get("unusable", 0)),
             "rollout/groups_requeued": float(ended.get("requeued", 0)),
             "time/rollout_s": sampled - begin,
@@ -157,6 +163,17 @@ class TrainingLoop:
             outcomes=outcomes,
             left_out=self._learner.left_out,
         )
+
+    def _unseen_tools(self) -> dict[str, float]:
+        """Return how many calls since the last step offered tools to a template without; empty where it has them."""
+        gateway = self._sampling.gateway
+        if gateway.chat.takes_tools:
+            return {}
+        since, self._unseen_so_far = (
+            gateway.calls_with_unseen_tools - self._unseen_so_far,
+            gateway.calls_with_unseen_tools,
+        )
+        return {"rollout/calls_with_unseen_tools": float(since)}
 
     def _sampling_since(self, begin: float) -> float:
         """When the sampling of a step's groups began: off-policy, it went on while the last step was trained."""

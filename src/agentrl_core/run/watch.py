@@ -21,13 +21,19 @@ _MANY_CUT = 0.2
 class Watch:
     """Looks at each step's numbers and gives a notice for each problem, the first time that it shows.
 
-    `earlier` are the metrics of the steps before a resumption.
+    `max_tokens` is the limit of replies for which the agent sets none, `earlier` are the metrics of the steps before a
+    resumption.
     """
 
     def __init__(
-        self, config: RunConfig, notice: Callable[[str], None], *, earlier: Iterable[Mapping[str, float]] = ()
+        self,
+        config: RunConfig,
+        notice: Callable[[str], None],
+        *,
+        max_tokens: int,
+        earlier: Iterable[Mapping[str, float]] = (),
     ) -> None:
-        self._config, self._notice = config, notice
+        self._config, self._notice, self._max_tokens = config, notice, max_tokens
         self._told: set[str] = set()
         self._entropies: list[float] = []
         for metrics in earlier:
@@ -41,6 +47,7 @@ class Watch:
             "replies": _wrong_replies(answers),
             "entropy": self._collapse(metrics),
             "cut": self._cut(metrics),
+            "tools": _unseen_tools(metrics),
             "nothing right": self._nothing_right(metrics),
         }
         for about, text in problems.items():
@@ -59,7 +66,7 @@ class Watch:
         return (
             f"the policy's entropy fell from {start:.2g} to {entropy:.2g} nats per token: it answers nearly the same to"
             " everything, and soon no group will have a signal. If the reward is not yet as high as it can be, begin "
-            f"again with a lower trainer.lr (now {self._config.trainer.lr:g}), or hold the policy back with "
+            f"again with a lower trainer.lr (now {self._config.trainer.lr}), or hold the policy back with "
             "loss.corrections: [{use: kl, beta: 0.001}] or [{use: entropy_bonus}]"
         )
 
@@ -69,7 +76,7 @@ class Watch:
             return ""
         return (
             f"{share:.0%} of the replies were cut off at their limit of tokens: the agent's own, or else "
-            f"sampling.max_tokens = {self._config.sampling.max_tokens}. If answers are lost that way, raise it, or ask "
+            f"sampling.max_tokens = {self._max_tokens}. If answers are lost that way, raise it, or ask "
             "for shorter ones"
         )
 
@@ -112,4 +119,14 @@ def _wrong_replies(answers: Mapping[str, int]) -> str:
         f"0 of {wrong} replies have <answer>…</answer>, so whole replies were judged, and none of them got more than 0."
         " `agentrl trace show RECORD` has what was compared. If the answer stands amid other text, ask for the tags in "
         "the prompt, or take a scorer that looks for it (numeric, choice, f1, regex)"
+    )
+
+
+def _unseen_tools(metrics: Mapping[str, float]) -> str:
+    count = metrics.get("rollout/calls_with_unseen_tools", 0.0)
+    if not count:
+        return ""
+    return (
+        f"{count:.0f} calls offered tools, which the chat template dropped: the policy never saw them, and can use"
+        " them only as far as the prompt itself describes them"
     )
