@@ -164,8 +164,9 @@ def make_scheduler(make_runner, make_task, store):
     """A scheduler of `tasks` tasks; call it inside a running loop."""
 
     def make(
-        workflow, *, tasks=4, seed=0, start_index=0, left=None, total_steps=None, on_scored=None, shuffle=True, **config
-    ):
+        workflow, *, tasks=4, seed=0, start_index=0, left=None, total_steps=None, on_scored=None, shuffle=True,
+        sleep=asyncio.sleep, **config
+    ):  # fmt: skip
         return Scheduler(
             tasks=[make_task(f"t{number}") for number in range(tasks)],
             runner=make_runner(workflow, **config),
@@ -178,6 +179,7 @@ def make_scheduler(make_runner, make_task, store):
             shuffle=shuffle,
             total_steps=total_steps,
             on_scored=on_scored,
+            sleep=sleep,
         )
 
     return make

@@ -315,6 +315,27 @@ def test_too_many_failures_stop_the_run_with_the_reasons(make_scheduler, answers
     assert Outcome.RUNNING not in {record.outcome for record in store.records.values()}
 
 
+def test_an_agent_that_cannot_work_is_slowed_down_and_stopped_where_every_failure_is_allowed(
+    make_scheduler, answers, store
+):
+    pauses = []
+
+    def reward(here):
+        raise ValueError("the agent is broken")
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    async def scenario():
+        await make_scheduler(answers(reward), sleep=sleep, max_failure_rate=1.0, failure_window=80).run()
+
+    with pytest.raises(RunError, match="80 of the last 80 episodes gave no reward"):
+        asyncio.run(scenario())
+    assert pauses[:63] == [0.0] * 63
+    assert pauses[63:] == pytest.approx([10.0] * len(pauses[63:]), abs=1.0)
+    assert len(pauses) == 79
+
+
 @pytest.mark.parametrize("error", [EngineError("died"), ZeroDivisionError("ours")])
 def test_a_failure_that_is_no_agents_stops_the_run(make_scheduler, answers, store, gateway, error):
     def reward(here):

@@ -99,8 +99,28 @@ def test_a_window_that_is_not_full_stops_nothing():
         tally.add(FAILED)
 
 
-def test_a_limit_of_one_never_stops():
-    tally = Tally(RolloutConfig(max_failure_rate=1.0, failure_window=2))
-    for _ in range(5):
+def test_a_limit_of_one_stops_where_nothing_works():
+    tally = Tally(RolloutConfig(max_failure_rate=1.0, failure_window=4))
+    for item in (FAILED, FAILED, HUNG, SCORED, FAILED, FAILED, HUNG):
+        tally.add(item)
+    with pytest.raises(RunError, match=r"^4 of the last 4 .* rollout.max_failure_rate = 1 allows any share but all"):
         tally.add(FAILED)
-    assert tally.records.totals == {"failed(ValueError)": 5}
+
+
+@pytest.mark.parametrize(
+    ("failed", "took_s", "pause_s"), [(64, 0.0, 10.0), (60, 0.0, 5.0), (56, 2.0, 0.5), (64, 12.0, 0.0), (24, 0.0, 0.01)]
+)
+def test_the_more_records_fail_at_once_the_longer_their_places_stay_empty(failed, took_s, pause_s):
+    tally = Tally(RolloutConfig(max_failure_rate=1.0, failure_window=1000))
+    last = attrs.evolve(FAILED, started_at=100.0, finished_at=100.0 + took_s)
+    for item in [FAILED] * 40 + [SCORED] * (64 - failed) + [last] * failed:
+        tally.add(item)
+    assert tally.pause_s(last) == pytest.approx(pause_s, abs=0.001)
+    assert tally.pause_s(SCORED) == 0.0
+
+
+def test_the_first_failures_of_a_run_take_no_time():
+    tally = Tally(RolloutConfig(max_failure_rate=1.0, failure_window=1000))
+    for _ in range(63):
+        tally.add(FAILED)
+        assert tally.pause_s(FAILED) == 0.0

@@ -247,7 +247,8 @@ class RolloutConfig:
     """With dynamic_sampling: groups sampled for one step, at most, as a multiple of tasks_per_step. The step then goes
     on with those that have a signal."""
     max_failure_rate: float = field(default=0.5, validator=fraction)
-    """The run stops when more than this share of the last `failure_window` records did not end scored."""
+    """The run stops when more than this share of the last `failure_window` records did not end scored, or none of
+    them did: with 1.0 it goes on as long as anything works, but the more fail, the slower new episodes start."""
     failure_window: int = field(default=64, validator=positive)
     agent: AgentConfig = field(factory=AgentConfig)
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_core.errors import ConfigError, RunError
@@ -63,6 +63,7 @@ class Scheduler:
         shuffle: bool = True,
         total_steps: int | None = None,
         on_scored: Callable[[Record], None] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         if config.min_group_size > config.group_size:
             raise ConfigError(
@@ -75,7 +76,7 @@ class Scheduler:
         self._planned = order is not None
         self._queue = TaskQueue(order, start_index=start_index, left=left, requeue=config.requeue)
         self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
-        self._on_scored = on_scored
+        self._on_scored, self._sleep = on_scored, sleep
         self._tally = Tally(config)
         self._capacity = Capacity(
             max_head_offpolicyness=config.max_head_offpolicyness,
@@ -273,7 +274,10 @@ class Scheduler:
         task_set: str = "train",
         sampling: SamplingConfig | None = None,
     ) -> Record:
-        """One episode in a slot, counted. Raises `RunError` once too many failed."""
+        """Run one episode in a slot, which stays taken for a while where most fail, and count it.
+
+        Raises `RunError` once too many failed.
+        """
         async with self._slots:
             try:
                 episode = await self._runner.run_episode(
@@ -289,7 +293,8 @@ class Scheduler:
             except asyncio.CancelledError as cancellation:
                 self._tally.add_cancelled(cancelled_for(cancellation))
                 raise
-        self._tally.add(episode.record)
+            self._tally.add(episode.record)
+            await self._sleep(self._tally.pause_s(episode.record))
         if self._on_scored is not None and episode.record.outcome is Outcome.SCORED:
             self._on_scored(episode.record)
         return episode.record

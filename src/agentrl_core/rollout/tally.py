@@ -62,12 +62,18 @@ class Counts:
         return dict(news)
 
 
+_PACED = 64
+"""Ended records by which the pace of failures is set."""
+_LONGEST_PAUSE_S = 10.0
+
+
 class Tally:
     """Outcomes of a run's records and groups; filled on the agents' loop, read from any thread."""
 
     def __init__(self, config: RolloutConfig) -> None:
         self._limit = config.max_failure_rate
         self._recent: deque[Record] = deque(maxlen=config.failure_window)
+        self._failed: deque[bool] = deque(maxlen=_PACED)
         self.records = Counts()
         """By outcome."""
         self.groups = Counts()
@@ -76,14 +82,27 @@ class Tally:
         """Of training records that a scorer judged: where their answers were found (`answer_name`)."""
 
     def add(self, record: Record) -> None:
-        """Count a finished record. Raises `RunError` once too many of the last ones did not end scored."""
+        """Count a finished record. Raises `RunError` once too many of the last ones, or all, did not end scored."""
         self.records.add(label(record))
         if not record.is_eval and (name := answer_name(record)):
             self.answers.add(name)
         self._recent.append(record)
+        self._failed.append(record.outcome is not Outcome.SCORED)
         failures = [item for item in self._recent if item.outcome is not Outcome.SCORED]
-        if len(self._recent) == self._recent.maxlen and len(failures) > self._limit * len(self._recent):
+        most = min(self._limit * len(self._recent), len(self._recent) - 1)
+        if len(self._recent) == self._recent.maxlen and len(failures) > most:
             raise RunError(self._reasons(failures))
+
+    def pause_s(self, record: Record) -> float:
+        """Return how long the slot of a record stays empty.
+
+        After a failure it is 10 s where the last 64 records have all failed, and half of that for every four that
+        have not, less the time that the record took: an agent that fails at once must not fill the store.
+        """
+        if record.outcome is Outcome.SCORED or len(self._failed) < _PACED:
+            return 0.0
+        pause_s = float(_LONGEST_PAUSE_S * 2 ** ((sum(self._failed) - _PACED) / 4))
+        return max(0.0, pause_s - (record.finished_at - record.started_at))
 
     def add_cancelled(self, reason: str = "") -> None:
         """Count a record that was cut off because the run stopped or a sibling failed: no failure of its own."""
@@ -101,9 +120,11 @@ class Tally:
     def _reasons(self, failures: list[Record]) -> str:
         counts = Counter(label(record) for record in failures).most_common()
         example = next(record for record in reversed(failures) if label(record) == counts[0][0])
+        allowed = f"more than rollout.max_failure_rate = {self._limit:g} allows"
+        if self._limit == 1:
+            allowed = "and rollout.max_failure_rate = 1 allows any share but all"
         return (
-            f"{len(failures)} of the last {len(self._recent)} episodes gave no reward, more than "
-            f"rollout.max_failure_rate = {self._limit:g} allows: "
+            f"{len(failures)} of the last {len(self._recent)} episodes gave no reward, {allowed}: "
             f"{', '.join(f'{name} {count}' for name, count in counts)}. For example, task '{example.task_id}': "
             f"{example.detail or label(example)}. Look closer with `{command_line('trace', 'show', example.id)}`"
         )
