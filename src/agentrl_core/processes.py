@@ -28,6 +28,7 @@ import attrs
 from agentrl_core import process_worker
 from agentrl_core.daemons import DaemonExecutor
 from agentrl_core.references import FILE_MODULE
+from agentrl_core.secrecy import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,6 +177,7 @@ class _Worker:
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 (our own script)
                 [sys.executable, "-P", process_worker.__file__, str(theirs.fileno())],
+                env=environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -23,6 +23,7 @@ from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given, PartChecks, problems_of
 from agentrl_core.scorers.table import ScorerTable
+from agentrl_core.secrecy import withhold
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
@@ -314,6 +315,7 @@ def resolve_agent(
         return resolve_workflow(
             chosen, registry=registry, base_dir=given.base_dir, where=where, options=workflow_options
         )
+    withhold(config.gateway.admin_key_env)
     return resolve_in_workers(
         with_options(chosen, workflow_options or {}, where=where),
         registry=registry,
@@ -322,5 +324,4 @@ def resolve_agent(
         rollout=config.rollout,
         agent_where=given.places("rollout.agent"),
         block=config.plugins.block,
-        secret_variables=(config.gateway.admin_key_env,),
     )

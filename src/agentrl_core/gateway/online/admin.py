@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_core.errors import ConfigError, RequestError, RunError
 from agentrl_core.gateway.sessions import digest_of, key_of
+from agentrl_core.secrecy import withhold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +40,8 @@ class Admin:
 
 
 def key_from_environment(variable: str) -> str | None:
-    """Return the admin key that the user chose; `ConfigError` for one that can be guessed."""
+    """Return the admin key that the user chose, which goes to no agent; `ConfigError` for one that can be guessed."""
+    withhold(variable)
     key = os.environ.get(variable)
     if key is not None and len(key) < LEAST_KEY:
         raise ConfigError(

@@ -23,6 +23,7 @@ from agentrl_core.references import is_reference, user_folders
 from agentrl_core.rollout import tls
 from agentrl_core.rollout.subproc import worker
 from agentrl_core.rollout.subproc.pickling import find_obstacle
+from agentrl_core.secrecy import environment
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import AgentConfig
@@ -73,7 +74,6 @@ def plan(
     agent_where: Callable[[str], str],
     limit_s: float,
     block: Collection[str],
-    secret_variables: Collection[str],
 ) -> Launch:
     """Find out how to start workers for a workflow. Raises `UsageError` for what can be told without starting one."""
     options = workflow.options if isinstance(workflow, Component) else {}
@@ -83,7 +83,7 @@ def plan(
         "places": {"": place(where), **{option: place(where, option) for option in options}},
     }
     payload = b""
-    environ = {name: text for name, text in os.environ.items() if name not in secret_variables}
+    environ = environment()
     if agent.python is None:
         payload = _pickled(workflow, block, place(where))
         start |= _own_start(payload, base_dir, place(where))

@@ -13,6 +13,7 @@ from agentrl_core.options import place
 from agentrl_core.rollout.subproc.launch import INSIDE, plan
 from agentrl_core.rollout.subproc.pool import Workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow
+from agentrl_core.secrecy import seal
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RolloutConfig
@@ -31,12 +32,12 @@ def resolve_in_workers(
     rollout: RolloutConfig,
     agent_where: Callable[[str], str] = "rollout.agent.{}".format,
     block: Collection[str] = (),
-    secret_variables: Collection[str] = (),
 ) -> ResolvedWorkflow:
     """Find, build and check a workflow in a first worker process; whoever asks closes the `workers`.
 
     Takes what `resolve_workflow` takes. An object is pickled once, a name looked up in each worker. `block` are
-    distributions that may not plug in there, `secret_variables` what the workers' environment lacks. Raises
+    distributions that may not plug in there. From now on other processes of this user, as those of agents are, cannot
+    read the memory and the environment of this one. Raises
     `UsageError` for what is wrong with the workflow or the interpreter, `RunError` where a worker cannot start.
     """
     if INSIDE in os.environ:
@@ -53,8 +54,8 @@ def resolve_in_workers(
         agent_where=agent_where,
         limit_s=max(rollout.timeout_s, _SHORTEST_LIMIT_S),
         block=block,
-        secret_variables=secret_variables,
     )
+    seal()
     workers = Workers(launch, most=rollout.agent.subproc_max_workers)
     workers.start()
     return ResolvedWorkflow(workers.name, workers, workers)
