@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from agentrl_core.types import Message
 
@@ -36,7 +37,7 @@ class GenerationHyperparameters:
     top_p: float = 1.0
     top_k: int = 0
     """0, or as much as the vocabulary has: all tokens."""
-    stop: Sequence[str] | None = None
+    stop: Sequence[str] | None = attrs.field(default=None)
     stop_token_ids: Sequence[int] = ()
     """Ids that end a reply beside those of the model."""
     ignore_eos: bool = False
@@ -48,6 +49,11 @@ class GenerationHyperparameters:
     lora_name: str = "default_lora"
     """AReaL's servers know the policy by it; here there is one policy, whatever its name. The trace notes another."""
     use_beam_search: bool = attrs.field(default=False)
+
+    @stop.validator
+    def _check_stop(self, _: Any, value: Sequence[str] | None) -> None:
+        if isinstance(value, str):  # it would be taken letter by letter
+            raise ValueError(f"stop: expected a list of texts, found the text {value!r}")  # noqa: TRY004 (as below)
 
     @use_beam_search.validator
     def _check_beams(self, _: Any, value: bool) -> None:  # noqa: FBT001 (a validator's signature)

@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
+    from agentrl_core.config.schema import RunConfig
     from agentrl_core.generation import TokenEngine
     from agentrl_core.scoring import Answer
 
@@ -53,6 +55,22 @@ class RolloutWorkflow(ABC):
 
     Its calls are recorded like those of any agent. It runs in the process of the run only: the engine is there.
     """
+
+    @classmethod
+    def complete_options(
+        cls,
+        options: Mapping[str, Any],
+        *,
+        run: RunConfig,  # noqa: ARG003 (for those that override it)
+        base_dir: Path,  # noqa: ARG003
+        where: Callable[[str], str],  # noqa: ARG003
+    ) -> Mapping[str, Any]:
+        """Return the constructor's arguments, given those of the config: a class may take more of them from the run.
+
+        Called before the class is built; relative paths start from `base_dir`. Raise `ConfigError` to stop the run,
+        with a message that begins with `where(option)`.
+        """
+        return options
 
     @abstractmethod
     async def arun_episode(self, engine: TokenEngine, data: dict[str, Any]) -> Any:

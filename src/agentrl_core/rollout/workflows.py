@@ -25,6 +25,7 @@ from agentrl_core.rollout.ready_made.samplers import AsyncSampler, SamplerWorkfl
 from agentrl_core.workflow import RolloutWorkflow
 
 if TYPE_CHECKING:
+    from agentrl_core.config.schema import RunConfig
     from agentrl_core.options import Where
     from agentrl_core.registry import Registry
     from agentrl_core.rollout.subproc.pool import Workers
@@ -74,13 +75,14 @@ def resolve_workflow(
     base_dir: Path,
     where: Where = "workflow",
     options: Mapping[str, Any] | None = None,
+    run: RunConfig | None = None,
 ) -> ResolvedWorkflow:
     """Find, build and check a workflow; nothing of it runs yet but its constructor or factory.
 
     `workflow` is a component or its name (`pkg.mod.Agent`, `file.py:Agent`, a registered name), a class, an
     instance, whose state is kept, a function, or an agent of a framework; `options` go beside those of the
-    component. Raises `PluginError` for what cannot be found or is nothing that runs, `ConfigError` for wrong options
-    or a wrong signature.
+    component, and those that a `RolloutWorkflow` takes from the `run`. Raises `PluginError` for what cannot be found or
+    is nothing that runs, `ConfigError` for wrong options or a wrong signature.
     """
     if isinstance(workflow, str):
         workflow = Component(workflow)
@@ -96,6 +98,9 @@ def resolve_workflow(
             _with_options(found, options, use, where), use, where=place(where)
         )
     else:
+        if run is not None and inspect.isclass(found) and issubclass(found, RolloutWorkflow):
+            here = functools.partial(place, where)
+            options = found.complete_options(options, run=run, base_dir=base_dir, where=here)
         agent, options, factory = _built(found, options, use, where)
         call = _call_of(agent, options, use, registry, where, factory, base_dir)
     return ResolvedWorkflow(name, call)

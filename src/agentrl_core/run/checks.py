@@ -313,7 +313,7 @@ def resolve_agent(
     where, config = given.places("workflow"), given.run
     if config.rollout.agent.mode != "subproc":
         return resolve_workflow(
-            chosen, registry=registry, base_dir=given.base_dir, where=where, options=workflow_options
+            chosen, registry=registry, base_dir=given.base_dir, where=where, options=workflow_options, run=config
         )
     withhold(config.gateway.admin_key_env)
     return resolve_in_workers(

@@ -1,0 +1,5 @@
+"""Calls of the policy in token ids."""
+
+from agentrl_core import ModelRequest, ModelResponse
+
+__all__ = ["ModelRequest", "ModelResponse"]

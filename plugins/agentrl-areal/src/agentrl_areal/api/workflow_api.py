@@ -1,0 +1,83 @@
+"""Base classes of workflows; a class takes from the run what AReaL's training scripts hand over."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import agentrl_core
+from agentrl_areal.api.cli_args import GenerationHyperparameters
+from agentrl_areal.utils.hf_utils import load_hf_tokenizer
+from agentrl_core import AgentWorkflow
+from agentrl_core.errors import ConfigError, PluginError
+from agentrl_core.options import construct
+from agentrl_core.references import resolve, user_folders
+
+if TYPE_CHECKING:
+    from agentrl_core import RunConfig
+
+__all__ = ["AgentWorkflow", "RolloutWorkflow", "WorkflowLike"]
+
+WorkflowLike: TypeAlias = "agentrl_core.RolloutWorkflow | type[agentrl_core.RolloutWorkflow] | str | Any"
+
+
+class RolloutWorkflow(agentrl_core.RolloutWorkflow):
+    """A workflow on token ids.
+
+    Where its constructor has the parameters `gconfig`, `tokenizer` and `reward_fn`, a config may leave out the first
+    two, which are then those of the run, and name the others: a folder, `my_rewards.exact` or `file.py:exact`.
+    """
+
+    @classmethod
+    def complete_options(
+        cls, options: Mapping[str, Any], *, run: RunConfig, base_dir: Path, where: Callable[[str], str]
+    ) -> Mapping[str, Any]:
+        """Return the constructor's arguments, made of what the config says and of the run."""
+        wanted = inspect.signature(cls).parameters
+        made = dict(options)
+        if "gconfig" in wanted and isinstance(made.get("gconfig"), Mapping | None):
+            made["gconfig"] = _gconfig(made.get("gconfig") or {}, run, where("gconfig"))
+        if "tokenizer" in wanted and isinstance(made.get("tokenizer"), str | None):
+            made["tokenizer"] = _tokenizer(made.get("tokenizer"), run, base_dir, where)
+        if "reward_fn" in wanted and isinstance(made.get("reward_fn"), str):
+            made["reward_fn"] = _function(made["reward_fn"], base_dir, where("reward_fn"))
+        return made
+
+
+def _gconfig(options: Mapping[str, Any], run: RunConfig, where: str) -> GenerationHyperparameters:
+    """Return how the run samples, with `options` in place of some of it."""
+    sampling = run.sampling
+    of_run = {
+        "n_samples": run.rollout.group_size,
+        "min_new_tokens": sampling.min_tokens,
+        "temperature": None,  # that of the run, which is another in its evaluations
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+    }
+    if sampling.max_tokens is not None:
+        of_run["max_new_tokens"] = sampling.max_tokens
+    made: GenerationHyperparameters = construct(
+        GenerationHyperparameters, of_run | dict(options), name="gconfig", where=where, injected={}
+    )
+    return made
+
+
+def _tokenizer(named: str | None, run: RunConfig, base_dir: Path, where: Callable[[str], str]) -> Any:
+    name = named or run.model.path
+    if name is None:
+        raise ConfigError(
+            f"{where('tokenizer')}: name a folder with the policy's tokenizer: there is no model.path to take it from"
+        )
+    folder = base_dir / Path(name).expanduser()
+    return load_hf_tokenizer(str(folder) if folder.is_dir() else name)
+
+
+def _function(name: str, base_dir: Path, where: str) -> Any:
+    theirs = name.partition(".")[0] == "areal"
+    try:
+        return resolve(f"agentrl_{name}" if theirs else name, user_folders(base_dir)).value
+    except PluginError as error:
+        raise ConfigError(f"{where}: {error}") from error

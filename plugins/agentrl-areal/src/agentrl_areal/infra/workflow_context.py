@@ -1,0 +1,12 @@
+"""AReaL's place of `workflow_context`."""
+
+from agentrl_areal.workflow_context import (
+    WorkflowContext,
+    get,
+    get_aiohttp_session,
+    get_httpx_client,
+    set,  # noqa: A004 (AReaL's name)
+    stat_scope,
+)
+
+__all__ = ["WorkflowContext", "get", "get_aiohttp_session", "get_httpx_client", "set", "stat_scope"]

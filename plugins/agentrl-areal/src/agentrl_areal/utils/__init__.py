@@ -1,0 +1,1 @@
+"""What workflows and agents import from `areal.utils`."""

@@ -1,0 +1,60 @@
+"""AReaL's `workflow_context`: the episode that the calling code belongs to, and defaults outside of one."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentrl_core import workflow_context as episodes
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from agentrl_core.rollout.context import WorkflowContext as Episode
+    from agentrl_core.shared_client import SharedClient
+
+__all__ = ["WorkflowContext", "get", "get_aiohttp_session", "get_httpx_client", "set", "stat_scope"]
+
+
+@attrs.frozen
+class WorkflowContext:
+    """What `get` returns outside an episode, and what `set` is given."""
+
+    is_eval: bool = False
+    task_id: str | int | None = None
+
+
+_given: ContextVar[WorkflowContext | None] = ContextVar("agentrl_areal_workflow_context", default=None)
+
+
+def set(ctx: WorkflowContext) -> None:  # noqa: A001 (AReaL's name)
+    """Let `get` return `ctx` in this context; inside an episode, too."""
+    _given.set(ctx)
+
+
+def get() -> WorkflowContext | Episode:
+    """Return the current episode, with `is_eval`, `task_id` and `sample_idx`; one of neither kind outside of one."""
+    given = _given.get()
+    if given is not None:
+        return given
+    try:
+        return episodes.get()
+    except LookupError:
+        return WorkflowContext()
+
+
+def stat_scope() -> str:
+    """Return the tracker that numbers of this episode go to: `eval-rollout`, or `rollout`."""
+    return "eval-rollout" if get().is_eval else "rollout"
+
+
+async def get_httpx_client() -> SharedClient:
+    """Return the HTTP client that all episodes share; `LookupError` outside an episode."""
+    return episodes.get_httpx_client()
+
+
+async def get_aiohttp_session() -> aiohttp.ClientSession:
+    """Return the session of aiohttp that all episodes share; `LookupError` outside an episode."""
+    return await episodes.get_aiohttp_session()
