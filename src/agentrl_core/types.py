@@ -158,7 +158,7 @@ class Interaction:
     witness: str = ""
     """Digest of what went into the engine and came out (`agentrl_core.witness`); empty where nobody took it."""
     retry_key: str = ""
-    """Digest of the request, where its client may ask for the same reply again."""
+    """Digest of the request and its name, where its client gave it one to ask for the same reply again."""
     started_at: float = 0.0
     """Unix seconds."""
     finished_at: float = 0.0

@@ -2,15 +2,20 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import anthropic._base_client
+import httpx2
 import openai._base_client
 import pytest
 from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import APITimeoutError, AsyncOpenAI
 
+from agentrl_core.gateway.retries import Attempts, RetryKey
+from agentrl_core.gateway.serving.transport import ssl_context
 from agentrl_core.types import FinishReason
 
 USER = [{"role": "user", "content": "hello"}]
@@ -94,6 +99,10 @@ def cut_both_sides(engine):
     return fate
 
 
+KEY = {"extra_headers": {"idempotency-key": "k1"}}
+"""Options of a call whose client names it."""
+
+
 def ask_openai(session, fates, **options):
     async def scenario():
         async with (
@@ -110,12 +119,19 @@ def ask_openai(session, fates, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"stream": True}, {"n": 2}])
-def test_a_lost_reply_is_given_again(session, engine, store, options):
+def test_a_lost_reply_is_given_again_to_a_client_that_names_its_request(session, engine, store, options):
     engine.replies = ["once", "once", "never"]
-    reply_id, contents = ask_openai(session, [lose_the_reply, lose_the_reply], **options)
+    reply_id, contents = ask_openai(session, [lose_the_reply, lose_the_reply], **options, **KEY)
     assert contents == ["once"] * options.get("n", 1)
     assert reply_id == store.interactions[0].id
     assert len(store.interactions) == len(engine.log) == options.get("n", 1)
+
+
+def test_a_reply_that_was_sent_is_not_given_to_a_retry_without_a_name(session, engine, store):
+    """Whether it was lost on its way, nobody can tell: the retry may be that of another request."""
+    engine.replies = ["sent", "another"]
+    assert ask_openai(session, [lose_the_reply])[1] == ["another"]
+    assert len(store.interactions) == 2
 
 
 def test_anthropics_client_says_it_in_the_same_way(session, engine, store):
@@ -126,7 +142,7 @@ def test_anthropics_client_says_it_in_the_same_way(session, engine, store):
             proxy(session.base_url, [lose_the_reply]) as url,
             AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=1) as client,
         ):
-            return await client.messages.create(model="default", max_tokens=50, messages=USER)
+            return await client.messages.create(model="default", max_tokens=50, messages=USER, **KEY)
 
     assert asyncio.run(scenario()).content[0].text == "once"
     assert len(store.interactions) == 1
@@ -140,13 +156,13 @@ def test_a_retry_waits_for_the_generation_that_still_runs(session, engine, store
         return await lose_the_reply(upstream)
 
     asyncio.run(engine.pause())
-    _, contents = ask_openai(session, [leave_it_running(engine), and_resume])
+    _, contents = ask_openai(session, [leave_it_running(engine), and_resume], **KEY)
     assert contents == ["once"]
     assert len(store.interactions) == len(engine.log) == 1
 
 
 def test_a_generation_whose_client_was_cut_off_is_made_anew(session, engine, store):
-    engine.replies = ["first", "second"]
+    engine.replies = ["first", "second", "third"]
 
     async def after_the_abort(upstream):
         await asyncio.to_thread(engine.ended[0].wait, 10)
@@ -154,7 +170,7 @@ def test_a_generation_whose_client_was_cut_off_is_made_anew(session, engine, sto
         return await lose_the_reply(upstream)
 
     asyncio.run(engine.pause())
-    _, contents = ask_openai(session, [cut_both_sides(engine), after_the_abort])
+    _, contents = ask_openai(session, [cut_both_sides(engine), after_the_abort], **KEY)
     assert contents == ["second"]
     assert [one.finish_reason for one in engine.log] == [FinishReason.ABORT, FinishReason.STOP]
     assert len(store.interactions) == 1
@@ -185,39 +201,39 @@ def test_an_idempotency_key_names_the_request(session, send, engine, store):
     assert len(store.interactions) == 2
 
 
-def test_a_retry_means_the_latest_of_equal_requests(session, send, engine):
-    engine.replies = ["read", "lost", "never"]
-    for _ in range(2):
-        send(session, BODY, headers=FIRST)
-    assert content(send(session, BODY, headers=AGAIN)) == "lost"
-    assert content(send(session, BODY, headers={"x-stainless-retry-count": "2"})) == "lost"
+def test_a_retry_of_a_request_that_never_arrived_gets_no_other_ones_reply(session, send, store):
+    """The same was asked before on purpose, and read."""
+    read = send(session, BODY, headers=FIRST).json()["id"]
+    assert send(session, BODY, headers=AGAIN).json()["id"] != read
+    assert send(session, BODY, headers={"x-stainless-retry-count": "2"}).json()["id"] != read
+    assert len(store.interactions) == 3
 
 
-def test_twins_get_a_reply_each(session, send, engine, store):
-    engine.replies = ["one", "other", "never"]
-    asked = [send(session, BODY, headers=FIRST).json()["id"] for _ in range(2)]
-    again = [send(session, BODY, headers=AGAIN).json()["id"] for _ in range(2)]
-    assert sorted(again) == sorted(asked)
-    assert len(store.interactions) == 2
+@pytest.mark.parametrize("arrive", [(), (0,), (0, 1)])
+def test_twins_whose_first_connections_are_refused_get_a_reply_each(session, send, store, arrive):
+    counts = ["0" if twin in arrive else "1" for twin in range(2)]
+    asked = [send(session, BODY, headers={"x-stainless-retry-count": count}).json()["id"] for count in counts]
+    assert len({*asked}) == len(store.interactions) == 2
 
 
 def test_other_bodies_and_other_sessions_are_other_requests(gateway, open_session, send_to, store):
     one, other = open_session(gateway), open_session(gateway)
-    send_to(gateway, one, BODY, headers=FIRST)
-    send_to(gateway, one, {**BODY, "max_tokens": 9}, headers=AGAIN)
-    send_to(gateway, other, BODY, headers=AGAIN)
-    assert len(store.interactions) == 3
+    key = {"idempotency-key": "k1"}
+    send_to(gateway, one, BODY, headers=key)
+    assert send_to(gateway, one, {**BODY, "max_tokens": 9}, headers=key).status_code == 400
+    send_to(gateway, other, BODY, headers=key)
+    assert len(store.interactions) == 2
 
 
 def test_token_ids_come_with_the_repeated_reply_too(session, send, engine):
     body = {**BODY, "return_token_ids": True, "logprobs": True}
-    first, again = (send(session, body, headers=headers).json() for headers in (FIRST, AGAIN))
+    first, again = (send(session, body, headers={"idempotency-key": "k1"}).json() for _ in range(2))
     assert first == again
     assert tuple(again["prompt_token_ids"]) == engine.log[0].request.prompt_ids
 
 
 def in_process(gateway, session):
-    async def post(headers):
+    async def post(headers=FIRST):
         return await gateway.http_client.post(
             f"{session.base_url}/v1/chat/completions", content=json.dumps(BODY).encode(), headers=headers
         )
@@ -256,18 +272,24 @@ def test_a_twin_that_was_cut_is_made_anew_and_the_finished_one_not_given_twice(g
     assert len(store.interactions) == 2
 
 
+async def leave_while_it_is_stored(post, store):
+    """Ask, and leave once the reply is complete; `store.gate` holds it back."""
+    store.writing.clear()
+    left = asyncio.ensure_future(post())
+    await until(store.writing.is_set)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+
+
 def test_a_reply_whose_client_left_while_it_was_stored_is_kept(gateway, session, engine, store):
     engine.replies = ["kept", "never"]
     post = in_process(gateway, session)
 
     async def scenario():
         store.gate = asyncio.Event()
-        left = asyncio.ensure_future(post(FIRST))
-        await until(store.writing.is_set)
-        left.cancel()
-        await asyncio.gather(left, return_exceptions=True)
+        await leave_while_it_is_stored(post, store)
         again = asyncio.ensure_future(post(AGAIN))
-        await until(lambda: session.attempts._known[0].repeats == 1)
+        await until(lambda: not session.attempts._known)
         store.gate.set()
         return await again
 
@@ -276,15 +298,93 @@ def test_a_reply_whose_client_left_while_it_was_stored_is_kept(gateway, session,
     assert [one.id for one in store.interactions] == [reply.json()["id"]]
 
 
+def test_a_missed_reply_is_given_once(gateway, session, store):
+    post = in_process(gateway, session)
+
+    async def scenario():
+        store.gate = asyncio.Event()
+        await leave_while_it_is_stored(post, store)
+        leaves = asyncio.ensure_future(post(AGAIN))  # and so does the first who asks for it
+        await until(lambda: not session.attempts._known)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        store.gate.set()
+        twins = [await post({"x-stainless-retry-count": "2"}) for _ in range(2)]
+        return [twin.json()["id"] for twin in twins]
+
+    first, second = asyncio.run(scenario())
+    assert [one.id for one in store.interactions] == [first, second]
+
+
+def test_a_missed_reply_does_not_go_to_one_who_asked_as_often(gateway, session, store):
+    post = in_process(gateway, session)
+
+    async def scenario():
+        store.gate = asyncio.Event()
+        await leave_while_it_is_stored(lambda: post(AGAIN), store)
+        store.gate.set()
+        return [(await post({"x-stainless-retry-count": count})).json()["id"] for count in ("1", "2")]
+
+    other, own = asyncio.run(scenario())
+    assert [one.id for one in store.interactions] == [own, other]
+
+
+def test_what_a_client_saw_a_part_of_is_not_given_to_another_one(gateway, session, store):
+    url = f"{session.base_url}/v1/chat/completions"
+    stream = json.dumps({**BODY, "stream": True}).encode()
+
+    async def read(reply):
+        return [piece async for piece in reply.aiter_bytes()]
+
+    async def scenario():
+        store.gate = asyncio.Event()
+        async with gateway.http_client.stream("POST", url, content=stream, headers=FIRST) as reply:
+            reading = asyncio.ensure_future(read(reply))
+            await until(store.writing.is_set)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        store.gate.set()
+        again = await gateway.http_client.post(url, content=stream, headers=AGAIN)
+        return again.text
+
+    told = asyncio.run(scenario())
+    assert len(store.interactions) == 2
+    assert store.interactions[1].id in told
+    assert store.interactions[0].id not in told
+
+
+@pytest.mark.parametrize("way", ["in process", "socket"])
+def test_calls_that_were_held_back_longer_than_their_clients_waited_get_a_reply_each(gateway, session, store, way):
+    """All that the gateway sees of them are retries of the same count."""
+
+    async def scenario():
+        gateway.pause()
+        http_client = gateway.http_client if way == "in process" else httpx2.AsyncClient(verify=ssl_context())
+        async with AsyncOpenAI(
+            base_url=f"{session.base_url}/v1", api_key=session.api_key, http_client=http_client, max_retries=1
+        ) as client:
+            asked = [client.chat.completions.create(**BODY, timeout=0.2) for _ in range(3)]
+            left = await asyncio.gather(*asked, return_exceptions=True)
+            assert {type(error) for error in left} == {APITimeoutError}
+            asked = [client.chat.completions.create(**BODY, timeout=20, extra_headers=AGAIN) for _ in range(3)]
+            later = [asyncio.ensure_future(one) for one in asked]
+            gateway.resume()
+            return [reply.id for reply in await asyncio.gather(*later)]
+
+    ids = asyncio.run(scenario())
+    assert len({*ids}) == 3
+    assert {*ids} <= {one.id for one in store.interactions}
+
+
 def test_a_retry_that_waits_is_refused_when_the_episode_ends(gateway, session, engine, store):
     post = in_process(gateway, session)
 
     async def scenario():
         await engine.pause()
-        first = asyncio.ensure_future(post(FIRST))
+        first = asyncio.ensure_future(post({"idempotency-key": "k1"}))
         await until(engine.begun[0].is_set)
-        again = asyncio.ensure_future(post(AGAIN))
-        await until(lambda: session.attempts._known[0].repeats == 1)
+        again = asyncio.ensure_future(post({"idempotency-key": "k1"}))
+        await asyncio.sleep(0)
         assert await gateway.close_session(session) == ()
         return [(await one).status_code for one in (first, again)]
 
@@ -299,3 +399,89 @@ def test_a_call_that_could_not_be_stored_is_made_anew(session, send, engine, sto
     store.error = None
     assert content(send(session, BODY, headers=AGAIN)) == "stored"
     assert [one.output["content"] for one in store.interactions] == ["stored"]
+
+
+class Schedule:
+    """Twins that ask the same of one session, each until it has a reply; every one of their attempts has its fate.
+
+    `refused` never arrives, `cut` comes to nothing, `left` loses its client while its reply is stored, `unstored` does
+    and is lost then, `lost` is sent and never read, `read` ends the request.
+    """
+
+    def __init__(self, fates):
+        self.fates = [[*of_twin, "read"] for of_twin in fates]
+        self.counts = [0] * len(fates)
+        self.attempts = Attempts()
+        self.made = 0
+        self.stored = []
+        """Futures of what is still to be stored, with what it is then."""
+        self.running = {}
+        self.read = {}
+
+    async def play(self, turns):
+        for turn in turns:
+            if turn < len(self.fates):
+                await self.step(turn)
+            elif self.stored:
+                self.store(turn % len(self.stored))
+            await asyncio.sleep(0)
+        while len(self.read) < len(self.fates):
+            for twin in range(len(self.fates)):
+                await self.step(twin)
+            while self.stored:
+                self.store(0)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        return self.read
+
+    def store(self, index):
+        attempt, reply = self.stored.pop(index)
+        attempt.settle(reply)
+
+    async def step(self, twin):
+        """Let a twin ask once more, if it is not waiting for a reply."""
+        if twin in self.read or (twin in self.running and not self.running[twin].done()):
+            return
+        fate, count = self.fates[twin][self.counts[twin]], self.counts[twin]
+        self.counts[twin] += 1
+        if fate == "refused":
+            return
+        self.running[twin] = asyncio.ensure_future(self.ask(twin, fate, count))
+        await asyncio.sleep(0)
+
+    async def ask(self, twin, fate, count):
+        attempt = await self.attempts.enter(RetryKey(body=b"the same", name=None, retries=count))
+        if attempt.choices:
+            reply = attempt.choices
+        else:
+            self.made += 1
+            reply = (f"reply {self.made}",)
+            with suppress(asyncio.CancelledError), self.attempts.running(attempt):
+                self.make(attempt, reply, fate)
+        if fate == "read":
+            self.read[twin] = reply[0]
+
+    def make(self, attempt, reply, fate):
+        """Make the reply of an attempt as far as its client lets that come."""
+        attempt.storing = fate != "cut"
+        if fate in {"left", "unstored"}:
+            self.stored.append((attempt, reply if fate == "left" else None))
+        if fate in {"cut", "left", "unstored"}:
+            raise asyncio.CancelledError
+        attempt.settle(reply)
+
+
+FATES = st.sampled_from(["refused", "cut", "left", "unstored", "lost"])
+
+
+@given(st.lists(st.lists(FATES, max_size=3), min_size=1, max_size=4), st.lists(st.integers(0, 7), max_size=20))
+def test_no_two_requests_share_a_reply_whatever_is_lost(fates, turns):
+    read = asyncio.run(Schedule(fates).play(turns))
+    assert len({*read.values()}) == len(read) == len(fates)
+
+
+@given(st.integers(0, 3), st.integers(0, 3))
+def test_a_reply_that_was_not_sent_is_not_made_twice(refused_before, refused_after):
+    schedule = Schedule([["refused"] * refused_before + ["left"] + ["refused"] * refused_after])
+    assert asyncio.run(schedule.play([])) == {0: "reply 1"}
+    assert schedule.made == 1

@@ -107,7 +107,7 @@ class Answerer:
     ) -> AsyncGenerator[bytes, None]:
         writer = dialect.writer(request, reply_id, 0, self._service.chat.decode)
         try:
-            with session.attempts.running(attempt):
+            with session.attempts.running(attempt, streamed=True):
                 yield writer.begin()
                 pieces = self._forwarder.stream(session, request, upstream, reply_id, attempt)
                 async with aclosing(pieces):
@@ -129,7 +129,7 @@ class Answerer:
         prompt_tokens = sum(len(generation.prompt.ids) for generation in call.generations[:: request.n])
         writer = dialect.writer(request, call.id, prompt_tokens, service.chat.decode)
         try:
-            with call.session.attempts.running(call.attempt):
+            with call.session.attempts.running(call.attempt, streamed=True):
                 yield writer.begin()
                 async with aclosing(service.sample(call)) as chunks:
                     async for generation, chunk in chunks:

@@ -1,8 +1,11 @@
 """Let a client that asks again get the reply that it missed, in place of a second one.
 
-An SDK that lost a reply sends the same body again and says so (`x-stainless-retry-count`), or names the request by an
-`Idempotency-Key`. The same body without either is another sample of the same prompt, which agents want on purpose.
-The count names no request, so of equal ones the likeliest is taken: see `Attempts`.
+A request with an `Idempotency-Key` is the same one wherever that comes again. An SDK that lost a reply sends the same
+body again, too, and counts (`x-stainless-retry-count`), but that names no request: it may be the retry of any request
+with this body, one that never arrived included, and the same body without either is another sample of the same
+prompt, which agents want on purpose. So a count brings back nothing but a reply whose client left before it was sent.
+Any other retry gets a reply of its own: one too many costs a generation, one for two requests would pass one sample
+off as two.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ class RetryKey:
 
     @property
     def text(self) -> str:
-        """What is stored of it with the reply."""
-        return self.body.hex() if self.name is None else f"{self.body.hex()}/{self.name}"
+        """What is stored of it with the reply; empty where the reply is not given again by another process."""
+        return "" if self.name is None else f"{self.body.hex()}/{self.name}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -60,12 +63,13 @@ class Attempt:
     """One request that may be asked for again."""
 
     key: RetryKey
+    """Of the request that asked for it last."""
     done: concurrent.futures.Future[tuple[Choice, ...] | None] = attrs.field(factory=concurrent.futures.Future)
     """Its reply; None where there will be none."""
-    repeats: int = 0
-    """How often it was asked for again."""
     storing: bool = False
     """Whether its reply is complete and on its way to the store, from where on a client that leaves changes nothing."""
+    missed: bool = False
+    """Whether its client left before the reply was sent: nobody has it, and nobody waits for it."""
 
     @property
     def choices(self) -> tuple[Choice, ...] | None:
@@ -80,9 +84,7 @@ class Attempt:
 class Attempts:
     """The requests of one session that may be asked for again; thread-safe, of no event loop.
 
-    A retry without a name means, of equal requests, the one that was asked for as often as the retry says; of those
-    one that came to nothing (its client was cut off, and so was its generation), else the latest: whoever sends the
-    same again on purpose has mostly read the earlier reply. Of twins asked at once each retry takes another one.
+    Those with a name are kept with their replies, the others until their reply is sent or comes to nothing.
     """
 
     def __init__(self) -> None:
@@ -98,16 +100,21 @@ class Attempts:
             return None
         while True:
             with self._lock:
-                earlier = self._find(key)
-                if earlier is None:
-                    return Attempt(key=key)
-                earlier.repeats += 1
-            if await asyncio.shield(asyncio.wrap_future(earlier.done)) is not None:
+                earlier = self._take_missed(key) if key.name is None else self._named(key)
+            if earlier is None:
+                return Attempt(key=key)
+            try:
+                reply = await asyncio.shield(asyncio.wrap_future(earlier.done))
+            except asyncio.CancelledError:
+                if key.name is None:
+                    self._miss(earlier)
+                raise
+            if reply is not None:
                 return earlier
             with self._lock:
                 if earlier in self._known:  # it came to nothing: this one stands for it now
                     self._known.remove(earlier)
-                    return Attempt(key=key, repeats=earlier.repeats)
+                    return Attempt(key=key)
 
     def restore(self, key: RetryKey, choices: tuple[Choice, ...]) -> None:
         """Know a request whose reply was stored by another process."""
@@ -117,36 +124,55 @@ class Attempts:
             self._known.append(attempt)
 
     @contextmanager
-    def running(self, attempt: Attempt | None) -> Iterator[None]:
-        """Let others wait for an attempt; where it ends without a reply, they try themselves."""
-        if attempt is not None:
+    def running(self, attempt: Attempt | None, *, streamed: bool = False) -> Iterator[None]:
+        """Let others wait for an attempt; where it ends without a reply, they try themselves.
+
+        The context ends when the reply is about to be sent, or by an exception where its client has left. One that is
+        `streamed` is never missed: its client has seen a part of it.
+        """
+        if attempt is None:
+            yield
+            return
+        named = attempt.key.name is not None
+        if named:
             with self._lock:
                 self._known.append(attempt)
         try:
             yield
+        except BaseException:
+            if attempt.storing and not (named or streamed):
+                self._miss(attempt)
+            raise
         finally:
-            if attempt is not None and not attempt.storing:
+            if not attempt.storing:
                 attempt.settle(None)
 
-    def _find(self, key: RetryKey) -> Attempt | None:
-        if key.name is not None:
-            named = next((attempt for attempt in self._known if attempt.key.name == key.name), None)
-            if named is not None and named.key.body != key.body:
-                raise RequestError(
-                    400,
-                    "idempotency_key_reused",
-                    "this Idempotency-Key came with another request before; use a new one",
-                )
-            return named
-        if not key.retries:
-            return None
-        same = [attempt for attempt in self._known if attempt.key.body == key.body and attempt.key.name is None]
+    def _named(self, key: RetryKey) -> Attempt | None:
+        named = next((attempt for attempt in self._known if attempt.key.name == key.name), None)
+        if named is not None and named.key.body != key.body:
+            raise RequestError(
+                400,
+                "idempotency_key_reused",
+                "this Idempotency-Key came with another request before; use a new one",
+            )
+        return named
 
-        def likelihood(attempt: Attempt) -> tuple[int, bool]:
-            came_to_nothing = attempt.done.done() and attempt.done.result() is None
-            return -abs(key.retries - 1 - attempt.repeats), came_to_nothing
+    def _take_missed(self, key: RetryKey) -> Attempt | None:
+        """Return a missed reply for a retry, from now on its own; None where it needs another one.
 
-        return max(reversed(same), key=likelihood, default=None)
+        The retry of a request that was asked for as often before is that of another request.
+        """
+        for attempt in self._known:
+            if attempt.missed and attempt.key.body == key.body and attempt.key.retries < key.retries:
+                self._known.remove(attempt)
+                attempt.key, attempt.missed = key, False
+                return attempt
+        return None
+
+    def _miss(self, attempt: Attempt) -> None:
+        with self._lock:
+            attempt.missed = True
+            self._known.append(attempt)
 
 
 def retry_key(request: HttpRequest) -> RetryKey | None:

@@ -31,14 +31,18 @@ def restore(ledger: Ledger, chat: Chat, interactions: Sequence[Interaction]) -> 
 
 
 def restore_attempts(attempts: Attempts, chat: Chat, episode: Episode) -> None:
-    """Let clients that missed their reply ask for it again."""
+    """Let clients that missed their reply ask for it again by its name.
+
+    Whether a reply without one was sent, nobody knows any more.
+    """
     by_key: dict[str, list[Interaction]] = {}
     for interaction in episode.interactions:
         # Twins have one key, the choices of one call one id but for their number.
         by_key.setdefault(f"{interaction.retry_key} {interaction.id.partition('.')[0]}", []).append(interaction)
     for choices in by_key.values():
-        if text := choices[0].retry_key:
-            attempts.restore(RetryKey.parse(text), tuple(_choice_of(chat, episode, choice) for choice in choices))
+        key = RetryKey.parse(choices[0].retry_key)
+        if key.name is not None:
+            attempts.restore(key, tuple(_choice_of(chat, episode, choice) for choice in choices))
 
 
 def _choice_of(chat: Chat, episode: Episode, interaction: Interaction) -> Choice:
