@@ -5,10 +5,13 @@ import contextlib
 import gc
 import gzip
 import ssl
+import sys
 import threading
+import time
 
 import pytest
 
+from agentrl_core.backoff import Backoff
 from agentrl_core.server_client import ExchangeError, ServerClient, server_sent_events
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -144,7 +147,7 @@ def test_a_request_whose_reply_has_begun_is_not_sent_anew(part):
 
 
 def test_a_request_that_got_nothing_is_sent_anew(monkeypatch):
-    monkeypatch.setattr("agentrl_core.server_client._RETRY_S", 0.001)
+    monkeypatch.setattr("agentrl_core.server_client._RETRIES", Backoff(first_s=0.001))
 
     async def once():
         async with serving(b"", b"", OK, retries=2) as (client, requests, _):
@@ -335,3 +338,116 @@ def test_events_are_told_apart_however_they_arrive(size):
         return [data async for data in server_sent_events(pieces())]
 
     assert asyncio.run(events()) == [b"one", b"two\nthree"]
+
+
+# What is too large.
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"transfer-encoding: chunked", b"content-length: 9999999999", b"content-encoding: gzip\r\nconnection: close"],
+)
+def test_a_reply_without_an_end_is_left_at_the_limit(head):
+    async def talk(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n")
+        piece = bytes(1 << 16)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                sent.append(len(piece))
+                writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if b"chunked" in head else piece)
+                await writer.drain()
+
+    async def once():
+        async with listening(talk) as client:
+            with await client.request("POST", "/x", b"{}") as reply:
+                with pytest.raises(ExchangeError, match="more than 1000000 bytes") as raised:
+                    await reply.read(1_000_000)
+                assert raised.value.fault == "too large"
+            with await client.request("POST", "/x", b"{}") as reply:
+                assert len(await reply.read_beginning(1000)) == 1000
+
+    sent = []
+    asyncio.run(once())
+    assert sum(sent) < 40_000_000  # what the buffers of both sides hold
+
+
+def test_a_reply_of_just_the_limit_is_whole():
+    async def once(limit):
+        async with serving(OK) as (client, _, _):
+            with await client.request("POST", "/x", b"{}") as reply:
+                return await reply.read(limit)
+
+    assert asyncio.run(once(2)) == b"ok"
+    with pytest.raises(ExchangeError):
+        asyncio.run(once(1))
+
+
+async def pieces_of(*parts):
+    for part in parts:
+        yield part
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"data: " + b"x" * 90] * 20,
+        [b"data: x\n"] * 200,
+        [b"data:\n"] * 400,
+        [b"x" * 500] * 4,
+    ],
+)
+def test_an_event_without_an_end_is_left_at_the_limit(parts):
+    async def read_all():
+        return [data async for data in server_sent_events(pieces_of(*parts), most_event_bytes=1000)]
+
+    with pytest.raises(ExchangeError, match="an event of its stream has more than 1000 bytes") as raised:
+        asyncio.run(read_all())
+    assert raised.value.fault == "too large"
+
+
+def test_a_stream_of_small_events_is_left_at_its_own_limit():
+    async def read_all(count):
+        parts = pieces_of(*[b"data: x\n\n"] * count)
+        return [data async for data in server_sent_events(parts, most_bytes=1000)]
+
+    assert len(asyncio.run(read_all(111))) == 111
+    with pytest.raises(ExchangeError, match="its stream has more than 1000 bytes"):
+        asyncio.run(read_all(112))
+
+
+def test_a_long_line_costs_in_proportion_to_its_length():
+    def cpu_s(count):
+        async def read_all():
+            return [data async for data in server_sent_events(pieces_of(*[b"data: ", *[b"x" * 64] * count, b"\n\n"]))]
+
+        times = []
+        for _ in range(3):
+            begun = time.process_time()
+            ((data,)) = asyncio.run(read_all())
+            times.append(time.process_time() - begun)
+            assert len(data) == 64 * count
+        return min(times)
+
+    assert cpu_s(64_000) < 24 * cpu_s(8_000)  # in proportion it is 8 times, by copying what came before 64 times
+
+
+def test_a_stream_that_is_left_early_leaves_nothing_to_the_collector():
+    """A generator that is only dropped would be closed by the event loop, later or never."""
+
+    async def leave():
+        unclosed = []
+        sys.set_asyncgen_hooks(finalizer=unclosed.append)
+        async with endless() as (client, ended):
+            with await client.request("POST", "/x", b"{}") as reply:
+                async with contextlib.aclosing(server_sent_events(reply)) as events:
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(anext(events), 0.05)
+            with await client.request("POST", "/x", b"{}") as reply:
+                async for _ in reply:
+                    break
+            gc.collect()
+            await ended.get()
+        return unclosed
+
+    assert asyncio.run(leave()) == []

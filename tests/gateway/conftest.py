@@ -15,10 +15,10 @@ from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
 from agentrl_core.errors import StoreError
 from agentrl_core.gateway import Gateway
-from agentrl_core.gateway.serving.transport import ssl_context
 from agentrl_core.stores.base import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.scripted import ScriptedEngine
+from agentrl_core.tls_context import ssl_context
 from agentrl_core.types import Record
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

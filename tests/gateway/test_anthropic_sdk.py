@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from agentrl_core.chat import Chat
 from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.errors import EngineError
-from agentrl_core.gateway.serving.transport import ssl_context
+from agentrl_core.tls_context import ssl_context
 from agentrl_core.types import FinishReason
 
 USER = [{"role": "user", "content": "what is 1 + 2?"}]

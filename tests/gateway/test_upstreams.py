@@ -1,9 +1,11 @@
 """Other providers are asked in OpenAI's chat completions, and their failures come through as what they are."""
 
 import asyncio
+import gzip
 import json
 import threading
 
+import attrs
 import pytest
 
 from agentrl_core.config.schema import GatewayConfig, UpstreamConfig
@@ -31,6 +33,15 @@ def call(call_id, name, arguments):
 def answer(message, *, reason="stop", **more):
     choice = {"index": 0, "message": {"role": "assistant"} | message, "finish_reason": reason} | more
     return wire({"id": "c", "object": "chat.completion", "choices": [choice], "usage": USAGE})
+
+
+def choices(*messages, indices=None, usage=USAGE):
+    """A reply with a choice for each message; an index of None is left out."""
+    found = []
+    for index, message in zip(indices or range(len(messages)), messages, strict=True):
+        numbered = {} if index is None else {"index": index}
+        found.append(numbered | {"message": {"role": "assistant"} | message, "finish_reason": "stop"})
+    return wire({"choices": found, "usage": usage})
 
 
 def wire(body, *, status=200, **headers):
@@ -65,7 +76,7 @@ class Provider:
     SILENT = object()
 
     def __init__(self):
-        self.replies, self.seen, self.connections = [], [], 0
+        self.replies, self.seen, self.connections, self._writers = [], [], 0, []
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(asyncio.start_server(self._talk, "127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
@@ -80,13 +91,17 @@ class Provider:
 
     async def _end(self):
         self._server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # one that accepts may begin another that talks
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
     async def _talk(self, reader, writer):
         self.connections += 1
+        self._writers.append(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -128,7 +143,7 @@ def upstream(provider, waits):
 
     def make(**options):
         config = UpstreamConfig(**{"url": provider.url, "model": "big-1"} | options)
-        return Upstreams({"judge": config}, sleep=sleep).find("judge")
+        return Upstreams({"judge": config}, sleep=sleep, uniform=lambda _, most: most).find("judge")
 
     return make
 
@@ -192,7 +207,7 @@ def test_a_whole_reply_is_read(provider, complete):
 
 
 def test_the_request_is_translated(provider, complete):
-    provider.replies = [answer({"content": "ok"})]
+    provider.replies = [choices({"content": "ok"}, {"content": "fine"})]
     earlier = {
         "role": "assistant",
         "content": "",
@@ -315,7 +330,7 @@ def test_the_choices_of_a_stream_are_told_apart(provider, stream):
         delta({}, reason="stop"),
     ]
     provider.replies = [events(*bodies)]
-    assert stream() == [
+    assert stream(attrs.evolve(HELLO, n=2)) == [
         UpstreamPiece(choice=1, content="b"),
         UpstreamPiece(choice=1, finish_reason="stop"),
         UpstreamPiece(tool_calls=(call("c", "add", "{}"),), finish_reason="tool_calls"),
@@ -370,9 +385,11 @@ def test_too_many_requests_stay_that(provider, complete, waits):
 def test_silence_is_a_timeout(provider, complete):
     provider.replies = [Provider.SILENT]
     with pytest.raises(RequestError, match=r"said nothing for 0\.1 s") as refused:
-        complete(timeout_s=0.1)
+        complete(timeout_s=0.1, max_retries=2)
     assert refused.value.status == 504
-    assert len(provider.seen) == 1
+    provider.replies = [answer({"content": "ok"})]
+    complete()
+    assert provider.connections == 2  # a provider that was silent once is not asked again for the same
 
 
 def test_a_connection_that_ends_before_a_reply_is_made_anew(provider, complete):
@@ -469,3 +486,192 @@ def test_an_agent_is_told_how_long_to_wait(send, session, engine):
     engine.replies = [RequestError(429, "rate_limit_exceeded", "busy", retry_after_s=60.0)]
     response = send(session, {"messages": list(HELLO.messages)})
     assert (response.status_code, response.headers["retry-after"]) == (429, "60")
+
+
+# Several replies to one request.
+
+TWO = attrs.evolve(HELLO, n=2)
+THREE = attrs.evolve(HELLO, n=3)
+
+
+def said(pieces):
+    """Texts by choice."""
+    texts = {}
+    for piece in pieces:
+        texts[piece.choice] = texts.get(piece.choice, "") + piece.content
+    return texts
+
+
+def ended(*texts, first=0):
+    """The events of a stream in which choices come whole."""
+    return [delta({"content": text}, reason="stop", index=index) for index, text in enumerate(texts, start=first)]
+
+
+def test_a_provider_that_ignores_n_is_asked_for_the_replies_that_are_missing(provider, complete):
+    provider.replies = [answer({"content": text}) for text in "abc"]
+    pieces = complete(attrs.evolve(THREE, ignored={"seed": 5}))
+    assert said(pieces) == {0: "a", 1: "b", 2: "c"}
+    assert [piece.finish_reason for piece in pieces] == ["stop"] * 3
+    assert [(body.get("n"), body["seed"]) for _, _, body in provider.seen] == [(3, 5), (2, 6), (None, 7)]
+    assert pieces[-1].usage == Usage(prompt_tokens=33, output_tokens=15, cached_tokens=24, reasoning_tokens=6)
+
+
+def test_a_provider_that_streams_one_reply_is_asked_for_the_others(provider, stream):
+    usage = {"choices": [], "usage": USAGE}
+    provider.replies = [events(*ended("a", "b"), usage), events(*ended("c"), usage)]
+    pieces = stream(THREE)
+    assert said(pieces) == {0: "a", 1: "b", 2: "c"}
+    assert [body.get("n") for _, _, body in provider.seen] == [3, None]
+    assert pieces[-1].usage == Usage(prompt_tokens=22, output_tokens=10, cached_tokens=16, reasoning_tokens=4)
+
+
+def test_a_usage_that_grows_with_the_stream_counts_once(provider, stream):
+    growing = [delta({"content": "a"}) | {"usage": {"completion_tokens": count}} for count in (1, 2, 3)]
+    provider.replies = [events(*growing, delta({}, reason="stop"))]
+    assert [piece.usage.output_tokens for piece in stream() if piece.usage] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("indices", [(1, 0), (None, None), (0, 1)])
+def test_choices_come_in_any_order_and_may_be_unnumbered(provider, complete, indices):
+    provider.replies = [choices({"content": "a"}, {"content": "b"}, indices=indices)]
+    pieces = complete(TWO)
+    assert said(pieces) == ({0: "b", 1: "a"} if indices == (1, 0) else {0: "a", 1: "b"})
+    assert [piece.choice for piece in pieces] == [0, 1]
+    assert pieces[-1].usage is not None
+
+
+BAD_INDICES = [(0, 0), (0, 2), (0, -1), (0, "1"), (0, True), (0, 1.0), (0, 10**30), (0, 1, 2)]
+
+
+@pytest.mark.parametrize("indices", BAD_INDICES)
+def test_choices_that_nobody_asked_for_are_a_bad_gateway(provider, complete, stream, indices):
+    provider.replies = [choices(*[{"content": "x"} for _ in indices], indices=indices)]
+    with pytest.raises(RequestError, match=r"sent (a )?choice") as refused:
+        complete(TWO)
+    assert refused.value.status == 502
+    if indices == (0, 0):
+        return  # in a stream that is one choice in two pieces
+    provider.replies = [events(*[delta({"content": "x"}, index=index) for index in indices])]
+    with pytest.raises(RequestError, match="sent a choice with the index") as refused:
+        stream(TWO)
+    assert refused.value.status == 502
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        ended("b", first=1),
+        [*ended("a"), delta({"content": "cut"}, index=1)],
+        [delta({"content": "cut"}), *ended("b", first=1)],
+    ],
+)
+def test_a_stream_that_lacks_a_choice_or_its_end_is_a_bad_gateway(provider, stream, bodies):
+    provider.replies = [events(*bodies)]
+    with pytest.raises(RequestError, match="ended its stream after choices") as refused:
+        stream(TWO)
+    assert refused.value.status == 502
+
+
+# What providers should not send.
+
+
+def broken(**fields):
+    return {"choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": "stop"} | fields]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": []},
+        {"choices": {}},
+        {"choices": 7},
+        {"choices": None},
+        "text",
+        broken(message={"content": 7}),
+        broken(message={"content": {"text": "a"}}),
+        broken(message={"content": [7]}),
+        broken(message={"content": [{"text": 7}]}),
+        broken(message=[1]),
+        broken(message={"tool_calls": {"a": 1}}),
+        broken(message={"tool_calls": [{"id": "c", "function": {"name": 7}}]}),
+        broken(message={"tool_calls": [{"id": 7, "function": {"name": "add"}}]}),
+        broken(message={"tool_calls": [{"id": "c", "function": {}}]}),
+        broken(finish_reason="error"),
+        broken(finish_reason={}),
+        broken(logprobs={"content": "abc"}),
+        broken(logprobs=[1]),
+        broken() | {"usage": [1]},
+    ],
+)
+def test_values_of_wrong_types_are_a_bad_gateway_not_a_blank_reply(provider, complete, stream, body):
+    provider.replies = [wire(body)]
+    with pytest.raises(RequestError, match="provider of model 'judge'") as refused:
+        complete()
+    assert refused.value.status == 502
+    if isinstance(body, dict) and isinstance(body["choices"], list):
+        events_of = [{**body, "choices": [choice | {"delta": choice["message"]} for choice in body["choices"]]}]
+        provider.replies = [events(*events_of)]
+        with pytest.raises(RequestError, match="provider of model 'judge'") as refused:
+            stream()
+        assert refused.value.status == 502
+
+
+@pytest.mark.parametrize("count", ["11", -1, 2.5, True, None, 10**15, 10**300, {}])
+def test_a_number_of_tokens_that_is_none_counts_as_0(provider, complete, count):
+    provider.replies = [wire(broken() | {"usage": {"prompt_tokens": count, "completion_tokens": 3}})]
+    (piece,) = complete()
+    assert piece.usage.prompt_tokens == (count if count == 10**15 else 0)
+    assert piece.usage.output_tokens == 3
+
+
+def test_a_packed_reply_is_named_and_never_unpacked(provider, complete):
+    bomb = gzip.compress(bytes(1 << 20))
+    provider.replies = [wire(bomb, content_encoding="gzip")]
+    with pytest.raises(RequestError, match="in the encoding gzip, which it was asked not to use") as refused:
+        complete()
+    assert refused.value.status == 502
+
+
+def test_a_reply_that_is_too_large_is_a_bad_gateway(provider, complete):
+    provider.replies = [wire(b'{"choices": "' + b"x" * (16 << 20) + b'"}')]
+    with pytest.raises(RequestError, match=r"sent too much: .* more than 16777216 bytes") as refused:
+        complete()
+    assert refused.value.status == 502
+
+
+def test_a_stream_whose_event_does_not_end_is_a_bad_gateway(provider, stream):
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+    provider.replies = [head + b"data: " + b"x" * (17 << 20)]
+    with pytest.raises(RequestError, match="sent too much: an event of its stream") as refused:
+        stream()
+    assert refused.value.status == 502
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        *[(301, 502), (408, 504), (409, 409), (418, 502), (429, 429), (500, 502), (501, 502), (502, 502)],
+        *[(503, 503), (504, 504), (520, 502), (522, 504), (529, 503), (599, 502)],
+    ],
+)
+def test_a_failure_keeps_the_status_that_it_deserves(provider, complete, stream, status, told):
+    for ask in (complete, stream):
+        provider.replies = [wire({"error": {"message": "sorry"}}, status=status, retry_after=7)]
+        with pytest.raises(RequestError) as refused:
+            ask(max_retries=0)
+        assert refused.value.status == told
+        assert refused.value.retry_after_s == (7.0 if told in {429, 503} else None)
+
+
+@pytest.mark.parametrize("value", ["soon", "nan", "inf", "-5", "", "1e400", "Fri, 99 Foo 2099 00:00:00 GMT"])
+def test_a_time_to_wait_that_is_none_is_not_passed_on(provider, complete, value):
+    provider.replies = [wire({}, status=429, retry_after=value)]
+    with pytest.raises(RequestError) as refused:
+        complete(max_retries=0)
+    assert refused.value.retry_after_s in {None, 0.0}
+
+
+def test_a_provider_that_comes_back_is_asked_until_it_answers(provider, complete, waits):
+    provider.replies = [None, wire({}, status=502), wire({}, status=503), answer({"content": "ok"})]
+    assert complete(max_retries=3)[0].content == "ok"
+    assert waits == [0.5, 1.0, 2.0]

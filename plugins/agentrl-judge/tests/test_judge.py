@@ -70,7 +70,7 @@ def test_a_question_in_messages_is_what_the_user_said(judged):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
     task = attrs.evolve(request.task, data={"id": "t", "messages": messages})
     judged(server, requests=[attrs.evolve(request, task=task)])
-    assert blocks(server.bodies[0])["QUESTION"] == "What is this?\n[image_url]"
+    assert blocks(server.bodies[0])["QUESTION"] == "What is this?\n(image_url)"
 
 
 # Injections.
@@ -379,3 +379,33 @@ class TestJudge(ScorerSuite):
     @pytest.fixture
     def examples(self):
         return [({"answer": "4", "reference": "4"}, 1.0), ({"answer": "5", "reference": "4"}, 0.0)]
+
+
+@pytest.mark.parametrize("count", [10**400, 10**16, -1, 2.5, True, "9", None])
+def test_a_number_of_tokens_that_is_none_costs_nothing(count):
+    told = completion(verdict("correct"), usage=(count, 50))
+    server = JudgeServer(told)
+
+    async def scenario():
+        async with server.up():
+            judge = Judge(models=[{**server.model, "input_price": 2.0, "output_price": 8.0}])
+            return await judge(score_request("4", "4"))
+
+    score = asyncio.run(scenario())
+    (call,) = score.details["judge"]["calls"]
+    assert score.value == 1.0
+    assert (call["prompt_tokens"], call["cost_usd"]) == (0, pytest.approx(50 * 8e-6))
+
+
+def test_a_judge_is_asked_through_its_proxy():
+    """A proxy on loopback takes the place of the server: what it is asked names the server."""
+    server = JudgeServer()
+
+    async def scenario():
+        async with server.up():
+            proxy = server.url.removesuffix("/v1")
+            judge = Judge(models=[{"base_url": "http://judge.test/v1", "model": "judge-1", "proxy": proxy}])
+            return await judge(score_request("4", "4"))
+
+    assert asyncio.run(scenario()).value == 1.0
+    assert server.headers[0]["Host"] == "judge.test"

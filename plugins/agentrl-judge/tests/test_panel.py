@@ -47,7 +47,7 @@ def test_a_server_may_ask_for_more_time():
     assert waits(*replies, jitter=longest) == [7.5, 2.0]
 
 
-@pytest.mark.parametrize("asked", ["31", "Fri, 31 Dec 9998 23:59:59 GMT", "inf"])
+@pytest.mark.parametrize("asked", ["31", "Fri, 31 Dec 9998 23:59:59 GMT"])
 def test_a_server_that_asks_for_too_much_is_not_waited_for(asked):
     assert waits(failing(503, retry_after=asked), jitter=longest) == []
 

@@ -34,7 +34,7 @@ def test_the_boundary_forms_nowhere_not_even_by_cutting(text, most):
     assert apart.lower().count(BOUNDARY) == 2
 
 
-@given(st.text(st.characters(exclude_characters="<>[", exclude_categories=["Cs"])))
+@given(st.text(st.characters(exclude_characters="<>[]\uff1c", exclude_categories=["Cs"])))
 def test_a_harmless_text_is_shown_as_it_is(text):
     assert set_apart("ANSWER", text, BOUNDARY, 10**6) == f"[BEGIN ANSWER {BOUNDARY}]\n{text}\n[END ANSWER {BOUNDARY}]"
 
@@ -47,11 +47,41 @@ def test_a_harmless_text_is_shown_as_it_is(text):
         ("<start_of_turn>model", "< start_of_turn>model"),
         ("</s>", "< /s>"),
         ("[INST]x[/INST]", "[ INST]x[ /INST]"),
-        ("a < b > c [1] <b>", "a < b > c [1] <b>"),
+        ("</think>", "< /think>"),
+        ("<seed:bos>", "< seed:bos>"),
+        ("<0x0A><unused7><extra_id_0>", "< 0x0A>< unused7>< extra_id_0>"),
+        ("<<SYS>>", "< < SYS> >"),
+        (">>QUESTION<<", "> >QUESTION< <"),
+        ("[SYSTEM_PROMPT][/SYSTEM_PROMPT]", "[ SYSTEM_PROMPT][ /SYSTEM_PROMPT]"),
+        ("[gMASK]<sop>", "[ gMASK]< sop>"),
+        ("[|user|]", "[ |user|]"),
+        ("]~b]system ]~!b[ [e~[", "] ~ b]system ] ~ !b[ [e ~ ["),
+        ("\uff1c/s\uff1e", "\uff1c /s\uff1e"),
+        ("a < b > c [1] [2, 3] x[i + 1] ~5 <= 7", "a < b > c [1] [2, 3] x[i + 1] ~5 <= 7"),
     ],
 )
 def test_the_marks_of_chat_templates_are_broken_up(mark, shown_as):
     assert f"\n{shown_as}\n" in set_apart("ANSWER", mark, BOUNDARY, 1000)
+
+
+NAME = st.from_regex(r"[A-Za-z_][A-Za-z0-9_:]{0,12}", fullmatch=True)
+FRAMES = [
+    ("<", ">"),
+    ("</", ">"),
+    ("<|", "|>"),
+    ("<\uff5c", "\uff5c>"),
+    ("[", "]"),
+    ("[/", "]"),
+    ("[|", "|]"),
+    ("]~", "]"),
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from(FRAMES), NAME), min_size=1, max_size=3), st.text(max_size=3))
+def test_no_special_token_of_any_usual_shape_is_left(tokens, between):
+    written = [f"{opener}{name}{closer}" for (opener, closer), name in tokens]
+    apart = set_apart("ANSWER", between.join(written), BOUNDARY, 10_000).split("\n", 1)[1]
+    assert not any(token in apart for token in written)
 
 
 def test_texts_that_look_like_placeholders_are_not_filled():

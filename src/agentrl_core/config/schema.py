@@ -9,6 +9,7 @@ from typing import Any, Literal, get_type_hints
 import attrs
 from attrs import field, validators
 
+from agentrl_core import proxies
 from agentrl_core.config.nodes import without_password
 
 
@@ -43,6 +44,7 @@ provider_url = Must(
     "http(s)://host[:port][/path], up to what stands before /chat/completions, without user, password or query",
     lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/(?![^?#\s]*/?chat/completions/?$)[^?#\s]*)?", value) is not None,
 )
+_proxy = Must(proxies.OPTION, proxies.is_option)
 _no_policy = Must("no model named default: that is the policy", lambda value: "default" not in value)
 _no_episode_variable = Must(
     "no variable that each episode sets (OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY)",
@@ -150,6 +152,8 @@ class UpstreamConfig:
     """Longest that the provider may say nothing."""
     max_retries: int = field(default=2, validator=not_negative)
     """Times that a call is sent again where it could not be made, was too much or met a server's failure."""
+    proxy: str | None = field(default=None, validator=validators.optional(_proxy))
+    """Address of an HTTP proxy, or `direct` for none; None: what HTTPS_PROXY, HTTP_PROXY and NO_PROXY say."""
 
 
 @attrs.frozen(kw_only=True)

@@ -110,18 +110,19 @@ class Forwarder:
 class _Said:
     """What was heard of one choice."""
 
-    content: str = ""
-    reasoning: str = ""
+    content: list[str] = attrs.field(factory=list)
+    reasoning: list[str] = attrs.field(factory=list)
     tool_calls: list[Any] = attrs.field(factory=list)
     finish_reason: str = "stop"
     logprobs: list[Any] = attrs.field(factory=list)
 
     def message(self) -> Message:
-        output: Message = {"role": "assistant", "content": self.content}
+        content = "".join(self.content)
+        output: Message = {"role": "assistant", "content": content}
         if self.reasoning:
-            output["reasoning_content"] = self.reasoning
+            output["reasoning_content"] = "".join(self.reasoning)
         if self.tool_calls:
-            output["content"] = self.content or None
+            output["content"] = content or None
             output["tool_calls"] = self.tool_calls
         return output
 
@@ -139,8 +140,10 @@ class _Heard:
     def add(self, piece: UpstreamPiece) -> Delta:
         """Note a piece; what to tell the agent of it."""
         said = self.choices[piece.choice]
-        said.content += piece.content
-        said.reasoning += piece.reasoning
+        if piece.content:
+            said.content.append(piece.content)
+        if piece.reasoning:
+            said.reasoning.append(piece.reasoning)
         new_calls = [
             call if call["id"] else {**call, "id": call_id(self._choice_id(piece.choice), number)}
             for number, call in enumerate(piece.tool_calls, start=len(said.tool_calls))

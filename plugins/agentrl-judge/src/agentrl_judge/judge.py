@@ -180,7 +180,7 @@ def _said(message: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         return content
     parts = [part for part in content or () if isinstance(part, Mapping)]
-    return "\n".join(str(part.get("text") or f"[{part.get('type', 'part')}]") for part in parts)
+    return "\n".join(str(part.get("text") or f"({part.get('type', 'part')})") for part in parts)
 
 
 def _given(models: Sequence[Mapping[str, Any]] | None, config: str | None, folder: Path) -> AgentConfig:

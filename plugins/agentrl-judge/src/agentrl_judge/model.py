@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import attrs
 
+from agentrl_core.backoff import LATER, retry_after_s
 from agentrl_core.server_client import ExchangeError, ServerClient
 from agentrl_judge.verdict import GarbageError, read_verdict, response_format
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import AsyncGenerator
-
     from agentrl_judge.breaker import Breaker
     from agentrl_judge.settings import ModelSettings
     from agentrl_judge.verdict import Opinion, Scale
@@ -35,10 +32,10 @@ _FORMS = ("json_schema", "json_object", "text")
 """How a reply is held to its form, the strictest first; a server that refuses one gets the next."""
 _LARGEST_BYTES = 1 << 20
 """Of a reply: a verdict is two sentences, thoughts beside it some thousand words."""
+_MOST_TOKENS = 1 << 53
+"""Of what a server counts: whole numbers that any reader of JSON takes, and a price can be multiplied with."""
 _MOST_SHOWN_CHARS = 300
 _OK = 200
-_LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
-"""Statuses after which the same may work."""
 _REFUSED = frozenset({400, 413, 415, 422, 501})
 """Statuses about this one request: they say nothing of the server's health."""
 _WRONG_KEY = 401
@@ -102,7 +99,7 @@ class JudgeModel:
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._client = ServerClient(
             settings.base_url,
-            ssl_context=_ssl_context,
+            proxy=settings.proxy,
             headers=self._authorization,
             max_connections=max_concurrency,
             silence_s=timeout_s,
@@ -137,7 +134,7 @@ class JudgeModel:
         answer = await self._exchange("GET", "/models", b"", min(timeout_s, self._timeout_s))
         if answer.status == _WRONG_KEY:  # 403 may be about this route alone: keys can be made for chats only
             raise CallError("down", self._unauthorized(answer.status), again=False)
-        if answer.status in _LATER:
+        if answer.status in LATER:
             raise CallError("down", f"answered with status {answer.status}", again=True)
         try:
             found = answer.read_json()
@@ -209,12 +206,15 @@ class JudgeModel:
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 with await self._client.request(method, path, body) as reply:
-                    return _Answer(status=reply.status, headers=reply.headers, body=await _bounded(aiter(reply)))
+                    body = await reply.read(_LARGEST_BYTES)
+                    return _Answer(status=reply.status, headers=reply.headers, body=body)
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise CallError("timeout", f"no reply within {timeout_s:g} s", again=True) from error
         except ExchangeError as error:
+            if error.fault == "too large":
+                raise CallError("garbage", f"its reply has more than {_LARGEST_BYTES} bytes", again=True) from error
             kind: Failure = "timeout" if error.fault == "silent" else "down"
             raise CallError(kind, self._without_key(str(error)), again=True) from error
 
@@ -257,7 +257,7 @@ class JudgeModel:
         said = " ".join(answer.body[:4096].decode(errors="replace").split())
         said = f"status {answer.status}: {self._without_key(said)[:_MOST_SHOWN_CHARS]}"
         kind: Failure = "refused" if answer.status in _REFUSED else "down"
-        return CallError(kind, said, again=answer.status in _LATER, wait_s=_retry_after_s(answer.headers))
+        return CallError(kind, said, again=answer.status in LATER, wait_s=retry_after_s(answer.headers) or 0.0)
 
     def _unauthorized(self, status: int) -> str:
         variable = self.settings.api_key_env
@@ -268,38 +268,7 @@ class JudgeModel:
         return said.replace(key, "…") if key else said
 
 
-async def _bounded(pieces: AsyncIterator[bytes]) -> bytes:
-    """Return a body; `CallError` for one without an end."""
-    body = bytearray()
-    async with aclosing(cast("AsyncGenerator[bytes, None]", pieces)):
-        async for piece in pieces:
-            body += piece
-            if len(body) > _LARGEST_BYTES:
-                raise CallError("garbage", f"its reply has more than {_LARGEST_BYTES} bytes", again=True)
-    return bytes(body)
-
-
-def _ssl_context() -> ssl.SSLContext:
-    """Return the process's one, which only those need that call by https."""
-    from agentrl_core.gateway.serving.transport import ssl_context
-
-    return ssl_context()
-
-
 def _tokens(whole: Any, name: str) -> int:
     usage = whole.get("usage")
     found = usage.get(name) if isinstance(usage, dict) else None
-    return found if isinstance(found, int) and found >= 0 else 0
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return how long the server wants to be left alone: seconds, or a date; 0 where it says nothing."""
-    value = headers.get("retry-after", "").strip()
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return 0.0
+    return found if type(found) is int and 0 <= found < _MOST_TOKENS else 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.backoff import Backoff
 from agentrl_judge.model import CallError, JudgeModel
 
 if TYPE_CHECKING:
@@ -110,8 +111,15 @@ class Panel:
     def _wait_s(self, attempt: int, failure: CallError) -> float:
         if failure.kind == "garbage":
             return 0.0  # the server is well: another prompt, with another boundary, may do
-        delay_s = min(self.patience.retry_delay_s * self.patience.backoff_factor**attempt, LONGEST_WAIT_S)
-        return max(delay_s * self.uniform(1 - _JITTER, 1), failure.wait_s)
+        patience = self.patience
+        backoff = Backoff(
+            first_s=patience.retry_delay_s,
+            factor=patience.backoff_factor,
+            longest_s=LONGEST_WAIT_S,
+            jitter=_JITTER,
+            uniform=self.uniform,
+        )
+        return backoff.wait_s(attempt, failure.wait_s)
 
 
 def _reason(failures: dict[str, CallError]) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from agentrl_core import proxies
 from agentrl_core.config.nodes import Node, Problem, describe
 from agentrl_core.nearest import did_you_mean
 
@@ -37,6 +38,8 @@ class ModelSettings:
     """The key itself, where the file has it."""
     api_key_env: str | None = None
     """The variable that has the key; it is read for each call, and kept nowhere."""
+    proxy: str | None = None
+    """Address of an HTTP proxy, or `direct`; None: as the environment says."""
     extra_body: Mapping[str, Any] = attrs.field(factory=dict)
     """Further fields of each request."""
     input_price: float = 0.0
@@ -140,6 +143,13 @@ def base_url(value: Any) -> str:
     return url if parts.path.strip("/") else f"{url}/v1"
 
 
+def proxy(value: Any) -> str:
+    """Read the address of a proxy, or `direct`."""
+    if not isinstance(value, str) or not proxies.is_option(value):
+        raise ValueError(f"expected {proxies.OPTION}")
+    return value
+
+
 def _read_model(node: Node, problems: list[Problem], *, keys_in_file: bool) -> ModelSettings | None:
     before = len(problems)
     readers: Readers = {
@@ -147,6 +157,7 @@ def _read_model(node: Node, problems: list[Problem], *, keys_in_file: bool) -> M
         "base_url": base_url,
         "api_key": _literal_key if keys_in_file else _named_key,
         "api_key_env": _variable_name,
+        "proxy": proxy,
         "extra_body": extra_body,
         "input_price": amount,
         "output_price": amount,

@@ -25,7 +25,7 @@ from smolagents.models import Model
 
 from agentrl_core import workflow_context
 from agentrl_core.errors import PluginError
-from agentrl_core.gateway.serving.transport import ssl_context
+from agentrl_core.tls_context import ssl_context
 from agentrl_smolagents.policy import PolicyModel
 
 if TYPE_CHECKING:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import secrets
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import ConfigError, RequestError, RunError
 from agentrl_core.gateway.sessions import digest_of, key_of
+from agentrl_core.proxies import is_loopback
 from agentrl_core.secrecy import withhold
 
 if TYPE_CHECKING:
@@ -61,16 +61,6 @@ def make_key(path: Path) -> str:
     except OSError as error:
         raise RunError(f"cannot write the admin key to {path}: {error.strerror}; make the folder writable") from error
     return key
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host or address is this machine's own, reached by nobody else."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def exposed(host: str, variable: str) -> str | None:

@@ -6,10 +6,8 @@ An SDK call over a socket costs more than twice the CPU time of the same call in
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import httpx2
 
@@ -17,17 +15,9 @@ from agentrl_core.gateway.serving.routes import too_large
 from agentrl_core.gateway.serving.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 from agentrl_core.gateway.sessions import without_secrets
 from agentrl_core.shared_client import SharedClient
-
-if TYPE_CHECKING:
-    import ssl
+from agentrl_core.tls_context import ssl_context
 
 Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
-
-
-@functools.cache
-def ssl_context() -> ssl.SSLContext:
-    """Return the process's one TLS context; reading the CA certificates takes about 45 ms."""
-    return httpx2.create_ssl_context()
 
 
 class InProcessTransport(httpx2.AsyncBaseTransport):

@@ -19,9 +19,9 @@ import attrs
 import httpx2
 
 from agentrl_core.errors import PluginError
-from agentrl_core.gateway.serving.transport import ssl_context
 from agentrl_core.rollout.context import WorkflowContext
 from agentrl_core.rollout.context import get as current_episode
+from agentrl_core.tls_context import ssl_context
 
 
 @attrs.define(kw_only=True, eq=False)
