@@ -189,9 +189,14 @@ def test_rows_that_cannot_be_trained_are_all_named(config, tmp_path):
 
 @pytest.fixture
 def notices(monkeypatch):
-    """What runs say to a person."""
+    """What runs say to a person, but for what they load."""
     said = []
-    monkeypatch.setattr(Audience, "notice", lambda self, message: said.append(message))
+
+    def notice(_audience, message):
+        if not message.startswith("loading "):
+            said.append(message)
+
+    monkeypatch.setattr(Audience, "notice", notice)
     return said
 
 
