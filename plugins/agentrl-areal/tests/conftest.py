@@ -97,7 +97,7 @@ def _download(into, wheel):
     limits = ["--retries", "1", "--timeout", "20"]
     command = [sys.executable, "-m", "pip", "download", *options, *limits, "-d", str(into), "areal==1.0.4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    if done.returncode and UNREACHABLE.search(done.stdout + done.stderr):
+    if done.returncode and ("PIP_NO_INDEX" in os.environ or UNREACHABLE.search(done.stdout + done.stderr)):
         pytest.skip("pip reaches no registry to download areal==1.0.4 from")
     assert done.returncode == 0, done.stderr
     assert _digest(into / WHEEL) == SHA256

@@ -1,0 +1,1 @@
+"""AReaL's `areal.experimental`: nothing of it is here, and its client says what does the same."""
