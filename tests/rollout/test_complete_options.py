@@ -31,12 +31,12 @@ class Limited(RolloutWorkflow):
 def resolve(tmp_path):
     registry = Registry((), SimpleNamespace(adapt_agent=lambda **_: None))
 
-    def make(workflow, options=None, run=None):
+    def make(workflow, options=None, run=None, **more):
         def where(option):
             return f"config.yaml:4: workflow.{option}" if option else "config.yaml:3: workflow"
 
         return resolve_workflow(
-            workflow, registry=registry, base_dir=tmp_path / "base", where=where, options=options, run=run
+            workflow, registry=registry, base_dir=tmp_path / "base", where=where, options=options, run=run, **more
         )
 
     return make
@@ -56,6 +56,18 @@ def test_what_the_run_gives_is_taken_where_the_config_gives_nothing(resolve):
 def test_a_refusal_names_the_line(resolve):
     with pytest.raises(ConfigError, match=r"^config\.yaml:4: workflow\.folder: not that one$"):
         resolve(Limited, {"folder": "wrong"}, run=RUN)
+
+
+def limited():
+    return Limited(1)
+
+
+@pytest.mark.parametrize("workflow", [Limited, Limited(1), limited])
+def test_without_an_engine_it_is_refused_before_it_is_built(resolve, workflow):
+    with pytest.raises(
+        ConfigError, match=r"^config\.yaml:3: workflow: .*imited calls the engine itself .*mode inline$"
+    ):
+        resolve(workflow, run=RUN, has_engine=False)
 
 
 def test_an_instance_is_kept_and_without_a_run_nothing_is_added(resolve):

@@ -58,11 +58,6 @@ class ResolvedWorkflow:
     workers: Workers | None = None
     """The processes that it runs in, if not in this one."""
 
-    @property
-    def needs_engine(self) -> bool:
-        """Whether it calls the engine itself, which is in the process of the run."""
-        return isinstance(self.call, EngineCall)
-
     def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Awaitable[Any]:
         """Run one episode on `data`; of `injected`, the workflow gets what its signature accepts."""
         return self.call(data, injected)
@@ -76,13 +71,17 @@ def resolve_workflow(
     where: Where = "workflow",
     options: Mapping[str, Any] | None = None,
     run: RunConfig | None = None,
+    has_engine: bool = True,
 ) -> ResolvedWorkflow:
     """Find, build and check a workflow; nothing of it runs yet but its constructor or factory.
 
     `workflow` is a component or its name (`pkg.mod.Agent`, `file.py:Agent`, a registered name), a class, an
     instance, whose state is kept, a function, or an agent of a framework; `options` go beside those of the
-    component, and those that a `RolloutWorkflow` takes from the `run`. Raises `PluginError` for what cannot be found or
-    is nothing that runs, `ConfigError` for wrong options or a wrong signature.
+    component, and those that a `RolloutWorkflow` takes from the `run`. One that calls the engine itself is refused
+    where `has_engine` is false, as in the processes of the mode subproc.
+
+    Raises `PluginError` for what cannot be found or is nothing that runs, `ConfigError` for wrong options or a wrong
+    signature.
     """
     if isinstance(workflow, str):
         workflow = Component(workflow)
@@ -98,12 +97,24 @@ def resolve_workflow(
             _with_options(found, options, use, where), use, where=place(where)
         )
     else:
-        if run is not None and inspect.isclass(found) and issubclass(found, RolloutWorkflow):
-            here = functools.partial(place, where)
-            options = found.complete_options(options, run=run, base_dir=base_dir, where=here)
+        if inspect.isclass(found) and issubclass(found, RolloutWorkflow):
+            if not has_engine:  # before it is built, for which it may need the run
+                raise _refusal_without_engine(name, where)
+            if run is not None:
+                here = functools.partial(place, where)
+                options = found.complete_options(options, run=run, base_dir=base_dir, where=here)
         agent, options, factory = _built(found, options, use, where)
         call = _call_of(agent, options, use, registry, where, factory, base_dir)
+        if isinstance(call, EngineCall) and not has_engine:
+            raise _refusal_without_engine(name, where)
     return ResolvedWorkflow(name, call)
+
+
+def _refusal_without_engine(name: str, where: Where) -> ConfigError:
+    return ConfigError(
+        f"{place(where)}: {name} calls the engine itself (arun_episode), and that is in the process of the run; use "
+        "rollout.agent.mode inline"
+    )
 
 
 def with_options(workflow: object, options: Mapping[str, Any], *, where: Where = "workflow") -> object:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl_core.errors import ConfigError
 from agentrl_core.plugins import load_registry
 from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.borrowed import close_borrowed
@@ -30,12 +29,8 @@ class Own:
             registry=load_registry(block),
             base_dir=Path(start["base_dir"]),
             where=lambda option: places.get(option) or f"{places['']}.{option}",
+            has_engine=False,
         )
-        if resolved.needs_engine:
-            raise ConfigError(
-                f"{places['']}: {resolved.name} calls the engine itself (arun_episode), and that is in the process of "
-                "the run; use rollout.agent.mode inline"
-            )
         if not isinstance(resolved.call, WorkflowCall):
             raise TypeError(f"{resolved.name} is no function of a task's data")
         self.name = resolved.name.replace("__mp_main__", "__main__")
