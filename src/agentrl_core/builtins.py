@@ -40,7 +40,6 @@ def register_scorers(register: Register[Any]) -> None:
     register("f1", f"{scorers}.f1:F1", summary="overlap of the words of answer and reference, as SQuAD counts it")
     register("regex", f"{scorers}.regex:Regex", summary="1 if a pattern matches the answer, or the whole reply")
     register("json_match", f"{scorers}.json_match:JsonMatch", summary="the answer's JSON against the reference's")
-    register("code", f"{scorers}.code:Code", summary="unit tests on the answer's Python, in a process with limits")
     register("weighted", f"{scorers}.compose:Weighted", summary="a weighted sum of other scorers")
     register("gated", f"{scorers}.compose:Gated", summary="one scorer, if another one lets it")
     register("scheduled", f"{scorers}.schedule:Scheduled", summary="a scorer by a field of the task, or by the step")

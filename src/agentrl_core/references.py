@@ -103,11 +103,9 @@ def user_folders(base_dir: Path | None) -> list[Path]:
 
 
 def one_line(error: BaseException) -> str:
-    """Put an exception in one line: its type and the first line of what it says, of a SyntaxError its source line."""
+    """Put an exception in one line: its type and the first line of what it says."""
     lines = str(error).strip().splitlines()
-    told = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    source = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
-    return f"{told}: `{source}`" if source else told
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _put_on_path(folder: Path) -> None:

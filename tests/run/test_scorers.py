@@ -99,23 +99,67 @@ def test_what_a_tasks_scorer_cannot_do_is_told_with_its_line(tmp_path):
     (tmp_path / "own.py").write_text("def wrong(a, b, c): ...", encoding="utf-8")
     problems, notes = check(
         tmp_path,
-        {"scorers": {"q": {"use": "weighted", "parts": {"f1": 1}}}},
+        {
+            "scorers": {"q": {"use": "weighted", "parts": {"f1": 1}}},
+            "data": {"train": "tasks.jsonl", "allow_code": True},
+        },
         row("a", answer="x", scorer="f1"), row("b", answer="x", scorer="f2"), row("c", scorer="q"),
-        row("d", scorer="q"), row("e", scorer="own.py:wrong"), row("f", scorer="code", tests=[1]), row("g"),
-        row("h", answer="4", scorer="weighted"),
+        row("d", scorer="q"), row("e", scorer="own.py:wrong"), row("f", answer="x", scorer="choice", choices=[1]),
+        row("g"), row("h", answer="4", scorer="weighted"),
     )  # fmt: skip
     starts = (
         "tasks.jsonl:2: task 'b': no scorer named 'f2' (",
         "tasks.jsonl:3: task 'c': scorer 'q': scorer 'f1' needs the task's `answer` (and 1 more tasks like it)",
         "tasks.jsonl:5: task 'e': scorer 'own.py:wrong': expected score(request) or",
-        "tasks.jsonl:6: task 'f': scorer 'code': tests.0: expected a text of Python",
+        "tasks.jsonl:6: task 'f': scorer 'choice': ",
         "tasks.jsonl:8: task 'h': scorer 'weighted': weighted needs the option 'parts'",
     )
     assert len(problems) == len(starts)
     for problem, start in zip(problems, starts, strict=True):
         assert problem.startswith(start)
     (note,) = notes
-    assert note.startswith("tasks.jsonl: 1 tasks name no scorer, and data.default_scorer 'agentcpm' ")
+    assert note.startswith("tasks.jsonl: 1 tasks name no scorer, and the default one, 'agentcpm', ")
+
+
+def test_a_task_may_not_name_code_unless_the_config_allows_it(tmp_path):
+    (tmp_path / "evil.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef score(request): return 1.0", encoding="utf-8"
+    )
+    rows = [
+        row(name, answer="x", scorer=name)
+        for name in ("evil.py:score", "evil:score", "evil.score", f"{tmp_path}/evil.py:score")
+    ]
+    problems, _ = check(tmp_path, {}, *rows)
+    assert [problem.partition(": task")[0] for problem in problems] == [f"tasks.jsonl:{line}" for line in (1, 2, 3, 4)]
+    assert problems[0] == (
+        "tasks.jsonl:1: task 'evil.py:score': 'evil.py:score' is code, which a task may not name; name it in the "
+        "config, `scorers: {my_scorer: {use: evil.py:score}}`, and `my_scorer` in the task, or trust all that the "
+        "tasks name: data.allow_code: true"
+    )
+    assert not (tmp_path / "ran").exists()
+    assert check(tmp_path, {"scorers": {"mine": {"use": "evil.py:score"}}}, row("a", scorer="mine"))[0] == []
+    assert (tmp_path / "ran").exists()
+    assert check(tmp_path, {"data": {"train": "tasks.jsonl", "allow_code": True}}, *rows)[0] == []
+
+
+def test_tasks_that_a_data_set_brings_may_name_no_code_either(tmp_path):
+    (tmp_path / "evil.py").write_text("raise SystemExit", encoding="utf-8")
+    with isolated_plugins() as registry, pytest.raises(PluginError, match="is code, which a task may not name"):
+        ScorerTable(registry, base_dir=tmp_path).of_task("evil.py:score")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"scorers": {"mine": {"use": "code"}}}, {"data": {"train": "tasks.jsonl", "default_scorer": "code"}},
+     {"scorers": {"mine": {"use": "gated", "gate": "f1", "then": "code"}}}],
+)  # fmt: skip
+def test_a_scorer_of_a_package_that_is_missing_is_told_with_the_command_that_installs_it(tmp_path, config, monkeypatch):
+    rows = [row("a", answer="x", scorer="f1" if config else "code")]
+    with isolated_plugins() as registry:
+        monkeypatch.setattr("agentrl_core.run.checks.load_registry", lambda *_, **__: registry)
+        (problem,) = check(tmp_path, config, *rows)[0]
+    assert "no scorer named 'code'" in problem
+    assert problem.endswith("pip install agentrl-code")
 
 
 def test_what_is_wrong_with_a_defined_scorer_is_told_once_with_its_line(tmp_path):

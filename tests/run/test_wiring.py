@@ -19,7 +19,7 @@ from agentrl_core.errors import RunError
 from agentrl_core.losses.minirl import MiniRL
 from agentrl_core.plugins import PluginManager
 from agentrl_core.rollout.order import TaskOrder
-from agentrl_core.run import resume
+from agentrl_core.run import resume, start
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Task
 
@@ -165,9 +165,9 @@ def test_tasks_keep_their_order_where_told_and_none_is_sampled_beyond_the_last_s
 
 def test_a_tasks_own_scorer_is_asked_rather_than_the_default(project):
     Path("judge.py").write_text("def fair(request):\n    return 0.75\n", encoding="utf-8")
-    rows = [{"id": f"t{number}", "query": "?", "answer": "x", "scorer": "judge.py:fair"} for number in range(2)]
+    rows = [{"id": f"t{number}", "query": "?", "answer": "x", "scorer": "fair"} for number in range(2)]
     Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    config = project("Unscored", name="fair", trainer={"steps": 1})
+    config = project("Unscored", name="fair", trainer={"steps": 1}, scorers={"fair": {"use": "judge.py:fair"}})
     assert {record.reward for record in Stored(Trainer(config).train().directory).records} == {0.75}
 
 
@@ -203,7 +203,7 @@ def test_every_option_about_training_reaches_the_learner(project, monkeypatch):
         given.update(arguments)
         raise RunError("seen enough")
 
-    monkeypatch.setattr("agentrl_core.training.learner.Learner", learner)
+    monkeypatch.setattr(start, "Learner", learner)
     config = project(
         name="options",
         seed=5,

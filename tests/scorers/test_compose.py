@@ -230,10 +230,10 @@ def test_a_task_cannot_name_a_scorer_that_needs_parts(table):
 
 def test_what_a_part_needs_of_a_task_the_whole_needs(table):
     scorer = table(
-        a={"use": "weighted", "parts": {"one": 1, "b": 1}}, b={"use": "gated", "gate": "two_texts", "then": "code"}
+        a={"use": "weighted", "parts": {"one": 1, "b": 1}}, b={"use": "gated", "gate": "two_texts", "then": "choice"}
     ).get("a")
     assert scorer.refuses(score_request("").task) == (
         "scorer 'a': scorer 'b': scorer 'two_texts' needs the task's `answer`"
     )
-    assert "scorer 'code': tests: expected a list" in scorer.refuses(score_request("", "x").task)
+    assert "scorer 'choice': " in scorer.refuses(score_request("", "x").task)
     assert normalize_scorer(two_texts, "t").refuses(score_request("", "x").task) == ""

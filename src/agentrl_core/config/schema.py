@@ -115,6 +115,9 @@ class DataConfig:
     default_scorer: str | None = field(default=None, validator=validators.optional(filled))
     """Scorer of tasks that name none, used when the workflow returns no reward. None: `agentcpm`, where agentrl-judge
     is installed; one that is named here must be there."""
+    allow_code: bool = False
+    """Whether a task's `scorer` may be code, `file.py:name` or `module:name`, which the run then executes; else only
+    what is registered, or defined under `scorers`."""
     shuffle: bool = True
 
 

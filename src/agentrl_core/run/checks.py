@@ -22,7 +22,7 @@ from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, w
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given, PartChecks, problems_of
-from agentrl_core.scorers.table import ScorerTable
+from agentrl_core.scorers.table import PACKAGES, ScorerTable
 from agentrl_core.secrecy import withhold
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 NO_WORKFLOW = "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`"
 ONLINE_WORKFLOW = "with rollout.agent.mode online nothing is run here: leave the agent out, it opens its own sessions"
 NO_TASKS = "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`"
-SCORER_PACKAGES = {"agentcpm": "agentrl-judge", "judge": "agentrl-judge", "math": "agentrl-math"}
 
 
 def check_config(loaded: LoadedConfig[RunConfig]) -> tuple[Sequence[str], Sequence[str]]:
@@ -61,7 +60,13 @@ class Checks(PartChecks[RunConfig]):
         self.notes: list[str] = unknown_variables(os.environ, named_variables(configs.dump(self._run)))
         self.task_sets: dict[str, Sequence[Task]] = {}
         """`data.train`, `data.eval`, `data.eval.NAME` -> what `tasks` read there."""
-        self.scorers = ScorerTable(registry, self._run.scorers, base_dir=given.base_dir, places=given.places)
+        self.scorers = ScorerTable(
+            registry,
+            self._run.scorers,
+            base_dir=given.base_dir,
+            places=given.places,
+            allow_code=self._run.data.allow_code,
+        )
 
     def all(self) -> Iterator[str]:
         """Everything but the workflow."""
@@ -216,13 +221,13 @@ class Checks(PartChecks[RunConfig]):
             by_scorer.setdefault(task.scorer, []).append(task)
         for name, its_tasks in by_scorer.items():
             try:
-                scorer = self.scorers.get(name or self._run.data.default_scorer or DEFAULT_SCORER)
+                default = self._run.data.default_scorer or DEFAULT_SCORER
+                scorer = self.scorers.get(default) if name is None else self.scorers.of_task(name)
             except UsageError as error:
                 if name is None:
                     yield from self._without_default(source, len(its_tasks), error)
                 elif name not in self._run.scorers:  # what the config itself defines is looked at by `defined_scorers`
-                    place, install = self._task_place(source, its_tasks[0]), _install(name)
-                    yield f"{place}: {error}" + f"; {install}" * bool(install)
+                    yield f"{self._task_place(source, its_tasks[0])}: {error}"
                 continue
             refused = [(task, problem) for task in its_tasks if (problem := scorer.refuses(task))]
             if refused:
@@ -245,7 +250,7 @@ class Checks(PartChecks[RunConfig]):
         if self._run.data.default_scorer is not None:  # looked at by `defined_scorers`
             return
         missing = f"no scorer named '{DEFAULT_SCORER}'" in str(error)
-        why = f"is not installed ({_install(DEFAULT_SCORER)})" if missing else f"cannot be used ({error})"
+        why = f"is not installed ({pip_install(PACKAGES[DEFAULT_SCORER])})" if missing else f"cannot be used ({error})"
         found = f"{source}: {count} tasks name no scorer, and the default one, '{DEFAULT_SCORER}', {why}: "
         if self._leaves_scoring:
             yield f"{found}set data.default_scorer (exact_match or numeric, for one), or name a scorer in each task"
@@ -296,14 +301,9 @@ class Checks(PartChecks[RunConfig]):
         yield from self.scorers.problems()
         name = self._run.data.default_scorer
         if name is not None and name not in self._run.scorers:
-            where, install = self._given.where("data.default_scorer"), _install(name)
+            where = self._given.where("data.default_scorer")
             for problem in problems_of(lambda: self.scorers.get(name)):
-                yield f"{where}: {problem}" + f"; {install}" * bool(install)
-
-
-def _install(scorer: str) -> str:
-    """Return the command that installs the package of a scorer; empty for one that is in none of ours."""
-    return pip_install(SCORER_PACKAGES[scorer]) if scorer in SCORER_PACKAGES else ""
+                yield f"{where}: {problem}"
 
 
 def resolve_agent(

@@ -12,9 +12,8 @@ import attrs
 from agentrl_core import config as configs
 from agentrl_core.config.schema import DEFAULT_SCORER, RunConfig
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
-from agentrl_core.invocation import pip_install
 from agentrl_core.plugins import load_registry
-from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, SCORER_PACKAGES, Checks, resolve_agent
+from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, Checks, resolve_agent
 from agentrl_core.run.cores import wait_without_spinning
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
@@ -48,16 +47,14 @@ class Components(Parts[RunConfig]):
 
     def scorer_for(self, task: Task) -> NormalizedScorer:
         """The scorer of a task whose workflow returned no reward; stops the run if it is not installed."""
-        name = task.scorer or self.config.data.default_scorer or DEFAULT_SCORER
+        default = self.config.data.default_scorer or DEFAULT_SCORER
         try:
-            return self.scorers.get(name)
+            return self.scorers.of_task(task.scorer) if task.scorer else self.scorers.get(default)
         except UsageError as error:
-            package = SCORER_PACKAGES.get(name)
-            advice = f"{pip_install(package)}, or " if package else ""
+            needs = "" if task.scorer else f" names no scorer, so it needs data.default_scorer '{default}'"
             raise RunError(
-                f"task '{task.id}' names no scorer and the workflow returned no reward, so it needs "
-                f"data.default_scorer '{name}': {error}. {advice}return a reward from the workflow, "
-                "name a `scorer` in the task, or set data.default_scorer"
+                f"task '{task.id}'{needs}: the workflow returned no reward, and {error}. Return a reward from the "
+                "workflow, name another `scorer` in the task, or set data.default_scorer"
             ) from error
 
 

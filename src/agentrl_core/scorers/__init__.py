@@ -1,1 +1,5 @@
-"""Built-in scorers."""
+"""Scorers of answers, and what those of other packages read of an episode as these do."""
+
+from agentrl_core.scorers.reading import Of, judged_text, references
+
+__all__ = ["Of", "judged_text", "references"]

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError, UsageError
+from agentrl_core.invocation import pip_install
 from agentrl_core.options import construct
+from agentrl_core.references import is_reference
 from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
 
 if TYPE_CHECKING:
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
     from agentrl_core.registry import Registry
 
+PACKAGES: Mapping[str, str] = {
+    "agentcpm": "agentrl-judge", "code": "agentrl-code", "judge": "agentrl-judge", "math": "agentrl-math",
+}  # fmt: skip
+"""Scorer -> the package of ours that has it, for advice to those who lack it."""
 Places = Callable[[str], Callable[[str], str]]
 """Dotted key of a section -> its option's name ("" for the section) -> `config.yaml:9: section.option`."""
 
@@ -41,9 +47,10 @@ class ScorerTable:
         *,
         base_dir: Path | None = None,
         places: Places = _keys,
+        allow_code: bool = False,
     ) -> None:
         self._registry, self._sections = registry, sections or {}
-        self._base_dir, self._places = base_dir, places
+        self._base_dir, self._places, self._allow_code = base_dir, places, allow_code
         self._by_name: dict[str, NormalizedScorer] = {}
         self._making: list[str] = []
         self.made: list[NormalizedScorer] = []
@@ -51,8 +58,18 @@ class ScorerTable:
         self.used: dict[str, str] = {}
         """Registered scorer -> `dist==version module:attr`, of all that were made."""
 
+    def of_task(self, name: str) -> NormalizedScorer:
+        """Return the scorer that a task names, as `get` does; a task is data and may not name code, unless allowed."""
+        if is_reference(name) and not self._allow_code and name not in self._sections:
+            raise PluginError(
+                f"'{name}' is code, which a task may not name; name it in the config, "
+                f"`scorers: {{my_scorer: {{use: {name}}}}}`, and `my_scorer` in the task, or trust all that the tasks "
+                "name: data.allow_code: true"
+            )
+        return self.get(name)
+
     def get(self, name: str) -> NormalizedScorer:
-        """Return the scorer that a task names. Raises `UsageError` where there is none, or it cannot be made."""
+        """Return the scorer that the config names. Raises `UsageError` where there is none, or it cannot be made."""
         if name not in self._by_name:
             if name in self._sections:
                 self._by_name[name] = self._make_section(name)
@@ -96,7 +113,12 @@ class ScorerTable:
     def _make(self, component: Component, name: str, key: str, where: str) -> NormalizedScorer:
         """Build a registered scorer; `key` is its place in the config, empty for one that a task names."""
         at: Any = self._places(key) if key else ""
-        target = self._registry.load("scorers", component.use, base_dir=self._base_dir, where=at)
+        try:
+            target = self._registry.load("scorers", component.use, base_dir=self._base_dir, where=at)
+        except PluginError as error:
+            if self._is_missing(component.use):
+                raise PluginError(f"{error}; {pip_install(PACKAGES[component.use])}") from error
+            raise
         offered = {
             "scorer_of": lambda given, option: self._part(given, f"{key}.{option}"),
             "config_dir": self._base_dir,
@@ -111,6 +133,11 @@ class ScorerTable:
         self.made.append(scorer)
         self.used[component.use] = self._registry.describe("scorers", component.use, base_dir=self._base_dir)
         return scorer
+
+    def _is_missing(self, name: str) -> bool:
+        """Whether a scorer is of a package of ours that is not there to be used."""
+        loaded = {package.distribution for package in self._registry.packages if package.status == "ok"}
+        return name in PACKAGES and PACKAGES[name] not in loaded
 
     def _part(self, given: Any, key: str) -> NormalizedScorer:
         """Return a part of another scorer: a name, or a component with its options."""

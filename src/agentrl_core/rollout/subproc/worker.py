@@ -639,11 +639,9 @@ def _key(key: Any) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """Put an exception in one line: its type and what it says, of a SyntaxError its source line."""
+    """Put an exception in one line: its type and what it says."""
     text = text_of(error)
-    told = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    source = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
-    return f"{told}: `{source}`" if source else told
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def text_of(error: BaseException) -> str:

@@ -1,0 +1,147 @@
+"""The system calls that a program may make: an allowlist, enforced by seccomp."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import struct
+from collections.abc import Mapping, Sequence
+
+_X86, _ARM = "x86_64", "aarch64"
+_AUDIT = {_X86: 0xC000003E, _ARM: 0xC00000B7}
+_PR_SET_SECCOMP = 22
+
+# name: (number on x86_64, number on aarch64); None where an architecture does not have it.
+_ALLOWED: Mapping[str, tuple[int | None, int | None]] = {
+    # reading and writing
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
+    "pwrite64": (18, 68), "close": (3, 57), "close_range": (436, 436), "lseek": (8, 62), "fsync": (74, 82),
+    "fdatasync": (75, 83), "ftruncate": (77, 46), "fadvise64": (221, 223), "flock": (73, 32), "dup": (32, 23),
+    "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59),
+    # files and folders; where they may be is Landlock's and the mount namespace's to say
+    "fstat": (5, 80), "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79), "statx": (332, 291),
+    "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439), "creat": (85, None),
+    "getdents": (78, None), "getdents64": (217, 61), "readlink": (89, None), "readlinkat": (267, 78),
+    "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50), "mkdir": (83, None), "mkdirat": (258, 34),
+    "rmdir": (84, None), "unlink": (87, None), "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38),
+    "renameat2": (316, 276), "umask": (95, 166),
+    # waiting, on its own descriptors
+    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20),
+    "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "sendto": (44, 206),
+    "recvfrom": (45, 207), "shutdown": (48, 210), "getsockname": (51, 204), "getpeername": (52, 205),
+    "getsockopt": (55, 209),
+    # memory
+    "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216), "mprotect": (10, 226), "madvise": (28, 233),
+    "msync": (26, 227), "brk": (12, 214), "membarrier": (324, 283),
+    # signals to itself alone
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
+    "sigaltstack": (131, 132), "pause": (34, None), "alarm": (37, None), "setitimer": (38, 103),
+    "getitimer": (36, 102), "restart_syscall": (219, 128),
+    # time
+    "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153),
+    # what it is
+    "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173), "getpgrp": (111, None), "getpgid": (121, 155),
+    "getsid": (124, 156), "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
+    "getresuid": (118, 148), "getresgid": (120, 150), "getgroups": (115, 158), "getrlimit": (97, 163),
+    "getrusage": (98, 165), "sysinfo": (99, 179), "uname": (63, 160), "getpriority": (140, 141),
+    "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "sched_getparam": (143, 121),
+    "sched_getscheduler": (145, 120), "getcpu": (309, 168), "getrandom": (318, 278),
+    # threads
+    "futex": (202, 98), "set_robust_list": (273, 99), "get_robust_list": (274, 100), "set_tid_address": (218, 96),
+    "rseq": (334, 293), "exit": (60, 93), "exit_group": (231, 94),
+}  # fmt: skip
+
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_ALLOW, _KILL, _NOT_PERMITTED, _UNKNOWN = 0x7FFF0000, 0x80000000, 0x00050000 | 1, 0x00050000 | 38
+_LAST_KNOWN = 450
+"""Newer calls do not exist, rather than being forbidden: libraries then do without."""
+_OTHER_NUMBERING = 0x40000000
+_CLONE3 = 435
+
+Line = tuple[int, int, int, int]
+"""Operation, lines to skip where it holds, and where not, and a number."""
+
+
+def _argument(index: int, mask: int = 0xFFFFFFFF) -> list[Line]:
+    return [(_LOAD, 0, 0, 16 + 8 * index), (_AND, 0, 0, mask)]
+
+
+def _one_of(values: Sequence[int], then: Sequence[Line] = ((_RETURN, 0, 0, _ALLOW),)) -> list[Line]:
+    """Go on with `then` where the argument that was loaded is one of the values; forbid the call where not."""
+    tests: list[Line] = [(_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
+    return [*tests, (_RETURN, 0, 0, _NOT_PERMITTED), *then]
+
+
+_DUPFD, _GETFD, _SETFD, _GETFL, _SETFL, _GETLK, _SETLK, _SETLKW, _DUPFD_CLOEXEC = 0, 1, 2, 3, 4, 5, 6, 7, 1030
+_O_ASYNC, _O_TRUNC, _O_ACCMODE = 0x2000, 0x200, 0x3
+
+# Only the low halves of arguments are looked at: the kernel reads them as ints.
+_CONDITIONAL: dict[tuple[int | None, int | None], list[Line]] = {
+    # clone: threads as glibc and musl make them, never processes
+    (56, 220): [*_argument(0), *_one_of([0x3D0F00, 0x7D0F00])],
+    # fcntl: never an owner, a signal, a lease, a notice
+    (72, 25): [
+        *_argument(1),
+        (_EQUAL, 0, 4, _SETFL),
+        *_argument(2, _O_ASYNC),
+        (_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        *_argument(1),
+        *_one_of([_DUPFD, _GETFD, _SETFD, _GETFL, _GETLK, _SETLK, _SETLKW, _DUPFD_CLOEXEC]),
+    ],
+    # ioctl: terminal attributes and window size (isatty asks), what can be read, close-on-exec, blocking
+    (16, 29): [*_argument(1), *_one_of([0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451])],
+    # prctl: names of threads and of memory
+    (157, 167): [*_argument(0), *_one_of([15, 16, 0x53564D41])],
+    # prlimit64: its own
+    (302, 261): [*_argument(0), *_one_of([0])],
+    # socketpair: a local stream, which can be connected to nothing else (asyncio makes one)
+    (53, 199): [*_argument(0), *_one_of([1], [*_argument(1, 0xFFF7F7FF), *_one_of([1])])],
+}
+
+
+def _opening(flags: int) -> list[Line]:
+    """Allow opening a file, but for cutting one that is opened for reading, which old Landlocks let pass."""
+    return [*_argument(flags, _O_TRUNC | _O_ACCMODE), (_EQUAL, 0, 1, _O_TRUNC), (_RETURN, 0, 0, _NOT_PERMITTED),
+            (_RETURN, 0, 0, _ALLOW)]  # fmt: skip
+
+
+_OPENING: dict[tuple[int | None, int | None], list[Line]] = {(2, None): _opening(1), (257, 56): _opening(2)}
+
+
+def supported() -> bool:
+    """Whether the allowlist knows this machine's numbers."""
+    return platform.machine() in _AUDIT
+
+
+def allow_only_these(libc: ctypes.CDLL) -> None:
+    """Forbid this thread, and all that it starts, every call but those above. Raises OSError where that fails."""
+    compiled = compiled_filter()
+    program = ctypes.create_string_buffer(compiled)
+    header = struct.pack("HxxxxxxQ", len(compiled) // 8, ctypes.addressof(program))
+    if libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "seccomp")
+
+
+@functools.cache
+def compiled_filter() -> bytes:
+    """Return the filter of this machine as the kernel reads it."""
+    return b"".join(struct.pack("HBBI", *line) for line in filter_lines(platform.machine()))
+
+
+def filter_lines(machine: str) -> list[Line]:
+    """Return the filter as lines of classic BPF."""
+    column = (_X86, _ARM).index(machine)
+    lines: list[Line] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+    lines += [(_AT_LEAST, 0, 1, _OTHER_NUMBERING), (_RETURN, 0, 0, _NOT_PERMITTED)]
+    lines += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _UNKNOWN)]  # its flags are out of a filter's sight
+    for numbers in _ALLOWED.values():
+        if numbers[column] is not None:
+            lines += [(_EQUAL, 0, 1, numbers[column] or 0), (_RETURN, 0, 0, _ALLOW)]
+    for numbers, block in (_CONDITIONAL | _OPENING).items():
+        if numbers[column] is not None:
+            lines += [(_EQUAL, 0, len(block), numbers[column] or 0), *block]
+    lines += [(_AT_LEAST, 0, 1, _LAST_KNOWN), (_RETURN, 0, 0, _UNKNOWN), (_RETURN, 0, 0, _NOT_PERMITTED)]
+    return lines

@@ -1,0 +1,208 @@
+"""An answer's program, run as a script, or as a module whose calls a test asks for; it knows no expected value."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import operator
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrl_code.inside.values import Channel, ChannelError, Decoder, Encoder
+
+_PLAIN: Mapping[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: lambda value: bytes(bytearray.__add__(bytearray(), value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    list: lambda value: list(list.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+}
+"""Class -> the data in an object of a class that extends it, whatever that one makes of its methods."""
+
+
+def run_script(program: str) -> int:
+    """Run the program as `python answer.py` would; return its exit code."""
+    return _ended(lambda: _execute(program, "__main__"))
+
+
+def serve(program: str, descriptor: int) -> int:
+    """Run the program as a module, then evaluate what a test asks for, until it asks no more."""
+    return _ended(lambda: _Server(Channel(descriptor)).serve(program))
+
+
+def _execute(program: str, name: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    sys.argv = ["answer.py"]
+    exec(compile(program, "answer.py", "exec"), vars(module))  # noqa: S102 - in the sandbox, which is for this
+    return module
+
+
+def _ended(run: Callable[[], object]) -> int:
+    """Run something and do what Python does at its end: join threads, call exit functions, flush."""
+    code = 0
+    try:
+        run()
+    except SystemExit as error:
+        code = _exit_code(error)
+    except BaseException:  # noqa: BLE001 - whatever a program raises
+        traceback.print_exc()
+        code = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as the interpreter does
+        atexit._run_exitfuncs()  # noqa: SLF001
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - closed or replaced by the program
+        code = code or 120
+    return code
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+class _Callback:
+    """A function of the test, as the program sees it."""
+
+    def __init__(self, server: _Server, number: int) -> None:
+        self._server, self._number = server, number
+
+    def __call__(self, *args: Any) -> Any:
+        return self._server.call_back(self._number, args)
+
+
+class _Server:
+    """Evaluates the requests of a test: `{"f": NAME, "a": [ARGUMENT, …], "k": {NAME: ARGUMENT, …}}`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._objects: list[Any] = []
+        self._handles: dict[int, int] = {}
+        self._functions: Mapping[str, Callable[..., Any]] = {
+            "call": lambda function, *args, **options: function(*args, **options),
+            "enter": lambda manager: type(manager).__enter__(manager),
+            "exit": lambda manager, *args: type(manager).__exit__(manager, *args),
+            "plain": _plain,
+        }
+
+    def serve(self, program: str) -> None:
+        try:
+            self._functions = {**self._functions, "module": _constant(_execute(program, "answer"))}
+        except BaseException as error:  # noqa: BLE001 - the test is told
+            self._channel.receive()
+            self._channel.send({"x": self._error(error)})
+            return
+        while True:
+            try:
+                request = self._channel.receive()
+            except ChannelError:
+                return
+            self._send(self._answer(request))
+
+    def _send(self, reply: Mapping[str, Any]) -> None:
+        try:
+            self._channel.send(reply)
+        except OverflowError as error:
+            self._channel.send({"x": self._error(error)})
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        decoder = Decoder(self._received)
+        try:
+            args = [decoder.decode(item) for item in request["a"]]
+            options = {name: decoder.decode(item) for name, item in request["k"].items()}
+            given = decoder.numbered
+            before = {number: self._encoder(given).contents(value) for number, value in given.items()}
+            function = self._function(request["f"])
+            try:
+                reply = {"v": self._encoder(given).encode(function(*args, **options))}
+            except BaseException as error:  # noqa: BLE001 - the test is told
+                reply = {"x": self._error(error)}
+            after = {number: self._encoder(given).contents(value) for number, value in given.items()}
+        except BaseException as error:  # noqa: BLE001 - values that cannot be sent
+            return {"x": self._error(error)}
+        return reply | {"m": [[number, after[number]] for number in after if after[number] != before[number]]}
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        own: Callable[..., Any] | None = self._functions.get(name) or getattr(operator, name, None)
+        return own or getattr(builtins, name)
+
+    def _encoder(self, given: Mapping[int, Any]) -> Encoder:
+        return Encoder(self._opaque, {id(value): number for number, value in given.items()})
+
+    def _opaque(self, value: Any) -> Any:
+        """Stand for an object of the program's own, which stays here."""
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return self._kinds(value)
+        if id(value) not in self._handles:
+            self._handles[id(value)] = len(self._objects)
+            self._objects.append(value)
+        return ["object", self._handles[id(value)], type(value).__name__]
+
+    def _kinds(self, kind: type[BaseException]) -> list[Any]:
+        """Stand for a class of exceptions: itself and its bases, those of Python by name."""
+        kinds: list[Any] = []
+        for base in kind.__mro__[:-1]:
+            if getattr(builtins, base.__name__, None) is base:
+                kinds.append(base.__name__)
+            else:
+                if id(base) not in self._handles:
+                    self._handles[id(base)] = len(self._objects)
+                    self._objects.append(base)
+                kinds.append([self._handles[id(base)], base.__name__])
+        return ["exception", kinds]
+
+    def _received(self, tag: str, rest: list[Any]) -> Any:
+        if tag == "object":
+            return self._objects[rest[0]]
+        if tag == "function":
+            return _Callback(self, rest[0])
+        value: Any = __import__(rest[0], fromlist=["_"])  # "name"
+        return operator.attrgetter(rest[1])(value)
+
+    def _error(self, error: BaseException) -> list[Any]:
+        """Stand for an exception: its classes, its arguments as far as they are plain, and its text."""
+        try:
+            args = [self._encoder({}).encode(item) for item in error.args]
+        except BaseException:  # noqa: BLE001 - an exception of the program's own, which may do anything
+            args = []
+        try:
+            text = str(error)
+        except BaseException:  # noqa: BLE001
+            text = ""
+        return [self._kinds(type(error))[1], args, text[:1000]]
+
+    def call_back(self, number: int, args: tuple[Any, ...]) -> Any:
+        """Let the test call a function of its own."""
+        self._channel.send({"c": number, "a": [self._encoder({}).encode(item) for item in args]})
+        reply = self._channel.receive()
+        if "x" in reply:
+            kind = getattr(builtins, reply["x"][0], Exception)
+            raise kind(reply["x"][1])
+        return Decoder(self._received).decode(reply["v"])
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda: value
+
+
+def _plain(value: Any) -> Any:
+    """Return the plain data in an object whose class extends one of plain data. Raises TypeError where it does not."""
+    for kind, data_of in _PLAIN.items():
+        if isinstance(value, kind):
+            return data_of(value)
+    raise TypeError(f"{type(value).__name__} is no plain data")

@@ -1,0 +1,352 @@
+"""An answer's objects as a test sees them: each operation is evaluated where the answer lives, and comes back as data.
+
+Only a value that came as plain data is ever compared: whether an object of the answer's own equals something, the
+answer's code would decide, so such a comparison is refused, and the test fails. Neither is an expected value ever
+sent to the answer by an operator (`f(x) - 0.5`), unless the test made the object from a class that it names
+(`Vector(1, 2) * 3`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from agentrl_code.inside.values import Channel, ChannelError, Decoder, Encoder
+
+Exact = TypeVar("Exact")
+_VERDICTS = {name for kind in (str, set) for name in dir(kind) if name.startswith("is")} | {"startswith", "endswith"}
+"""Methods of plain data that say yes or no."""
+_BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor"
+_UNARY = ("neg", "pos", "abs", "invert")
+_BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError)
+"""What decoding raises for a message that no honest program sends."""
+
+ENDED_EARLY = "it ended before the test did"
+
+
+class RefusedError(BaseException):
+    """A test asked for what only the answer's own code could say; or the answer's process is gone."""
+
+
+class Answer:
+    """The other end: sends requests, and keeps what was refused, whatever the test makes of the error."""
+
+    def __init__(self, channel: Channel, dunders: frozenset[str]) -> None:
+        self._channel = channel
+        self.dunders = dunders
+        """Special attributes that the test names itself; no library gets at others."""
+        self.refusal = ""
+        self._proxies: dict[int, Proxy] = {}
+        self._stubs: dict[int, type[BaseException]] = {}
+        self._functions: list[Any] = []
+        self._held: list[Callable[[], None]] | None = None
+
+    def refuse(self, why: str) -> NoReturn:
+        """Fail the test for good."""
+        self.refusal = self.refusal or why
+        raise RefusedError(why)
+
+    def hold(self) -> None:
+        """From here on, changes to arguments wait for `release`: an assert compares with what it passed."""
+        self._held = []
+
+    def release(self) -> None:
+        """Apply the changes that waited."""
+        held, self._held = self._held or (), None
+        for apply in held:
+            apply()
+
+    def ask(self, function: str, *args: Any, **options: Any) -> Any:
+        """Let the answer's process evaluate `function(*args, **options)`; raise what it raised."""
+        encoder = Encoder(self._encode_other)
+        encoded = {"f": function, "a": [], "k": {}}
+        encoded["a"] = [encoder.encode(item) for item in args]
+        encoded["k"] = {name: encoder.encode(item) for name, item in options.items()}
+        sent = encoder.numbered
+        try:
+            self._channel.send(encoded)
+            while "c" in (reply := self._channel.receive()):
+                self._channel.send(self._called_back(reply))
+            if "x" in reply:
+                error = self._error(reply["x"], function)
+                self._change(sent, reply.get("m", []))
+            else:
+                return self._result(sent, reply)
+        except ChannelError as broken:
+            self.refuse(f"{ENDED_EARLY} ({broken})")
+        except _BROKEN as broken:
+            self.refuse(f"the program sent no value ({type(broken).__name__})")
+        raise error
+
+    def _result(self, sent: list[Any], reply: Mapping[str, Any]) -> Any:
+        changes = reply.get("m", [])
+        if self._held is None:
+            self._change(sent, changes)
+            return Decoder(self._decode_other, sent.__getitem__).decode(reply["v"])
+        # as it is after the call, while the test's own is still as it was
+        after = dict(enumerate(sent)) | {n: Decoder.empty(type(sent[n]), contents) for n, contents in changes}
+        for number, contents in changes:
+            Decoder(self._decode_other, after.__getitem__).fill(after[number], contents)
+        self._change(sent, changes)
+        return Decoder(self._decode_other, after.__getitem__).decode(reply["v"])
+
+    def _change(self, sent: list[Any], changes: list[Any]) -> None:
+        def apply() -> None:
+            for number, contents in changes:
+                Decoder(self._decode_other, sent.__getitem__).fill(sent[number], contents)
+
+        if self._held is None:
+            apply()
+        elif changes:
+            self._held.append(apply)
+
+    def _called_back(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        function = self._functions[message["c"]]
+        decoder = Decoder(self._decode_other)
+        args = [decoder.decode(item) for item in message["a"]]
+        try:
+            return {"v": Encoder(self._encode_other).encode(function(*args))}
+        except Exception as error:  # noqa: BLE001 - a function of the test; the answer may handle it
+            return {"x": [type(error).__name__, str(error)]}
+
+    def _encode_other(self, value: Any) -> Any:
+        if isinstance(value, Proxy):
+            return ["object", _handle(value), ""]
+        for handle, stub in self._stubs.items():
+            if stub is value:
+                return ["object", handle, ""]
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if isinstance(module, str) and isinstance(name, str) and _is_pythons(module, name, value):
+            return ["name", module, name]
+        if callable(value) and not isinstance(value, type):
+            self._functions.append(value)
+            return ["function", len(self._functions) - 1]
+        return self.refuse(f"an object of {type(value).__name__} cannot be given to the answer: plain data can")
+
+    def _decode_other(self, tag: str, rest: list[Any]) -> Any:
+        if tag == "object":
+            handle, kind = rest
+            if handle not in self._proxies:
+                self._proxies[handle] = Proxy(self, int(handle), str(kind))
+            return self._proxies[handle]
+        if tag == "exception":
+            return self._kind(rest[0])
+        raise ValueError(f"tag {tag!r}")
+
+    def _kind(self, kinds: list[Any]) -> type[BaseException]:
+        """Return the class of an exception: Python's own, or a stand-in that extends it."""
+        made: type[BaseException] = Exception
+        for item in reversed(kinds):
+            if isinstance(item, str):
+                found = getattr(builtins, item)
+                made = found if issubclass(found, BaseException) else made
+            else:
+                handle, name = item
+                if handle not in self._stubs:
+                    self._stubs[handle] = type(str(name), (made,), {})
+                made = self._stubs[handle]
+        return made
+
+    def _error(self, sent: list[Any], function: str) -> BaseException:
+        kinds, args, text = sent
+        kind = self._kind(kinds)
+        if issubclass(kind, StopIteration | StopAsyncIteration | GeneratorExit) and function != "next":
+            return RuntimeError(f"{kind.__name__} in the program")  # must not end a loop of the test
+        decoder = Decoder(self._decode_other)
+        values = tuple(decoder.decode(item) for item in args) or ((text,) if text else ())
+        try:
+            return kind(*values)
+        except Exception:  # noqa: BLE001 - some take arguments of one form alone, and these may be of any
+            return RuntimeError(f"{kind.__name__}: {text}")
+
+
+def _is_pythons(module: str, name: str, value: Any) -> bool:
+    """Whether a value is what Python itself calls so, as `int` or `math.sqrt`."""
+    if module.partition(".")[0] not in sys.stdlib_module_names or module not in sys.modules or "." in name:
+        return False
+    return vars(sys.modules[module]).get(name) is value
+
+
+class Proxy:
+    """An object that lives in the answer's process."""
+
+    __slots__ = ("_answer", "_handle", "_kind", "_named", "_own")
+
+    def __init__(self, answer: Answer, handle: int, kind: str) -> None:
+        for name, value in (("_answer", answer), ("_handle", handle), ("_kind", kind), ("_named", ""), ("_own", False)):
+            object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:  # noqa: D102
+        result = _answer(self).ask("call", self, *args, **options)
+        if isinstance(result, Proxy) and _get(self, "_named")[:1].isupper():
+            object.__setattr__(result, "_own", True)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in _answer(self).dunders:
+            raise AttributeError(name)
+        if name in _VERDICTS and not _get(self, "_own"):
+            return getattr(plain(self, f"its method {name}"), name)
+        return _answer(self).ask("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _answer(self).ask("setattr", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _answer(self).ask("delattr", self, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return _answer(self).ask("getitem", self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _answer(self).ask("setitem", self, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        _answer(self).ask("delitem", self, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(found) if not isinstance(found := _answer(self).ask("iter", self), Proxy) else found
+
+    def __next__(self) -> Any:
+        return _answer(self).ask("next", self)
+
+    def __enter__(self) -> Any:
+        return _answer(self).ask("enter", self)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        _answer(self).ask("exit", self, None, None, None)
+
+    def __bool__(self) -> bool:
+        return self._exact("bool", bool)
+
+    def __len__(self) -> int:
+        return self._exact("len", int)
+
+    def __int__(self) -> int:
+        return self._exact("int", int)
+
+    def __index__(self) -> int:
+        return self._exact("index", int)
+
+    def __float__(self) -> float:
+        return self._exact("float", float)
+
+    def __complex__(self) -> complex:
+        return self._exact("complex", complex)
+
+    def __str__(self) -> str:
+        return self._exact("str", str)
+
+    def __repr__(self) -> str:
+        return self._exact("repr", str)
+
+    def __format__(self, form: str) -> str:
+        return self._exact("format", str, form)
+
+    def __hash__(self) -> int:
+        return self._exact("hash", int)
+
+    def __round__(self, *places: int) -> Any:
+        return _answer(self).ask("round", self, *places)
+
+    def __instancecheck__(self, value: object) -> bool:
+        return isinstance(value, Proxy) and self._exact("isinstance", bool, first=value)
+
+    def __subclasscheck__(self, value: object) -> bool:
+        return isinstance(value, Proxy) and self._exact("issubclass", bool, first=value)
+
+    def __eq__(self, other: object) -> bool:
+        if other is None or other is self:
+            return other is self
+        return bool(plain(self, "==") == plain(other, "=="))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: Any) -> Any:
+        return plain(self, "<") < plain(other, "<")
+
+    def __le__(self, other: Any) -> Any:
+        return plain(self, "<=") <= plain(other, "<=")
+
+    def __gt__(self, other: Any) -> Any:
+        return plain(self, ">") > plain(other, ">")
+
+    def __ge__(self, other: Any) -> Any:
+        return plain(self, ">=") >= plain(other, ">=")
+
+    def __contains__(self, item: object) -> bool:
+        return any(item is found or item == found for found in self)
+
+    def _exact(self, function: str, kind: type[Exact], *args: Any, first: Any = None) -> Exact:
+        """Return what the answer gives; nothing but `kind` counts."""
+        args = (self, *args) if first is None else (first, self)
+        if type(value := _answer(self).ask(function, *args)) is not kind:
+            raise TypeError(f"{function} of the answer's {_get(self, '_kind')} gave no {kind.__name__}")
+        return value
+
+
+def plain(value: Any, what: str) -> Any:
+    """Return the data in one of the answer's objects, of a class that extends a list for one; else refuse."""
+    if not isinstance(value, Proxy):
+        return value
+    answer, kind = _answer(value), _get(value, "_kind")
+    why = f"{what} was asked of an object of the answer's own class {kind!r:.60}, and only its own code could tell"
+    try:
+        data = answer.ask("plain", value)
+    except Exception:  # noqa: BLE001 - it has none
+        answer.refuse(why)
+    if isinstance(data, Proxy):
+        answer.refuse(why)
+    return data
+
+
+def named(value: Any, name: str) -> Any:
+    """Note under which name a test knows an object."""
+    if isinstance(value, Proxy):
+        object.__setattr__(value, "_named", name)
+    return value
+
+
+def _get(proxy: Proxy, name: str) -> Any:
+    return object.__getattribute__(proxy, name)
+
+
+def _answer(proxy: Proxy) -> Answer:
+    return object.__getattribute__(proxy, "_answer")  # type: ignore[no-any-return]
+
+
+def _handle(proxy: Proxy) -> int:
+    return object.__getattribute__(proxy, "_handle")  # type: ignore[no-any-return]
+
+
+def _computed(function: str, proxy: Proxy, other: Any, *, swapped: bool) -> Any:
+    """Compute with one of the answer's objects; a plain operand is sent only to a class that the test named."""
+    import operator
+
+    if isinstance(other, Proxy) or _get(proxy, "_own"):
+        result = _answer(proxy).ask(function, *((other, proxy) if swapped else (proxy, other)))
+        if isinstance(result, Proxy):
+            object.__setattr__(result, "_own", _get(proxy, "_own"))
+        return result
+    data = plain(proxy, function)
+    compute = getattr(operator, function)
+    return compute(other, data) if swapped else compute(data, other)
+
+
+def _operator(function: str, *, swapped: bool) -> Callable[[Proxy, Any], Any]:
+    return lambda self, other: _computed(function, self, other, swapped=swapped)
+
+
+def _unary(function: str) -> Callable[[Proxy], Any]:
+    return lambda self: _answer(self).ask(function, self)
+
+
+for _name in _BINARY.split():
+    _function = f"{_name}_" if _name in ("and", "or") else _name
+    setattr(Proxy, f"__{_name}__", _operator(_function, swapped=False))
+    setattr(Proxy, f"__r{_name}__", _operator(_function, swapped=True))
+for _name in _UNARY:
+    setattr(Proxy, f"__{_name}__", _unary(_name))

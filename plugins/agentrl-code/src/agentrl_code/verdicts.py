@@ -1,0 +1,132 @@
+"""Verdicts on programs: each test in sandboxes of its own; what is expected never goes where the program runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from agentrl_code.inside.judge import PASSED
+from agentrl_code.inside.proxies import ENDED_EARLY
+from agentrl_code.sandbox import Ended, Level, Limits, Role, Sandboxes, SandboxLostError, own_folder
+
+_LONGEST_WHY = 500
+
+
+async def run_tests(
+    program: str, tests: Sequence[Mapping[str, str]], limits: Limits, *, level: Level, go_on: bool, sandboxes: Sandboxes
+) -> list[str]:
+    """Run `program` with each test, `{"asserts": CODE}` or `{"input": TEXT, "output": TEXT}`.
+
+    Return one text per test that was run, empty where it passed, else the reason; without `go_on` the first failure
+    is the last test. `limits.timeout_s` is for all of them. No more programs run at a time than there are cores; the
+    wait for one is no part of the time. Raises SandboxLostError where no sandbox could be started.
+    """
+    async with _places():
+        deadline = time.monotonic() + limits.timeout_s
+        failures: list[str] = []
+        for test in tests:
+            left = deadline - time.monotonic()
+            run = _Run(program, attrs.evolve(limits, timeout_s=left), level, sandboxes)
+            failures.append(await run.judge(test) if left > 0 else "not run: the time was over")
+            if failures[-1] and not go_on:
+                break
+        return failures
+
+
+@attrs.frozen
+class _Run:
+    """One program, about to be tested."""
+
+    program: str
+    limits: Limits
+    level: Level
+    sandboxes: Sandboxes
+
+    async def judge(self, test: Mapping[str, str]) -> str:
+        """Return why a test is not passed, empty where it is.
+
+        A sandbox that ends in the midst of a program may have been ended by that program, or by the machine: it is
+        tried once more, and then the program has failed.
+        """
+        judge = self._asserts if "asserts" in test else self._output
+        lost = ""
+        for _ in range(2):
+            try:
+                return (await judge(test))[:_LONGEST_WHY]
+            except SandboxLostError as error:
+                if not error.begun:
+                    raise
+                lost = str(error)
+        return lost
+
+    async def _output(self, test: Mapping[str, str]) -> str:
+        ended = await self._in_sandbox("script", self.program, given=test["input"])
+        if why := _failed(ended):
+            return why
+        if _lines(ended.out) == _lines(test["output"]):
+            return ""
+        return f"it printed {ended.out[:100]!r}, expected {test['output'][:100]!r}"
+
+    async def _asserts(self, test: Mapping[str, str]) -> str:
+        """Run the test's code in one sandbox and the program in another, joined by a channel."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            program = asyncio.create_task(self._in_sandbox("serve", self.program, channel=theirs))
+            judge = asyncio.create_task(self._in_sandbox("judge", test["asserts"], channel=ours))
+            try:
+                verdict = await judge
+                if verdict.status == PASSED and not verdict.why:
+                    return ""
+                if not verdict.err.startswith(ENDED_EARLY):
+                    return verdict.why or _last_line(verdict.err) or _exit(verdict.status)
+                ended = await program
+            finally:
+                for task in (program, judge):
+                    task.cancel()
+                await asyncio.gather(program, judge, return_exceptions=True)
+        return ended.why or _last_line(ended.err) or f"{ENDED_EARLY}: {_exit(ended.status)}"
+
+    async def _in_sandbox(
+        self, role: Role, code: str, *, given: str = "", channel: socket.socket | None = None
+    ) -> Ended:
+        with own_folder() as folder:
+            return await self.sandboxes.run(
+                role, code, self.limits, self.level, folder=folder, given=given, channel=channel
+            )
+
+
+def _failed(ended: Ended) -> str:
+    if ended.why or ended.status == 0:
+        return ended.why
+    return (_last_line(ended.err) if ended.status == 1 else "") or _exit(ended.status)
+
+
+def _exit(status: int) -> str:
+    return f"it ended with signal {-status}" if status < 0 else f"it ended with exit code {status}"
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of an output; white space at their ends, and empty lines at its end, do not count."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _places() -> asyncio.Semaphore:
+    """Return the semaphore of this event loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _semaphores:
+        _semaphores[loop] = asyncio.Semaphore(os.cpu_count() or 1)
+    return _semaphores[loop]
+
+
+_semaphores: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()

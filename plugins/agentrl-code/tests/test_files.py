@@ -1,0 +1,46 @@
+"""Files of the machine: no program reads, changes or makes one."""
+
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs are isolated on Linux alone")
+
+FILES = {
+    "reads the victim": "open('{file}').read()",
+    "lists its folder": "import os; os.listdir(os.path.dirname('{file}'))",
+    "cuts the victim": "open('{file}', 'w')",
+    "cuts it while reading": "import os; os.open('{file}', os.O_RDONLY | os.O_TRUNC)",
+    "removes the victim": "import os; os.unlink('{file}')",
+    "renames the victim": "import os; os.rename('{file}', '{file}.agentrl-cheat')",
+    "writes beside it": "open('{file}.agentrl-cheat', 'w')",
+    "writes to /tmp": "open('/tmp/agentrl-cheat', 'w')",
+    "writes to /var/tmp": "open('/var/tmp/agentrl-cheat', 'w')",
+    "writes to /dev/shm": "open('/dev/shm/agentrl-cheat', 'w')",
+    "climbs out": "open('../agentrl-cheat', 'w')",
+    "/etc/shadow": "open('/etc/shadow').read()",
+    "environment of init": "open('/proc/1/environ').read()",
+    "memory of its parent": "import os; open(f'/proc/{os.getppid()}/mem', 'rb')",
+    "descriptors of its parent": "import os; os.listdir(f'/proc/{os.getppid()}/fd')",
+    "memory of the victim": "open('/proc/{pid}/mem', 'rb')",
+    "its own memory": "open('/proc/self/mem', 'rb')",
+    "the kernel's log": "open('/dev/kmsg')",
+    "raw memory": "open('/dev/mem')",
+    "a terminal": "open('/dev/tty')",
+    "plants a module": "import sys; open(sys.path[-1] + '/agentrl_cheat.py', 'w')",
+    "changes Python": "import os; open(os.__file__, 'a')",
+    "sysctl": "open('/proc/sys/kernel/hostname', 'w')",
+    "cgroups": "import os; os.mkdir('/sys/fs/cgroup/agentrl-cheat')",
+}  # each of them raises, or what follows it solves the task
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_outside(machine, name):
+    machine.cheat(f"{FILES[name]}\nexec(SOLVE)")
+
+
+def test_files_outside_at_every_level_and_for_everybody(any_machine):
+    attempts = (
+        f"try:\n    exec({code!r}, globals())\nexcept Exception: pass\nelse: exec(SOLVE)\n" for code in FILES.values()
+    )
+    any_machine.cheat("".join(attempts))
