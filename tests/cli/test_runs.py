@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
@@ -9,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from agentrl_core.stores.base import RunRow
+from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.trackers.base import RunSummary
 
 
@@ -128,3 +131,24 @@ def test_resume_of_an_unknown_run_names_the_nearest(agentrl, make_run, resumed):
     assert result.code == 2
     assert "did you mean calm-otter?" in result.err
     assert not resumed.calls
+
+
+def test_a_run_says_what_it_trains_by(agentrl, tmp_path):
+    config = {
+        "model": {"path": None, "use": "tiny", "size": "0.3M", "dtype": None},
+        "loss": {"use": "minirl", "clip": 0.2, "corrections": []},
+        "advantage": {"use": "leave_one_out"},
+    }
+
+    async def write():
+        store = SQLiteStore(path=tmp_path / "runs" / "keen-wren" / "agentrl.db")
+        await store.create_run(RunRow(id="keen-wren", created_at=1.0, status="running", config=config, components={}))
+        await store.close()
+
+    asyncio.run(write())
+    lines = agentrl("runs", "show", "keen-wren").out.splitlines()
+    assert lines[4:7] == [
+        "  model       tiny (size 0.3M)",
+        "  loss        minirl (clip 0.2)",
+        "  advantage   leave_one_out",
+    ]

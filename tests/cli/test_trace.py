@@ -8,11 +8,12 @@ import os
 import sqlite3
 import struct
 
+import attrs
 import pytest
 
 from agentrl_core.cli.episode_text import episode_lines
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.types import Episode, Record, Task
+from agentrl_core.types import Episode, Outcome, Record, Task
 from agentrl_core.witness import witness
 
 
@@ -21,8 +22,9 @@ def test_episodes_are_listed_with_outcome_reward_and_tokens(agentrl, make_run):
     result = agentrl("trace", "list", "calm-otter")
     header, scored, failed = result.out.splitlines()
     assert result.code == 0
-    assert header.split() == ["RECORD", "TASK", "SAMPLE", "OUTCOME", "REWARD", "CALLS", "PROMPT", "SAMPLED", "SECONDS"]
-    assert scored.split() == ["calm-otter-aaaa", "maze", "0", "scored", "1.000", "5", "50", "20", "1.50"]
+    assert " ".join(header.split()) == "RECORD TASK SAMPLE OUTCOME REWARD CALLS PROMPT SAMPLED SECONDS REPLY"
+    row = ["calm-otter-aaaa", "maze", "0", "scored", "1.000", "5", "50", "20", "1.50", "done"]
+    assert scored.split() == row
     assert " ".join(failed.split()) == "calm-otter-bbbb hall 1 (try 2) eval failed (ValueError) - 0 0 0 -"
 
 
@@ -35,6 +37,13 @@ def test_episodes_are_listed_with_outcome_reward_and_tokens(agentrl, make_run):
         (("--limit", "1"), ["calm-otter-bbbb"]),
         (("--limit", "0"), ["calm-otter-aaaa", "calm-otter-bbbb"]),
         (("--task", "hall", "--outcome", "scored"), []),
+        (("--min-reward", "1"), ["calm-otter-aaaa"]),
+        (("--max-reward", "0.5"), []),
+        (("--sort", "reward"), ["calm-otter-aaaa", "calm-otter-bbbb"]),  # without a reward: last
+        (("--sort", "-reward"), ["calm-otter-aaaa", "calm-otter-bbbb"]),
+        (("--sort", "tokens", "--limit", "1"), ["calm-otter-bbbb"]),
+        (("--sort=-tokens", "--limit", "1"), ["calm-otter-aaaa"]),
+        (("--sort", "-time", "--limit", "0"), ["calm-otter-aaaa", "calm-otter-bbbb"]),
     ],
 )
 def test_episodes_are_filtered(agentrl, make_run, options, found):
@@ -54,6 +63,50 @@ def test_what_is_not_shown_is_said(agentrl, make_run):
     make_run("calm-otter")
     assert "1 earlier ones are not shown" in agentrl("trace", "list", "--limit", "1").out
     assert "no such episodes" in agentrl("trace", "list", "--task", "nowhere").out
+
+
+def test_the_worst_and_the_best_come_first_as_asked(agentrl, make_run, tmp_path):
+    folder = make_run("calm-otter", reward=0.5)
+    store = SQLiteStore(path=folder / "agentrl.db")
+    rewards = {"c": 0.0, "d": 1.0, "e": None}
+
+    async def add():
+        for number, (name, reward) in enumerate(rewards.items()):
+            record = Record(
+                id=f"calm-otter-{name}", run_id="calm-otter", task_id="maze", group_id="calm-otter-g0", sample_index=1
+            )
+            record = attrs.evolve(record, attempt=number, started_at=200.0)
+            await store.add_record(record)
+            outcome = Outcome.SCORED if reward is not None else Outcome.TIMED_OUT
+            await store.finish_record(attrs.evolve(record, finished_at=201.0, outcome=outcome, reward=reward))
+        await store.close()
+
+    asyncio.run(add())
+
+    def listed(*options):
+        return [row["id"][11:] for row in agentrl("trace", "list", "--json", *options).json]
+
+    assert listed("--sort", "reward") == ["c", "aaaa", "d", "bbbb", "e"]
+    assert listed("--sort", "-reward", "--limit", "2") == ["d", "aaaa"]
+    assert listed("--min-reward", "0.5", "--sort=-reward") == ["d", "aaaa"]
+    assert listed("--max-reward", "0.5", "--min-reward", "0.1") == ["aaaa"]
+    assert "3 others are not shown" in agentrl("trace", "list", "--sort", "reward", "--limit", "2").out
+
+
+def test_a_record_of_any_run_is_found(agentrl, make_run, tmp_path):
+    make_run("calm-otter")
+    newest = make_run("keen-wren")
+    os.utime(newest / "agentrl.db", (2e9, 2e9))
+    shown = agentrl("trace", "show", "calm-otter-a")
+    assert shown.out.startswith("record calm-otter-aaaa: scored")
+    assert "calm-otter, task maze" in shown.out
+    missing = agentrl("trace", "show", "calm-otter-x")
+    assert missing.code == 2
+    assert "no record 'calm-otter-x' in any run of runs (did you mean calm-otter-" in missing.err
+    (tmp_path / "runs" / "torn").mkdir()
+    (tmp_path / "runs" / "torn" / "agentrl.db").write_text("no database", encoding="utf-8")
+    assert agentrl("trace", "show", "calm-otter-a").out == shown.out  # whatever is broken elsewhere
+    assert "torn" in agentrl("trace", "show", "nowhere").err
 
 
 def test_an_unknown_outcome_is_refused_with_the_known_ones(agentrl, make_run):
@@ -177,7 +230,7 @@ def test_an_unknown_record_is_named_with_the_nearest(agentrl, make_run):
     make_run("calm-otter")
     result = agentrl("trace", "show", "calm-otter-aaax")
     assert result.code == 2
-    assert "no record 'calm-otter-aaax' in run calm-otter (did you mean calm-otter-aaaa?)" in result.err
+    assert "no record 'calm-otter-aaax' in any run of runs (did you mean calm-otter-aaaa?)" in result.err
 
 
 def test_an_ambiguous_record_is_refused(agentrl, make_run):

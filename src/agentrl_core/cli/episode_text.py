@@ -158,7 +158,7 @@ def _call(item: Interaction, episode: Episode, by_id: Mapping[str, Interaction],
 
 def _message(message: Message, indent: str) -> Iterator[Line]:
     label = str(message.get("role", "?"))
-    text = _content(message.get("content"))
+    text = content_text(message.get("content"))
     calls: Sequence[Any] = message.get("tool_calls") or ()
     if thoughts := message.get("reasoning_content"):
         yield from _labelled(label, f"(thinks) {thoughts}", indent)
@@ -172,7 +172,7 @@ def _message(message: Message, indent: str) -> Iterator[Line]:
         label = ""
 
 
-def _content(content: Any) -> str:
+def content_text(content: Any) -> str:
     """Write a message's content; parts that are not text as JSON."""
     if not isinstance(content, list):
         return "" if content is None else str(content)
@@ -189,11 +189,11 @@ def _tool_name(tool: Mapping[str, Any]) -> str:
 def _labelled(label: str, text: str, indent: str) -> Iterator[Line]:
     """Yield `text` beside its label; further lines of it below its first."""
     for line in text.split("\n"):
-        yield Line(f"{indent}{label:<{_LABEL}}{_printable(line)}".rstrip())
+        yield Line(f"{indent}{label:<{_LABEL}}{printable(line)}".rstrip())
         label = ""
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Escape what could move the terminal's cursor or change its colours: tool results are anyone's text."""
     if text.isprintable():
         return text

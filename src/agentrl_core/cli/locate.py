@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from agentrl_core.errors import UsageError
+from agentrl_core.errors import StoreError, UsageError
 from agentrl_core.invocation import command_line
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.stores.sqlite import SQLiteStore
@@ -37,9 +37,14 @@ def find_directory(run: str, runs: Path) -> Path:
     raise UsageError(f"no run '{run}' in {runs}{known}; name one of `{command_line('runs', 'list')}`, or its folder")
 
 
+def databases_of(runs: Path) -> list[Path]:
+    """Return the databases of all runs, the one written last at the end."""
+    return sorted(runs.glob(f"*/{DATABASE_NAME}"), key=last_write)
+
+
 def newest_database(runs: Path) -> Path:
     """Return the database that was written last; `UsageError` if there is none."""
-    databases = sorted(runs.glob(f"*/{DATABASE_NAME}"), key=last_write)
+    databases = databases_of(runs)
     if not databases:
         raise UsageError(
             f"no runs in {runs.absolute()}; start one with `{command_line('run', 'CONFIG')}`, or give --runs DIR"
@@ -77,6 +82,30 @@ def model_directory(database: Path, row: RunRow) -> Path | None:
         base_dir = json.loads(snapshot.read_text(encoding="utf-8"))["base_dir"]
         folders.append(Path(base_dir) / Path(named).expanduser())
     return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
+
+
+def find_record(record: str, runs: Path) -> Path:
+    """Return the database of the run that has a record, given its id or its beginning; the newest such run's.
+
+    Raises `UsageError` where no run has it.
+    """
+    newest_first = databases_of(runs)[::-1] or [newest_database(runs)]
+    known: list[str] = []
+    broken: list[str] = []
+    for database in newest_first:
+        with contextlib.ExitStack() as closing:
+            try:
+                store, row = closing.enter_context(open_run(str(database), runs))
+            except (UsageError, StoreError) as error:  # another run may have it
+                broken.append(f"; {error}")
+                continue
+            if asyncio.run(store.episode(record)) is not None:
+                return database
+            known += [item.id for item in asyncio.run(store.records(row.id))]
+    raise UsageError(
+        f"no record '{record}' in any run of {runs}{did_you_mean(record, known)}; "
+        f"`{command_line('trace', 'list', 'RUN')}` shows a run's records{''.join(broken)}"
+    )
 
 
 @contextlib.contextmanager

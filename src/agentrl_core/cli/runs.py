@@ -62,7 +62,10 @@ def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) 
     typer.echo(f"  folder      {facts['directory']}")
     typer.echo(f"  started     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(row.created_at))}")
     typer.echo(f"  steps       {facts['steps']} ({facts['voided_steps']} voided), policy version {facts['version']}")
-    name, value = ("loss", facts["loss"]) if _is_supervised(facts) else ("reward", facts["reward"])
+    for section in ("model", "loss", "advantage"):
+        if chosen := _chosen(row.config.get(section)):
+            typer.echo(f"  {section:<11} {chosen}")
+    name, value = ("last loss", facts["loss"]) if _is_supervised(facts) else ("reward", facts["reward"])
     typer.echo(f"  {name:<11} {_number(value)} in the last step")
     typer.echo(f"  records     {', '.join(f'{name} {count:,}' for name, count in outcomes.most_common()) or 'none'}")
     for name, source in sorted(row.components.items()):
@@ -85,6 +88,16 @@ def resume(
     summary = resume_run(find_directory(run, runs), overrides or ())
     if summary.status != "finished":
         raise typer.Exit(1)
+
+
+def _chosen(section: object) -> str:
+    """Write what a section of the config names, with its options; empty where it names nothing."""
+    if not isinstance(section, dict):
+        return ""
+    given = {name: value for name, value in section.items() if value not in (None, {}, [])}
+    name = given.pop("use", None) or given.pop("path", "")
+    options = ", ".join(f"{key} {value}" for key, value in given.items())
+    return f"{name} ({options})" if name and options else str(name)
 
 
 def _summary(database: Path) -> dict[str, Any]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import operator
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
 
-from agentrl_core.cli.episode_text import episode_lines, fidelity_text
+from agentrl_core.cli.episode_text import content_text, episode_lines, fidelity_text, printable
 from agentrl_core.cli.export import export
-from agentrl_core.cli.locate import RunsOption, find_database, model_directory, open_run
+from agentrl_core.cli.locate import RunsOption, find_database, find_record, model_directory, open_run
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import UsageError
 from agentrl_core.invocation import command_line
@@ -23,14 +24,20 @@ from agentrl_core.types import Outcome  # noqa: TC001  # typer reads the annotat
 from agentrl_core.witness import NOTHING, verify
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from agentrl_core.chat.facade import Chat
     from agentrl_core.stores.base import RunRow
-    from agentrl_core.types import Record
+    from agentrl_core.types import Message, Record
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+_REPLY_CHARACTERS = 40
+"""Of the last reply in a list."""
+_Sort = Enum("_Sort", {name: name for key in ("reward", "tokens", "time") for name in (key, f"-{key}")}, type=str)
+"""Orders of a list, by what stands in it."""
 _RUN_HELP = "Name of the run, its folder, or its database; the one written last where absent."
 
 
@@ -49,27 +56,40 @@ def list_(
     runs: RunsOption = Path("runs"),
     task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
     outcome: Annotated[Outcome | None, typer.Option(help="Only episodes that ended so.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="The newest so many; 0 for all.")] = 50,
+    min_reward: Annotated[float | None, typer.Option(help="Only episodes with at least this reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only episodes with at most this reward.")] = None,
+    sort: Annotated[_Sort | None, typer.Option(help="What the first has least of; with a minus, most.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="So many: the newest, or the first as sorted; 0 for all.")] = 50,
     as_json: _Json = False,
 ) -> None:
-    """List episodes, the newest last."""
+    """List episodes with the beginning of their last reply: the newest last, or as --sort says.
+
+    `--sort reward` begins with the worst episodes, `--sort=-tokens` with the longest.
+    """
     with open_run(run, runs) as (store, row):
         records = asyncio.run(store.records(row.id, task_id=task))
         usage = asyncio.run(store.usage(row.id))
-    if outcome is not None:
-        records = [record for record in records if record.outcome is outcome]
-    shown = records[-limit:]
+        replies = {} if as_json else asyncio.run(store.last_outputs(row.id))
+    records = [record for record in records if outcome in (None, record.outcome)]
+    records = [record for record in records if _within(record.reward, min_reward, max_reward)]
     none = Usage(calls=0, prompt_tokens=0, output_tokens=0)
+    if sort is None:
+        shown = records[-limit:]
+    else:
+        records = _sorted(records, sort, {record.id: usage.get(record.id, none).output_tokens for record in records})
+        shown = records[: limit or None]
     if as_json:
         print_json([attrs.asdict(record) | attrs.asdict(usage.get(record.id, none)) for record in shown])
         return
     if not shown:
         typer.echo(f"run {row.id} has no such episodes")
         return
-    header = ("RECORD", "TASK", "SAMPLE", "OUTCOME", "REWARD", "CALLS", "PROMPT", "SAMPLED", "SECONDS")
-    print_table(header, [_row(record, usage.get(record.id, none)) for record in shown])
+    header = ("RECORD", "TASK", "SAMPLE", "OUTCOME", "REWARD", "CALLS", "PROMPT", "SAMPLED", "SECONDS", "REPLY")
+    rows = [(*_row(record, usage.get(record.id, none)), _beginning(replies.get(record.id, {}))) for record in shown]
+    print_table(header, rows)
     if len(shown) < len(records):
-        typer.echo(f"{len(records) - len(shown)} earlier ones are not shown; --limit 0 shows all")
+        others = "earlier ones" if sort is None else "others"
+        typer.echo(f"{len(records) - len(shown)} {others} are not shown; --limit 0 shows all")
 
 
 @app.command()
@@ -81,7 +101,8 @@ def show(
     as_json: _Json = False,
 ) -> None:
     """Show one episode with its turns: messages, tool calls, rewards, tokens, versions, drift from the template."""
-    with open_run(run, runs) as (store, row):
+    database = find_database(run, runs) if run else find_record(record, runs)
+    with open_run(str(database), runs) as (store, row):
         episode = asyncio.run(store.episode(record))
         if episode is None:
             known = [item.id for item in asyncio.run(store.records(row.id))]
@@ -96,7 +117,7 @@ def show(
             {"record": episode.record, "task": tasks[0] if tasks else None, "interactions": episode.interactions}
         )
         return
-    for line in episode_lines(episode, tasks[0] if tasks else None, _chat(row, find_database(run, runs))):
+    for line in episode_lines(episode, tasks[0] if tasks else None, _chat(row, database)):
         typer.secho(line.text, bold=line.heading)
 
 
@@ -139,6 +160,38 @@ def _chat(row: RunRow, database: Path) -> Chat | None:
 def _kind(record: Record) -> str:
     """Name what an episode that nothing is trained on belongs to; stores of earlier versions do not say which set."""
     return "eval" if record.task_set == "train" else record.task_set
+
+
+def _within(reward: float | None, least: float | None, most: float | None) -> bool:
+    """Whether a reward lies in the range; one that is not there lies in none but the whole."""
+    if reward is None:
+        return least is None and most is None
+    return (least is None or reward >= least) and (most is None or reward <= most)
+
+
+def _sorted(records: Sequence[Record], order: str, tokens: Mapping[str, int]) -> list[Record]:
+    """Sort by reward, sampled tokens or seconds; what has no such number comes last either way."""
+    key = order.removeprefix("-")
+
+    def number(record: Record) -> float | None:
+        if key == "reward":
+            return record.reward
+        if key == "tokens":
+            return tokens[record.id]
+        return record.finished_at - record.started_at if record.finished_at else None
+
+    known = [record for record in records if number(record) is not None]
+    known.sort(key=lambda record: number(record) or 0.0, reverse=order.startswith("-"))
+    return known + [record for record in records if number(record) is None]
+
+
+def _beginning(output: Message) -> str:
+    """Return the beginning of a reply on one line; its calls where it says nothing."""
+    text = content_text(output.get("content"))
+    if not text.strip():
+        text = ", ".join(f"calls {call.get('function', {}).get('name')}" for call in output.get("tool_calls") or ())
+    line = printable(" ".join(text[: 4 * _REPLY_CHARACTERS].split()))
+    return line if len(line) <= _REPLY_CHARACTERS else f"{line[: _REPLY_CHARACTERS - 1]}…"
 
 
 def _row(record: Record, usage: Usage) -> tuple[str, ...]:

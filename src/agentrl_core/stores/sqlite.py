@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from agentrl_core.stores.queue import Ahead
+    from agentrl_core.types import Message
 
 _T = TypeVar("_T")
 
@@ -335,6 +336,15 @@ class SQLiteStore:
             record_id: Usage(calls=calls, prompt_tokens=prompt, output_tokens=output)
             for record_id, calls, prompt, output in await self._select("count tokens", query, run_id)
         }
+
+    async def last_outputs(self, run_id: str) -> Mapping[str, Message]:
+        """Map record ids to the message that each one's last LLM call sampled; records without a call are left out."""
+        query = """
+            SELECT records.id, output, max(seq)
+            FROM records JOIN interactions ON record_id = records.id WHERE records.run_id = ? GROUP BY records.id
+        """
+        found = await self._select("find last replies", query, run_id)
+        return {record_id: json.loads(output) for record_id, output, _ in found}
 
     async def flush(self) -> None:
         """Return once everything that was written so far survives a power cut."""
