@@ -94,9 +94,10 @@ def test_a_policy_from_nothing_that_never_gets_a_reward_is_explained(model, sect
     watch = watching(model, **sections)
     watch.step(1, {"reward/mean": 0.0, "reward/std": 0.5}, {})
     assert watch.told == []
-    watch.step(2, {"reward/mean": 0.0, "reward/std": 0.0}, {})
-    watch.step(3, {"reward/mean": 0.0, "reward/std": 0.0}, {})
-    assert len(watch.told) == told
+    nothing = {"reward/mean": 0.0, "reward/std": 0.0, "rollout/replies_cut": told}
+    watch.step(2, nothing, {"reply 0": 16} if told else {})
+    watch.step(3, nothing, {})
+    assert len(watch.told) == told  # and nothing of what follows from that
     assert all("built from nothing (model.use: tiny) and had no warm_start" in text for text in watch.told)
 
 

@@ -42,13 +42,14 @@ class Watch:
     def step(self, step: int, metrics: Mapping[str, float], answers: Mapping[str, int]) -> None:
         """Look at a step: its metrics, and where the answers of its judged records were (`tally.answer_name`)."""
         self._keep_entropy(metrics)
+        nothing_right = self._nothing_right(metrics)
         problems = {
             **dict(_missing_schemas(answers)),
-            "replies": _wrong_replies(answers),
+            "nothing right": nothing_right,
+            "replies": "" if nothing_right else _wrong_replies(answers),  # explained by that
+            "cut": "" if nothing_right else self._cut(metrics),
             "entropy": self._collapse(metrics),
-            "cut": self._cut(metrics),
             "tools": _unseen_tools(metrics),
-            "nothing right": self._nothing_right(metrics),
         }
         for about, text in problems.items():
             if text and about not in self._told:
