@@ -150,8 +150,8 @@ class ConsoleTracker:
             self._progress.stop()
 
     def _summary_rows(self, summary: RunSummary) -> list[tuple[str, str]]:
-        rows = [("why", summary.error)] if summary.error else []
-        rows += [(f"reward on {name}", text) for name, text in _before_and_after(summary.evals).items()]
+        # Not `summary.error`: it is raised, and whoever called the run prints it, after this.
+        rows = [(f"reward on {name}", text) for name, text in _before_and_after(summary.evals).items()]
         rows += [(f"loss on {name}", text) for name, text in _losses_before_and_after(summary.evals).items()]
         if not self._supervised:
             rows += self._sampling_rows(summary)
