@@ -56,7 +56,7 @@ def test_an_index_changes_or_appends_an_item(run_config):
 
 def test_an_index_reaches_into_the_default_list(run_config):
     run = run_config("", "trackers.0.level=2", "filters.1=other")
-    assert run.trackers == (Component("console", {"level": 2}), Component("jsonl"))
+    assert run.trackers == (Component("console", {"level": 2}), Component("jsonl"), Component("curve"))
     assert run.filters == (Component("zero_variance"), Component("other"))
 
 

@@ -132,7 +132,7 @@ def test_a_dump_is_plain_and_complete():
     assert set(dumped) == set(attrs.fields_dict(RunConfig))
     assert dumped["workflow"] == {"use": "x", "deep": {"list": [1]}}
     assert dumped["model"] == {"use": "tiny", "dtype": "float32", "n": 1}
-    assert dumped["trackers"] == [{"use": "console"}, {"use": "jsonl"}]
+    assert dumped["trackers"] == [{"use": "console"}, {"use": "jsonl"}, {"use": "curve"}]
     assert dumped["trainer"]["betas"] == [0.9, 0.95]
     dumped["workflow"]["deep"]["list"].append(2)
     assert config.workflow.options == {"deep": {"list": [1]}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import operator
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,8 +36,19 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _REPLY_CHARACTERS = 40
 """Of the last reply in a list."""
-_Sort = Enum("_Sort", {name: name for key in ("reward", "tokens", "time") for name in (key, f"-{key}")}, type=str)
-"""Orders of a list, by what stands in it."""
+
+
+class Order(StrEnum):
+    """What a list begins with the least of; with a minus, the most."""
+
+    REWARD = "reward"
+    MOST_REWARD = "-reward"
+    TOKENS = "tokens"
+    MOST_TOKENS = "-tokens"
+    TIME = "time"
+    MOST_TIME = "-time"
+
+
 _RUN_HELP = "Name of the run, its folder, or its database; the one written last where absent."
 
 
@@ -58,7 +69,7 @@ def list_(
     outcome: Annotated[Outcome | None, typer.Option(help="Only episodes that ended so.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only episodes with at least this reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Only episodes with at most this reward.")] = None,
-    sort: Annotated[_Sort | None, typer.Option(help="What the first has least of; with a minus, most.")] = None,
+    sort: Annotated[Order | None, typer.Option(help="What the first has least of; with a minus, most.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="So many: the newest, or the first as sorted; 0 for all.")] = 50,
     as_json: _Json = False,
 ) -> None:
@@ -169,7 +180,7 @@ def _within(reward: float | None, least: float | None, most: float | None) -> bo
     return (least is None or reward >= least) and (most is None or reward <= most)
 
 
-def _sorted(records: Sequence[Record], order: str, tokens: Mapping[str, int]) -> list[Record]:
+def _sorted(records: Sequence[Record], order: Order, tokens: Mapping[str, int]) -> list[Record]:
     """Sort by reward, sampled tokens or seconds; what has no such number comes last either way."""
     key = order.removeprefix("-")
 

@@ -366,7 +366,8 @@ class RunConfig:
     trainer: TrainerConfig = field(factory=TrainerConfig)
     eval: EvalConfig = field(factory=EvalConfig)
     store: Component = Component("sqlite")
-    trackers: tuple[Component, ...] = (Component("console"), Component("jsonl"))
+    trackers: tuple[Component, ...] = (Component("console"), Component("jsonl"), Component("curve"))
+    """What follows the run: `console` (the terminal), `jsonl` (metrics.jsonl), `curve` (reward.png), or a package's."""
     launcher: Component = Component("local")
     """Where the roles of a run live; `local` is this machine."""
     plugins: PluginsConfig = field(factory=PluginsConfig)
