@@ -1,13 +1,46 @@
 """What `test_processes.py` calls in worker processes."""
 
+import gc
 import os
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 
 
 def add(a, b):
     return a + b
+
+
+def write_where_answers_go(data, times=1, then=None):
+    """Write to the socket of the worker itself."""
+    connection = next(item for item in gc.get_objects() if type(item) is Connection)
+    for _ in range(times):
+        os.write(connection.fileno(), data)
+    if then == "leave":
+        os._exit(0)
+    if then == "hang":
+        time.sleep(600)
+    if then == "follow":  # write once more when the call is over
+        send = connection.send_bytes
+        Connection.send_bytes = lambda self, answer: (send(answer), os.write(self.fileno(), data))
+    return 1.0
+
+
+class Unreadable:
+    """Can be read back nowhere but in its own process."""
+
+    def __reduce__(self):
+        return _own_process, (os.getpid(),)
+
+
+def _own_process(number):
+    if number != os.getpid():
+        raise ZeroDivisionError("read elsewhere")
+
+
+def give_what_cannot_be_read():
+    return Unreadable()
 
 
 def process_id():

@@ -269,11 +269,11 @@ def test_check_plugin_tells_every_fault(install):
     assert str(info.value).splitlines() == [
         "agentrl-made 1.0:",
         'declares no range of agentrl-core: write dependencies = ["agentrl-core>=0.1,<0.2"]',
-        "has no summary: write project.description",
-        "its README does not show how to name poor",
         "entry-point group 'agentrl.scorer': there is no kind 'scorer' (did you mean scorers?); 'x' is left out",
         "plug_poor imports httpx2: import it where it is used",
         f"scorer 'poor' comes from agentrl-made 1.0, which failed to load: module plug_poor ({file}) has no 'nothing'",
+        "has no summary: write project.description",
+        "its README does not show how to name poor",
     ]
 
 

@@ -107,6 +107,42 @@ def test_one_that_forks_answers_once():
     assert call(calls.add, 1, 1) == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((b"a thought, printed where it does not belong",), "wrote what is no result where it answers"),
+        ((b"\xff\xff\xff\xff" + b"\xff" * 8,), "wrote what is no result"),
+        ((b"\x00\x00\x00\x20" + b"x" * 32,), "answered another call"),
+        ((b"\x00\x00", 1, "leave"), "ended with exit code 0"),
+    ],
+    ids=["text", "huge", "forged", "half"],
+)
+def test_one_that_writes_where_answers_go_fails_alone(arguments, problem):
+    with pytest.raises(WorkerDiedError, match=problem):
+        call(calls.write_where_answers_go, *arguments)
+    assert call(calls.add, 1, 1) == 2
+
+
+def test_what_a_call_leaves_behind_is_not_taken_for_the_next_ones_answer():
+    for data in (b"late", b"\x00\x00\x00\x20" + b"x" * 32):
+        assert call(calls.write_where_answers_go, data, 0, "follow") == 1.0
+        assert call(calls.add, 1, 1) == 2
+
+
+def test_a_message_that_never_ends_is_no_result_in_time():
+    with pytest.raises(CallTimeoutError, match="no result within 2 s"):
+        call(calls.write_where_answers_go, b"\x00\x00", 1, "hang", timeout_s=2.0)
+    assert call(calls.add, 1, 1) == 2
+
+
+def test_results_that_are_too_large_or_cannot_be_read_are_errors():
+    with pytest.raises(ValueError, match=r"expected a result of at most \d+ bytes, found \d+"):
+        call(bytes, 100 * 2**20)
+    with pytest.raises(WorkerDiedError, match=r"cannot be read here .ZeroDivisionError: read elsewhere"):
+        call(calls.give_what_cannot_be_read)
+    assert call(calls.add, 1, 1) == 2
+
+
 def test_what_a_worker_prints_goes_to_the_log(caplog, capfd):
     with caplog.at_level(logging.INFO):
         assert call(calls.talk) == ""

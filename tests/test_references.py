@@ -161,7 +161,7 @@ def test_a_missing_name_imported_by_the_users_module_is_its_own(tmp_path, write)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def broken(:", "SyntaxError: invalid syntax"),
+        ("def broken(:", r"SyntaxError: invalid syntax \(refs_raises\.py, line 1\): `def broken\(:`"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("1 / 0", "ZeroDivision"),
     ],

@@ -39,6 +39,13 @@ def pip_install(*requirements: str) -> str:
     return shlex.join([*program, "install", *requirements])
 
 
+def pytest_call(*arguments: str) -> str:
+    """Return a call of this installation's pytest, installed or about to be."""
+    script = _called("pytest")
+    program = [_python(), "-m", "pytest"] if script is None else [script]
+    return shlex.join([*program, *arguments])
+
+
 def near(path: Path) -> str:
     """Return a path from the working directory where it lies below, else the whole one."""
     cwd = Path.cwd()

@@ -4,6 +4,7 @@ Started as a script with the number of its connection. Its standard input is a l
 is gone, and so is the process, whatever it is at.
 """
 
+import functools
 import importlib.util
 import os
 import pickle
@@ -15,8 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+_LONGEST_TEXT = 2**20
+
 STARTED = b"started"
 """Sent once a function and its arguments are there: what they import is not the function's own time."""
+MAX_ANSWER_BYTES = 64 * 2**20
+"""Largest result, pickled; scores and verdicts have a few bytes."""
 
 
 def main() -> None:
@@ -33,19 +38,19 @@ def main() -> None:
                 payload = connection.recv_bytes()
             except EOFError:
                 return
-            folders, files.known, memory_mb = pickle.loads(header)  # noqa: S301 (our parent's)
+            number, folders, files.known, memory_mb = pickle.loads(header)  # noqa: S301 (our parent's)
             sys.path[:] = folders
-            answer = _answer(connection, payload, memory_mb)
+            answer = _answer(functools.partial(connection.send_bytes, number + STARTED), payload, memory_mb)
             if os.getpid() != own:  # the function has forked, and this is the child: it has nothing to say here
                 os._exit(0)
-            connection.send_bytes(answer)
+            connection.send_bytes(number + answer)
 
 
-def _answer(connection: Connection, payload: bytes, memory_mb: int | None) -> bytes:
+def _answer(started: Callable[[], None], payload: bytes, memory_mb: int | None) -> bytes:
     """Call, and return what came of it: `(True, value, "")` or `(False, error, traceback)`."""
     try:
         function, arguments = pickle.loads(payload)  # noqa: S301 (our parent's)
-        connection.send_bytes(STARTED)
+        started()
         value = _limited(lambda: function(*arguments), memory_mb)
         return _pickled(True, value, "")
     except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
@@ -80,11 +85,15 @@ def _failed(error: BaseException) -> bytes:
             pass
         else:
             return message
-    return _pickled(False, RuntimeError(f"{type(error).__name__}: {error}"), text)
+    told = f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
+    return _pickled(False, RuntimeError(told), text[-_LONGEST_TEXT:])
 
 
 def _pickled(ok: bool, value: Any, text: str) -> bytes:  # noqa: FBT001 (a field of the message)
-    return pickle.dumps((ok, value, text), protocol=pickle.HIGHEST_PROTOCOL)
+    answer = pickle.dumps((ok, value, text), protocol=pickle.HIGHEST_PROTOCOL)
+    if len(answer) > MAX_ANSWER_BYTES:
+        raise ValueError(f"expected a result of at most {MAX_ANSWER_BYTES} bytes, found {len(answer)}")
+    return answer
 
 
 def _hold_on(lifeline: int) -> None:

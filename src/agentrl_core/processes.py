@@ -14,10 +14,12 @@ import contextlib
 import logging
 import os
 import pickle
+import secrets
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -38,6 +40,8 @@ logger = logging.getLogger(__name__)
 _LOADING_S = 60.0
 """Longest that a worker may take to start, and to import a function and what its arguments need."""
 _LAST_LINES = 5
+_READ_BYTES = 2**20
+_LONGEST_TEXT = 400
 
 
 class CallTimeoutError(Exception):
@@ -46,6 +50,10 @@ class CallTimeoutError(Exception):
 
 class WorkerDiedError(Exception):
     """The process of a call ended in the middle of it."""
+
+
+class _NotBegunError(WorkerDiedError):
+    """A process was of no use for a call: an earlier one has left something in it that writes where it answers."""
 
 
 class _RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of an error, as multiprocessing does
@@ -145,7 +153,7 @@ class _Pool:
         self._closed = False
 
     def submit(self, call: _Call) -> Any:
-        return self._executor.submit(lambda: call.run(self._worker()))
+        return self._executor.submit(lambda: self._run(call))
 
     def close(self) -> None:
         with self._lock:
@@ -155,11 +163,19 @@ class _Pool:
         for worker in workers:
             worker.kill()
 
+    def _run(self, call: _Call) -> Any:
+        try:
+            return call.run(self._worker())
+        except _NotBegunError:
+            return call.run(self._worker())
+
     def _worker(self) -> _Worker:
         """Return the worker of this thread, a new one where it has none that lives."""
         worker: _Worker | None = getattr(self._own, "worker", None)
         if worker is not None and worker.is_alive:
             return worker
+        if worker is not None:
+            worker.kill()
         with self._lock:
             self._workers.discard(worker)
             if self._closed:
@@ -195,13 +211,13 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it takes another call."""
-        return not self._dead and self._process.poll() is None
+        """Whether it takes another call; one that has more to say after its answer does not."""
+        return not self._dead and self._process.poll() is None and not self._connection.poll()
 
     def call(self, payload: bytes, timeout_s: float, memory_mb: int | None) -> Any:
         """Call and wait; the process is killed where it gives no answer."""
         try:
-            ok, value, text = pickle.loads(self._exchange(payload, timeout_s, memory_mb))  # noqa: S301 (our worker's)
+            ok, value, text = _unpickled(self._exchange(payload, timeout_s, memory_mb))
         except (EOFError, OSError):
             self.kill()
             raise WorkerDiedError(self._last_words()) from None
@@ -215,19 +231,43 @@ class _Worker:
         raise value from _RemoteTraceback(f"\n{text}")
 
     def _exchange(self, payload: bytes, timeout_s: float, memory_mb: int | None) -> bytes:
-        header = (sys.path, _file_modules(), memory_mb)
+        number = secrets.token_bytes(16)
+        header = (number, sys.path, _file_modules(), memory_mb)
         self._connection.send_bytes(pickle.dumps(header, protocol=pickle.HIGHEST_PROTOCOL))
         self._connection.send_bytes(payload)
-        self._wait(_LOADING_S, f"the worker process was not ready within {_LOADING_S:g} s: an import hangs")
-        answer = self._connection.recv_bytes()
+        late = f"the worker process was not ready within {_LOADING_S:g} s: an import hangs"
+        try:
+            answer = self._receive(number, _LOADING_S, late)
+        except WorkerDiedError as error:
+            raise _NotBegunError(*error.args) from None
         if answer == process_worker.STARTED:
-            self._wait(timeout_s, f"no result within {timeout_s:g} s; its process was killed")
-            answer = self._connection.recv_bytes()
+            answer = self._receive(number, timeout_s, f"no result within {timeout_s:g} s; its process was killed")
         return answer
 
-    def _wait(self, limit_s: float, problem: str) -> None:
-        if not self._connection.poll(limit_s):
-            raise CallTimeoutError(problem)
+    def _receive(self, number: bytes, limit_s: float, late: str) -> bytes:
+        """Return the next message, as `Connection.send_bytes` writes it, whole and in time.
+
+        The function can write to the same socket: a message that is too long, or of another call, is refused.
+        """
+        end = time.monotonic() + limit_s
+        size = int.from_bytes(self._read(4, end, late), "big", signed=True)
+        if not len(number) < size <= len(number) + process_worker.MAX_ANSWER_BYTES:
+            raise WorkerDiedError("its process was killed: it wrote what is no result where it answers")
+        message = self._read(size, end, late)
+        if not message.startswith(number):
+            raise WorkerDiedError("its process was killed: it answered another call than the one that it was given")
+        return message[len(number) :]
+
+    def _read(self, size: int, end: float, late: str) -> bytes:
+        pieces = bytearray()
+        while len(pieces) < size:
+            if not self._connection.poll(max(0.0, end - time.monotonic())):
+                raise CallTimeoutError(late)
+            piece = os.read(self._connection.fileno(), min(size - len(pieces), _READ_BYTES))
+            if not piece:
+                raise EOFError
+            pieces += piece
+        return bytes(pieces)
 
     def kill(self) -> None:
         """End the process and what it started; idempotent, from any thread."""
@@ -254,6 +294,17 @@ class _Worker:
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+
+def _unpickled(answer: bytes) -> tuple[bool, Any, str]:
+    try:
+        ok, value, text = pickle.loads(answer)  # noqa: S301 (our worker's)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
+        raise WorkerDiedError(f"its process was killed: its result cannot be read here ({told})") from error
+    if not (ok is True or (ok is False and isinstance(value, Exception) and isinstance(text, str))):
+        raise WorkerDiedError("its process was killed: it wrote what is no result where it answers")
+    return ok, value, text
 
 
 def _file_modules() -> dict[str, str]:

@@ -103,9 +103,11 @@ def user_folders(base_dir: Path | None) -> list[Path]:
 
 
 def one_line(error: BaseException) -> str:
-    """Put an exception in one line: its type and the first line of what it says."""
+    """Put an exception in one line: its type and the first line of what it says, of a SyntaxError its source line."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    told = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    source = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
+    return f"{told}: `{source}`" if source else told
 
 
 def _put_on_path(folder: Path) -> None:

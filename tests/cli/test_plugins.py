@@ -1,11 +1,13 @@
 """`agentrl plugins` with the sample packages installed by pip, and `main` around it."""
 
 import json
+import re
 import sys
 
 import pytest
 
 from agentrl_core.cli import main
+from agentrl_core.discovery import core_version
 
 CLASH = (
     "scorer 'gsm8k' is registered by agentrl-clash and agentrl-direct; "
@@ -148,7 +150,8 @@ def test_show_of_an_unknown_package_names_the_nearest(cli):
 
 def test_check_passes_sound_packages_and_fails_others(cli):
     assert cli("plugins", "check", "agentrl-good")[:2] == (0, "agentrl-good 0.1.0: ok\n")
-    assert cli("plugins", "check", "agentrl-direct")[:2] == (0, "agentrl-direct 0.5.0: ok\n")
+    code, out, _ = cli("plugins", "check", "agentrl-direct")
+    assert (code, out.splitlines()[0]) == (0, "agentrl-direct 0.5.0: ok")
     assert cli("plugins", "check", "agentrl-newer")[:2] == (
         1,
         f"agentrl-newer 0.4.0: failed\n  failed to load: {NEWER}\n",
@@ -156,6 +159,35 @@ def test_check_passes_sound_packages_and_fails_others(cli):
     code, out, _ = cli("plugins", "check", "agentrl-clash")
     assert code == 1
     assert "there is no kind 'scorer' (did you mean scorers?)" in out
+
+
+def test_check_skips_what_needs_pytest_where_that_is_not_installed(cli, monkeypatch):
+    monkeypatch.setattr("agentrl_core.testing.components.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pytest", None)  # whoever imports it gets an error
+    monkeypatch.delitem(sys.modules, "agentrl_core.testing.losses", raising=False)
+    code, out, _ = cli("plugins", "check", "agentrl-core")
+    first, skipped = out.splitlines()
+    assert (code, first) == (0, f"agentrl-core {core_version()}: ok")
+    assert re.fullmatch(
+        r"  skipped: what pytest could prove of \d+ components; .*install 'agentrl-core\[testing\]'", skipped
+    )
+
+
+def test_check_advises_authors_without_failing_them(cli, sample_site, tmp_path, monkeypatch):
+    folder = tmp_path / "agentrl_bare-0.1.0.dist-info"
+    folder.mkdir()
+    metadata = "Metadata-Version: 2.4\nName: agentrl-bare\nVersion: 0.1.0\nRequires-Dist: agentrl-core<0.2,>=0.1\n"
+    (folder / "METADATA").write_text(metadata, encoding="utf-8")
+    (folder / "entry_points.txt").write_text("[agentrl.scorers]\nbare = bare_scorer:score\n", encoding="utf-8")
+    (tmp_path / "bare_scorer.py").write_text("def score(request): return 1.0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cli("plugins", "check", "agentrl-bare")[:2] == (
+        0,
+        (
+            "agentrl-bare 0.1.0: ok\n  note: has no summary: write project.description\n"
+            "  note: its README does not show how to name bare\n"
+        ),
+    )
 
 
 def test_check_of_all_packages_leaves_blocked_ones_out(cli, monkeypatch):
@@ -173,6 +205,15 @@ def test_help_lists_the_commands_of_packages_without_importing_them(cli):
     assert ["greet", "Provided by agentrl-good."] in rows(out)
     assert ["run", "Train an agent from a config file."] in rows(out)
     assert "agentrl_good.commands" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "command", ["", "run", "doctor", "config", "config check", "plugins", "plugins list", "trace show", "runs", "greet"]
+)
+def test_every_command_has_a_short_option_for_its_help(cli, command):
+    code, out, _ = cli(*command.split(), "-h")
+    assert (code, out) == (0, cli(*command.split(), "--help")[1])
+    assert out.split()[:2] == ["Usage:", "agentrl"]
 
 
 def test_a_command_of_a_package_runs(cli):

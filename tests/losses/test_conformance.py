@@ -172,6 +172,21 @@ def test_every_mutant_of_every_loss_is_caught(name, change):
         check_loss(Mutant(LOSSES[name], change))
 
 
+@pytest.mark.parametrize(
+    ("mutant", "told"),
+    [
+        ("mean over the micro-batch", "masked tokens at the end of the batch change the gradient of the others"),
+        ("mean over all, masked ones too", "masked tokens at the end of the batch change the gradient of the others"),
+        ("twice", "aggregation token_mean: on-policy, the gradient is not that of -advantage"),
+        ("mean of its part", "aggregation token_mean: micro-batches of whole sequences do not add up"),
+    ],
+)
+def test_a_broken_rule_is_told_in_words(mutant, told):
+    by_part = of_terms(lambda terms, batch: terms / batch.mask.sum())
+    with pytest.raises(AssertionError, match=told):
+        check_loss(Mutant(LOSSES["grpo"], {**MUTANTS, "mean of its part": by_part}[mutant]))
+
+
 def test_a_loss_may_say_at_the_check_that_it_stops_the_gradient():
     check_loss(LOSSES["grpo"])
     with pytest.raises(AssertionError, match="says that it stops the gradient, but"):

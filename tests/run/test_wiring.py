@@ -19,7 +19,7 @@ from agentrl_core.errors import RunError
 from agentrl_core.losses.minirl import MiniRL
 from agentrl_core.plugins import PluginManager
 from agentrl_core.rollout.order import TaskOrder
-from agentrl_core.run import resume, start
+from agentrl_core.run import resume
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Task
 
@@ -203,7 +203,7 @@ def test_every_option_about_training_reaches_the_learner(project, monkeypatch):
         given.update(arguments)
         raise RunError("seen enough")
 
-    monkeypatch.setattr(start, "Learner", learner)
+    monkeypatch.setattr("agentrl_core.training.learner.Learner", learner)
     config = project(
         name="options",
         seed=5,

@@ -171,7 +171,7 @@ def test_an_estimator_that_breaks_a_rule_is_caught(answer, told):
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (lambda episode: {}, "one call: {}"),
+        (lambda episode: {}, "one call: expected a share for each interaction, found {}"),
         (lambda episode: {item.id: math.inf for item in episode.interactions}, "inf"),
         (lambda episode: {item.id: 0.0 for item in episode.interactions}, "reaches no interaction"),
     ],
@@ -196,7 +196,10 @@ class RiggedStep(NoBaseline):
     [
         (lambda values: values[1:], "1 calls of a step got 0 advantages"),
         (lambda values: [math.nan for _ in values], "a step's advantages 0.5 got .nan."),
-        (lambda values: [value + index for index, value in enumerate(values)], "the order counts"),
+        (
+            lambda values: [value + index for index, value in enumerate(values)],
+            "the order of a step's calls changes what they get",
+        ),
         (lambda values: [-value for value in values], "a step's advantages 0.5, 0.25, .* got"),
     ],
 )

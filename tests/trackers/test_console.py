@@ -6,11 +6,14 @@ import io
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import attrs
 import pytest
 from rich.console import Console
+from rich.text import Text
 
+from agentrl_core.trackers.base import Activity
 from agentrl_core.trackers.console import ConsoleTracker
 
 
@@ -38,7 +41,8 @@ FULL = {
 
 def test_a_step_is_one_plain_line_under_its_columns(tracker, output, reports):
     tracker.step_finished(reports.step(12, 0.4375, **FULL))
-    header, row = output.getvalue().splitlines()
+    signal, gap, header, row = output.getvalue().splitlines()
+    assert (signal.partition(":")[0], gap.partition(":")[0]) == ("signal", "gap")  # their meaning, once
     assert " ".join(header.split()) == "step version lag reward signal tools/ep tokens/s entropy gap s/step"
     assert row.split() == ["12", "13", "0.2", "0.438", "14/16", "2.50", "12,346", "0.710", "1.5e-06", "2.04"]
     assert len(header) == len(row) <= 80
@@ -46,7 +50,7 @@ def test_a_step_is_one_plain_line_under_its_columns(tracker, output, reports):
 
 def test_metrics_that_are_missing_are_dashes(tracker, output, reports):
     tracker.step_finished(attrs.evolve(reports.step(1), metrics={}))
-    assert output.getvalue().splitlines()[1].split() == ["1", "2", "-", "-", "-/-", "-", "-", "-", "-", "-"]
+    assert output.getvalue().splitlines()[-1].split() == ["1", "2", "-", "-", "-/-", "-", "-", "-", "-", "-"]
 
 
 def test_the_columns_names_come_again(tracker, output, reports):
@@ -59,7 +63,7 @@ def test_a_step_without_signal_is_loud(tracker, output, reports):
     tracker.step_finished(reports.step(7, 0.0, **{"rollout/groups_with_signal": 0.0}))
     tracker.step_finished(reports.step(8, 0.0, **{"rollout/groups_with_signal": 1.0}))
     (warning,) = [line for line in output.getvalue().splitlines() if "WARNING" in line]
-    assert "step 7: no group had a signal" in warning
+    assert "step 7: all answers to each task got the same reward" in warning
 
 
 def test_notices_and_evaluations_are_lines(tracker, output, reports):
@@ -86,7 +90,7 @@ def test_the_summary_tells_all_that_one_looks_for(tracker, output, reports, tmp_
         "LLM calls            24,310",
         "CPU seconds          agent 61.2 + gateway 24.0 + engine 80.5 + learner 70.2 = 236.0",
         "reward curve         reward.png",
-        "checkpoints          checkpoints",
+        "checkpoints          none in checkpoints",
         "episodes             agentrl trace list .",
     ):
         assert expected in text
@@ -119,19 +123,95 @@ def test_the_curve_is_named_before_it_is_drawn(tracker, output, reports):
     assert "->" not in output.getvalue()
 
 
-def test_a_terminal_has_a_progress_bar_that_leaves_again(tmp_path, output, reports):
+def test_the_summary_says_what_the_training_changed_and_how_to_use_the_model(tracker, output, reports, tmp_path):
+    for step, reward in enumerate((0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8), start=1):
+        tracker.step_finished(reports.step(step, reward))
+    for step in (9, 10):
+        (tmp_path / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    tracker.run_finished(reports.summary(evals=()))
+    text = output.getvalue()
+    model = tmp_path / "checkpoints" / "step-10"
+    assert "training reward      0.200 at step 1 -> 0.700 at step 7 (mean of 3 steps each)" in text
+    assert f"trained model        {model}, a Hugging Face directory" in text
+    assert f"serve it           vllm serve {model}" in text
+    assert f"load it            AutoModelForCausalLM.from_pretrained('{model}')" in text
+    assert f"train it further   agentrl run CONFIG model.path={model}" in text
+
+
+def test_one_step_has_nothing_to_compare(tracker, output, reports):
+    tracker.step_finished(reports.step(1, 0.5))
+    tracker.run_finished(reports.summary())
+    assert "training reward" not in output.getvalue()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 75, 76, 200])
+def test_a_row_is_never_wider_than_the_terminal(tmp_path, output, reports, width):
+    tracker = ConsoleTracker(run_dir=tmp_path, console=Console(file=output, width=width, force_terminal=True))
+    tracker.step_finished(reports.step(12, 0.4375, **FULL))
+    plain = [Text.from_ansi(line).plain for line in output.getvalue().splitlines()]
+    header, row = plain[-2:]
+    assert len(header) == len(row) <= width
+    assert {"step", "reward", "signal", "s/step"} <= set(header.split())
+    assert len(header.split()) == len(row.split())
+    assert ("gap" in header) == (width >= 76)
+
+
+def test_a_pipe_has_all_columns_whatever_its_width(tmp_path, output, reports):
+    tracker = ConsoleTracker(run_dir=tmp_path, console=Console(file=output, width=20))
+    tracker.step_finished(reports.step(12, 0.4375, **FULL))
+    assert output.getvalue().splitlines()[-1].split()[-3:] == ["0.710", "1.5e-06", "2.04"]
+
+
+SAMPLING = Activity(
+    phase="sampling", phase_s=30.0, step=1, steps=4, step_s=30.0, done=32, total=128, unit="episodes", llm_calls=60
+)
+
+
+@pytest.fixture
+def watched(tmp_path, output):
+    """A console tracker into a pipe, its clock, and the activity that it looks at."""
+    state = SimpleNamespace(now=0.0, activity=SAMPLING)
+    state.tracker = ConsoleTracker(run_dir=tmp_path, console=Console(file=output), clock=lambda: state.now)
+    state.tracker.watch(lambda: state.activity)
+    yield state
+    state.tracker.close()
+
+
+def test_a_silent_pipe_has_a_line_every_half_minute(watched, output):
+    assert watched.tracker.beat() == 30.0
+    watched.now = 29.0
+    assert (watched.tracker.beat(), output.getvalue()) == (1.0, "")
+    watched.now = 30.0
+    assert watched.tracker.beat() == 30.0
+    watched.now = 45.0
+    watched.tracker.notice("something happens")
+    watched.now = 60.0
+    assert watched.tracker.beat() == 15.0
+    watched.activity = attrs.evolve(SAMPLING, done=96, llm_calls=184, failures={"failed(KeyError)": 2}, phase_s=75.0)
+    watched.activity = attrs.evolve(watched.activity, newest_failure="failed(KeyError)")
+    watched.now = 75.0
+    watched.tracker.beat()
+    first, notice, second = output.getvalue().splitlines()
+    assert first == "step 1 of 4: sampling, 32 of 128 episodes, 2.0 calls/s, 0:30 so far, about 7:30 left"
+    assert notice == "something happens"
+    assert second == (
+        "step 1 of 4: sampling, 96 of 128 episodes, 2.5 calls/s, 2 failed (newest: failed(KeyError)), 1:15 so far, "
+        "about 5:25 left"
+    )
+
+
+def test_a_terminal_has_a_line_of_progress_that_leaves_again(tmp_path, output, reports):
     console = Console(file=output, width=120, force_terminal=True, force_interactive=True)
     tracker = ConsoleTracker(run_dir=tmp_path, console=console)
-    tracker.notice("building the policy")
-    assert "/40" not in output.getvalue()
-    tracker.run_started(reports.run())
-    tracker.step_finished(reports.step(1, 0.5, **FULL))
-    tracker._progress.refresh()
-    assert "1/40" in output.getvalue()
-    tracker.run_finished(reports.summary())
-    tracker.close()
-    assert tracker._progress.finished is False
-    assert not tracker._progress.live.is_started
+    tracker.watch(lambda: SAMPLING)
+    try:
+        tracker._live.refresh()
+        assert "step 1/4 sampling 32/128 episodes" in output.getvalue()
+        tracker.run_finished(reports.summary())
+        tracker.close()
+        assert not tracker._live.is_started
+    finally:
+        tracker.close()
     assert "run calm-otter finished" in output.getvalue()
 
 

@@ -98,7 +98,7 @@ def _print_version(value: bool) -> None:  # noqa: FBT001  # the signature of an 
 # typer's own help option is checked with pydantic, given or not, whose import takes half of the time of a light
 # command; a switch with a default is not. For groups that light commands belong to, with `add_help_option=False`.
 HelpSwitch = Annotated[
-    bool, typer.Option("--help", callback=_print_help, is_eager=True, help="Show this message and exit.")
+    bool, typer.Option("--help", "-h", callback=_print_help, is_eager=True, help="Show this message and exit.")
 ]
 
 app = typer.Typer(
@@ -132,7 +132,8 @@ def _main(given: list[str]) -> int:
     debug = "--debug" in given
     command: Any = typer.main.get_command(app)
     try:
-        command.main(args=[item for item in given if item != "--debug"], prog_name="agentrl")
+        arguments = [item for item in given if item != "--debug"]
+        command.main(args=arguments, prog_name="agentrl", help_option_names=["--help", "-h"])
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except AgentRLError as error:

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from agentrl_core.cli import HelpSwitch  # noqa: TC001  # typer reads annotations at run time
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import PluginError
-from agentrl_core.invocation import command_line, pip_install
+from agentrl_core.invocation import command_line, pip_install, pytest_call
 from agentrl_core.nearest import did_you_mean
 from agentrl_core.plugins import load_registry
 from agentrl_core.registry import KINDS, Entry, Package, Registry
@@ -37,6 +37,8 @@ class QuickCommand(TyperCommand):
         return []
 
 
+_TESTING = "agentrl-core[testing]"
+"""What brings pytest along."""
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -93,9 +95,10 @@ def show(name: Annotated[str, typer.Argument(help="Name of the package.")], *, a
 def check(name: Annotated[str, typer.Argument(help="Name of the package; all where absent.")] = "") -> None:
     """Import and check all that is registered.
 
-    Exit code 1 if any package has a fault.
+    Exit code 1 if any package has a fault. Notes are advice to its author.
     """
-    from agentrl_core.testing.plugins import plugin_problems
+    from agentrl_core.testing.components import can_test, needs_pytest
+    from agentrl_core.testing.plugins import plugin_advice, plugin_problems
 
     registry = load_registry()
     failed = False
@@ -108,6 +111,11 @@ def check(name: Annotated[str, typer.Argument(help="Name of the package; all whe
         typer.echo(f"{package.distribution} {package.version}: {'failed' if problems else 'ok'}")
         for problem in problems:
             typer.echo(f"  {problem}")
+        for note in plugin_advice(package):
+            typer.echo(f"  note: {note}")
+        skipped = 0 if package.status != "ok" or can_test() else sum(map(needs_pytest, package.entries))
+        if skipped:
+            typer.echo(f"  skipped: what pytest could prove of {skipped} components; {pip_install(_TESTING)}")
     if failed:
         raise typer.Exit(1)
 
@@ -124,11 +132,13 @@ def new(
     It passes the conformance suite of its kind as it is.
     """
     from agentrl_core.scaffold.package import write_package
+    from agentrl_core.testing.components import can_test
 
     for path in write_package(name, kind, directory):
         typer.echo(path)
     package = str(directory / name)
-    steps = (pip_install("-e", package), f"pytest {package}", command_line("plugins", "check", name))
+    kit = () if can_test() else (_TESTING,)
+    steps = (pip_install("-e", package, *kit), pytest_call(package), command_line("plugins", "check", name))
     typer.echo(f"next: {' && '.join(steps)}")
 
 

@@ -44,7 +44,8 @@ class Scheduler:
     seed submits the same tasks in the same order with the same random keys; `start_index`, with the earlier positions
     that are `left` and their tries, goes on with exactly that. A task whose group ended unusable is put back
     `rollout.requeue` times; it comes again with the next policy version. `total_steps` keeps groups from being
-    sampled that no step would consume. `on_scored(record)` is called on the agents' loop. Without tasks, `visitors`
+    sampled that no step would consume. `on_scored(record)`, and for every
+    outcome `on_ended(record)`, are called on the agents' loop. Without tasks, `visitors`
     say what they work on.
     """
 
@@ -64,6 +65,7 @@ class Scheduler:
         total_steps: int | None = None,
         on_scored: Callable[[Record], None] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        on_ended: Callable[[Record], None] | None = None,
     ) -> None:
         if config.min_group_size > config.group_size:
             raise ConfigError(
@@ -76,7 +78,7 @@ class Scheduler:
         self._planned = order is not None
         self._queue = TaskQueue(order, start_index=start_index, left=left, requeue=config.requeue)
         self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
-        self._on_scored, self._sleep = on_scored, sleep
+        self._on_scored, self._on_ended, self._sleep = on_scored, on_ended, sleep
         self._tally = Tally(config)
         self._capacity = Capacity(
             max_head_offpolicyness=config.max_head_offpolicyness,
@@ -293,6 +295,8 @@ class Scheduler:
             except asyncio.CancelledError as cancellation:
                 self._tally.add_cancelled(cancelled_for(cancellation))
                 raise
+            if self._on_ended is not None:
+                self._on_ended(episode.record)
             self._tally.add(episode.record)
             await self._sleep(self._tally.pause_s(episode.record))
         if self._on_scored is not None and episode.record.outcome is Outcome.SCORED:

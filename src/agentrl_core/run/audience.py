@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import AgentRLError, RunError
+from agentrl_core.run.progress import Progress
 
 if TYPE_CHECKING:
     from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport, Tracker
@@ -25,6 +26,11 @@ class Audience:
         self._trackers = tuple(trackers)
         self._call_hook = call_hook
         self._run: RunInfo | None = None
+        self.progress = Progress(self.notice)
+        """What the run tells of itself between two events; trackers that `watch` look at it."""
+        for tracker in self._trackers:
+            if watch := getattr(tracker, "watch", None):
+                watch(self.progress.now)
 
     def notice(self, message: str) -> None:
         """One line for a person, also kept in the log."""

@@ -26,6 +26,7 @@ from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.parts import Given
 from agentrl_core.run.sampling import SamplingSide
+from agentrl_core.run.start import untrained_start
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
@@ -174,8 +175,6 @@ def _run(given: Given[RunConfig]) -> Iterator[Finding]:
 
 def _rehearsal(components: Components) -> Iterator[Finding]:
     """Build what a run builds, in a folder of its own, and run one episode."""
-    from agentrl_core.run.start import untrained_start  # with torch, which the checks before this can do without
-
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder, ExitStack() as closing:
         directory = RunDirectory.create(Path(folder), "doctor")
         try:

@@ -51,14 +51,18 @@ class TrainingLoop:
         earlier = self._earlier_metrics()
         self._recent_rewards = [metrics.get("reward/mean", 0.0) for metrics in earlier][-_STEPS_AT_TARGET:]
         self._sampled_at: float | None = None
+        self._progress = audience.progress
+        audience.notice("starting the engine and the gateway")
         self._sampling = SamplingSide(
             components,
             start,
             directory.name,
             admin_key_file=directory.admin_key,
             on_scored=audience.record_scored,
+            on_ended=self._progress.ended,
             notice=audience.notice,
         )
+        self._progress.count_calls(lambda: self._sampling.gateway.calls)
         self._batches = BatchCollector(self._sampling, self._learner, self._config.rollout, notice=audience.notice)
         self._saved_step = start.step or None
         self._watch = Watch(
@@ -101,6 +105,11 @@ class TrainingLoop:
         if self._step >= self._config.trainer.steps:  # resumed after a kill in the last evaluation: this was it
             return
         self._sampling.begin()
+        rollout = self._config.rollout
+        self._audience.notice(
+            f"step {self._step + 1} of {self._config.trainer.steps} begins: {rollout.tasks_per_step} tasks x "
+            f"{rollout.group_size} episodes"
+        )
         while self._step < self._config.trainer.steps:
             report = self._take_step()
             self._audience.step_finished(report)
@@ -123,7 +132,12 @@ class TrainingLoop:
     def _take_step(self) -> StepReport:
         """One optimizer step, from waiting for its groups to the record of what it did."""
         begin = time.perf_counter()
+        rollout = self._config.rollout
+        self._progress.begin_step(self._step + 1, self._config.trainer.steps, ahead=rollout.max_head_offpolicyness > 0)
+        self._progress.begin("sampling", total=rollout.tasks_per_step * rollout.group_size)
         signal, collected = self._batches.collect(self._version)
+        self._progress.taken(group.id for group in signal.sampled)
+        self._progress.begin("training")
         sampled = time.perf_counter()
         sampling_s = sampled - self._sampling_since(begin)
         self._sampled_at = sampled
@@ -191,6 +205,7 @@ class TrainingLoop:
     def _save(self) -> None:
         if self._saved_step == self._step:
             return
+        self._progress.begin("saving")
         asyncio.run(self._store.flush())  # a checkpoint is never ahead of its store
         folder = self._directory.checkpoints / f"step-{self._step}"
         self._learner.save(folder, step=self._step, version=self._version)
@@ -199,6 +214,8 @@ class TrainingLoop:
     def _evaluate(self, tasks: int) -> None:
         if not self._components.eval_sets:
             return
+        episodes = sum(len(members[:tasks]) for members in self._components.eval_sets.values())
+        self._progress.begin("evaluating", total=episodes)
         results = self._sampling.evaluate(self._components.eval_sets, tasks)
         report = EvalReport(
             step=self._step,

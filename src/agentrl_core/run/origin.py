@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core import config as configs
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, UsageError
-from agentrl_core.invocation import command_line
+from agentrl_core.invocation import command_line, near
 from agentrl_core.models.folder import no_model_in
 from agentrl_core.stores.base import RunRow
 
@@ -98,6 +98,14 @@ async def _known_status(store: Store, directory: RunDirectory) -> str:
             "with model.path set to the checkpoint"
         )
     return known[directory.name]
+
+
+def loading(model_dir: Path) -> str:
+    """Say which model is being loaded, and how large it is: it takes seconds per GB, and torch itself some."""
+    weights = [path for form in ("*.safetensors", "*.bin") for path in model_dir.glob(form)]
+    size = sum(path.stat().st_size for path in weights)
+    written = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"  # noqa: PLR2004  (0.1 GB)
+    return f"loading torch and the model {near(model_dir)} ({written})"
 
 
 async def rewind(store: Store, parts: Parts[Any], run_id: str, step: int) -> ResumePoint:

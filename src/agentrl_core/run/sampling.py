@@ -58,6 +58,7 @@ class SamplingSide:
         *,
         admin_key_file: Path,
         on_scored: Callable[[Record], None],
+        on_ended: Callable[[Record], None] | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         config = components.config
@@ -114,6 +115,7 @@ class SamplingSide:
                 shuffle=config.data.shuffle,
                 total_steps=config.trainer.steps,
                 on_scored=on_scored,
+                on_ended=on_ended,
             )
             self.scheduler.publish(start.version, start.step)
             self._undo = undo.pop_all()

@@ -19,7 +19,7 @@ from agentrl_core.run.cores import wait_without_spinning
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
 from agentrl_core.run.loss import build_loss, settled, settled_loss
-from agentrl_core.run.origin import announce, check_unfinished, model_directory, newest_checkpoint, rewind
+from agentrl_core.run.origin import announce, check_unfinished, loading, model_directory, newest_checkpoint, rewind
 from agentrl_core.run.parts import Given, PartChecks, Parts, problems_of
 from agentrl_core.stores.base import StepRow
 from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
@@ -161,6 +161,7 @@ def _run(parts: SftParts, directory: RunDirectory, *, resumed: bool) -> RunSumma
             asyncio.run(announce(store, parts, directory.name))
         checkpoint = newest_checkpoint(store, directory, audience.notice) if resumed else None
         start = checkpoint[1] if checkpoint else model_directory(parts, directory, lambda: _conversations(parts))
+        audience.notice(loading(start))
         tuner = _tuner(parts, start)  # before it has read the rows, the number of steps is not known
         if checkpoint is not None:
             step, folder = checkpoint
@@ -256,6 +257,8 @@ class _Loop:
         self._save()
 
     def _take_step(self) -> None:
+        self._audience.progress.begin_step(self._step + 1, self._tuner.steps, ahead=False)
+        self._audience.progress.begin("training")
         metrics = self._tuner.step()
         self._step += 1
         self._version += 1
@@ -269,11 +272,13 @@ class _Loop:
 
     def _save(self) -> None:
         if self._saved_step != self._step:
+            self._audience.progress.begin("saving")
             asyncio.run(self._store.flush())  # a checkpoint is never ahead of its store
             self._tuner.save(self._directory.checkpoints / f"step-{self._step}", step=self._step, version=self._version)
             self._saved_step = self._step
 
     def _evaluate(self) -> None:
+        self._audience.progress.begin("evaluating")
         losses = self._tuner.held_out()
         if losses:
             report = EvalReport(step=self._step, rewards={}, records={}, losses=losses)

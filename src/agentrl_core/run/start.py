@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +14,16 @@ from agentrl_core.batching.shaping import as_shaping
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError
 from agentrl_core.run.cores import learner_threads, usable_cores
-from agentrl_core.run.origin import announce, check_unfinished, model_directory, newest_checkpoint, rewind
-from agentrl_core.training.learner import Learner
+from agentrl_core.run.origin import announce, check_unfinished, loading, model_directory, newest_checkpoint, rewind
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import WarmStartConfig
     from agentrl_core.data.demonstrations import Demonstration
+    from agentrl_core.run.audience import Audience
     from agentrl_core.run.components import Components
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.stores.base import Store
+    from agentrl_core.training.learner import Learner
 
 
 @attrs.frozen(kw_only=True)
@@ -43,10 +44,10 @@ class Start:
     """Earlier submission indices that no step consumed -> groups of them that had ended unusable."""
 
 
-def fresh_start(components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]) -> Start:
+def fresh_start(components: Components, directory: RunDirectory, store: Store, audience: Audience) -> Start:
     """Build or find the policy, and warm-start it if the config says so."""
     asyncio.run(announce(store, components, directory.name))
-    model_dir, learner = _initial_policy(components, directory, notice)
+    model_dir, learner = _initial_policy(components, directory, audience)
     asyncio.run(store.add_version(directory.name, 0, step=0))
     return Start(model_dir=model_dir, learner=learner, store=store)
 
@@ -76,22 +77,21 @@ def check_reference(components: Components, directory: RunDirectory) -> None:
         )
 
 
-def resumed_start(
-    components: Components, directory: RunDirectory, store: Store, notice: Callable[[str], None]
-) -> Start:
+def resumed_start(components: Components, directory: RunDirectory, store: Store, audience: Audience) -> Start:
     """Restore the newest checkpoint and void what was consumed after it; with none, begin anew."""
-    checkpoint = newest_checkpoint(store, directory, notice)
+    checkpoint = newest_checkpoint(store, directory, audience.notice)
     if checkpoint is None:
         step = 0
-        model_dir, learner = _initial_policy(components, directory, notice)
+        model_dir, learner = _initial_policy(components, directory, audience)
     else:
         step, model_dir = checkpoint
         check_unfinished(store, directory, step, steps=components.config.trainer.steps)
+        audience.notice(loading(model_dir))
         learner = _learner(components, directory, model_dir)
         learner.restore(model_dir)
     point = asyncio.run(rewind(store, components, directory.name, step))
     lost = "" if checkpoint else f"; no checkpoint is left in {directory.checkpoints}, so all steps are taken again"
-    notice(f"resumed after step {step}, at group {point.next_index}{lost}")
+    audience.notice(f"resumed after step {step}, at group {point.next_index}{lost}")
     version = point.last_version + 1
     return Start(
         model_dir=model_dir,
@@ -104,19 +104,22 @@ def resumed_start(
     )
 
 
-def _initial_policy(
-    components: Components, directory: RunDirectory, notice: Callable[[str], None]
-) -> tuple[Path, Learner]:
+def _initial_policy(components: Components, directory: RunDirectory, audience: Audience) -> tuple[Path, Learner]:
     """The policy before the first step and the folder that holds it."""
+    if builder := components.config.model.use:
+        audience.notice(f"building the policy '{builder}'")
     model_dir = model_directory(components, directory, lambda: _conversations(components))
+    audience.notice(loading(model_dir))
     learner = _learner(components, directory, model_dir)
     warm_start = components.config.warm_start
     if warm_start is None:
         return model_dir, learner
     rows = _demonstrations(components, warm_start)
-    notice(f"warm start: {warm_start.steps} steps on {len(rows)} demonstrations")
-    losses = learner.warm_start(rows, warm_start)
-    notice(f"warm start done: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    audience.notice(f"warm start: {warm_start.steps} steps on {len(rows)} demonstrations")
+    audience.progress.begin("warm start", total=warm_start.steps, unit="steps")
+    losses = learner.warm_start(rows, warm_start, after_step=audience.progress.advance)
+    audience.progress.begin("loading")
+    audience.notice(f"warm start done: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     if learner.refers:  # before the checkpoint, from which a killed run goes on without another warm start
         learner.save(directory.warm_started, step=0, version=0)
     model_dir = directory.checkpoints / "step-0"
@@ -126,6 +129,7 @@ def _initial_policy(
 
 def _learner(components: Components, directory: RunDirectory, model_dir: Path) -> Learner:
     from agentrl_core.run.loss import build_loss
+    from agentrl_core.training.learner import Learner  # with torch: whatever can be told before it is told by now
 
     config = components.config
     loss, section = build_loss(config.loss, components.build)

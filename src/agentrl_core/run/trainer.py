@@ -18,18 +18,19 @@ from agentrl_core.run.components import Components, resolve
 from agentrl_core.run.cores import learner_threads, usable_cores
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out, outside_event_loops
+from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given
+from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
 
 if TYPE_CHECKING:
     from agentrl_core.run.audience import Audience
-    from agentrl_core.run.start import Start
     from agentrl_core.stores.base import Store
     from agentrl_core.trackers.base import RunSummary
 
 _DECIDED = ("aggregation", "unit", "horizon")
 """Options of the section `loss` that a loss decides where the config is silent, beside the advantage."""
-Begin: TypeAlias = "Callable[[Components, RunDirectory, Store, Callable[[str], None]], Start]"
+Begin: TypeAlias = "Callable[[Components, RunDirectory, Store, Audience], Start]"
 """What makes the start of a run: `fresh_start` or `resumed_start`."""
 
 
@@ -70,8 +71,6 @@ class Trainer:
 
     def _train(self, workflow: object | None, workflow_kwargs: Mapping[str, Any] | None) -> RunSummary:
         components = resolve(self._given, workflow=workflow, workflow_kwargs=workflow_kwargs)
-        from agentrl_core.run.start import fresh_start  # torch comes along: a faulty config is told before that
-
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         directory.write_snapshot(
             configs.dump(attrs.evolve(components.config, name=directory.name)), self._given.base_dir
@@ -107,8 +106,6 @@ def _resume(
         config = configs.parse(_unsettled(kept, base_dir), overrides)
     directory.check_name(config.name)
     components = resolve(Given.from_python(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
-    from agentrl_core.run.start import check_reference, resumed_start  # with torch, so not before a faulty config
-
     check_reference(components, directory)
     with directory.locked():  # before the first change
         directory.write_snapshot(configs.dump(components.config), base_dir)
@@ -134,14 +131,12 @@ def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
 
 def _run(components: Components, directory: RunDirectory, begin: Begin) -> RunSummary:
     """Start, train and end."""
-    from agentrl_core.run.loop import TrainingLoop
-
     started = time.time()
 
     def work(store: Store, audience: Audience) -> RunSummary:
         if fewer := learner_threads(components.config, usable_cores())[1]:
             audience.notice(fewer)
-        start = begin(components, directory, store, audience.notice)
+        start = begin(components, directory, store, audience)
         return TrainingLoop(components, directory, start, audience, started_at=started).run()
 
     return carry_out(components, directory, work)

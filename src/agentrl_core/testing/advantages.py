@@ -96,46 +96,59 @@ def _check_finite(estimator: AdvantageEstimator) -> None:
     for rewards in _GROUPS:
         found = estimator.advantages(rewards)
         assert len(found) == len(rewards), f"{len(rewards)} rewards got {len(found)} advantages"
-        assert all(math.isfinite(value) for value in found), f"rewards {rewards} got {found}"
+        assert all(math.isfinite(value) for value in found), f"rewards {rewards} got {found}, not all finite"
 
 
 def _check_turns(estimator: AdvantageEstimator) -> None:
     for returns in _TURNS:
         found = estimator.turn_advantages(returns)
-        assert [len(turns) for turns in found] == [len(turns) for turns in returns], f"returns {returns} got {found}"
-        assert all(math.isfinite(value) for turns in found for value in turns), f"returns {returns} got {found}"
+        assert [len(turns) for turns in found] == [len(turns) for turns in returns], (
+            f"returns {returns} got {found}: expected one advantage for each turn"
+        )
+        assert all(math.isfinite(value) for turns in found for value in turns), (
+            f"returns {returns} got {found}, not all finite"
+        )
 
 
 def _check_agreement(estimator: AdvantageEstimator) -> None:
     for rewards in _GROUPS:
         by_turn = [turns[0] for turns in estimator.turn_advantages([[reward] for reward in rewards])]
-        assert estimator.advantages(rewards) == pytest.approx(by_turn), f"rewards {rewards}"
+        assert estimator.advantages(rewards) == pytest.approx(by_turn), (
+            f"rewards {rewards}: advantages() and turn_advantages() of one turn each differ"
+        )
 
 
 def _check_order(estimator: AdvantageEstimator) -> None:
     for rewards in _GROUPS:
         found = estimator.advantages(rewards)
-        assert list(reversed(estimator.advantages(rewards[::-1]))) == pytest.approx(found), f"rewards {rewards}"
+        turned = list(reversed(estimator.advantages(rewards[::-1])))
+        assert turned == pytest.approx(found), (
+            f"rewards {rewards}: the order of a group's records changes what they get"
+        )
         for value, other in _pairs(rewards, found):
-            assert value[0] != other[0] or value[1] == pytest.approx(other[1]), f"rewards {rewards} got {found}"
+            assert value[0] != other[0] or value[1] == pytest.approx(other[1]), (
+                f"rewards {rewards} got {found}: equal rewards must get equal advantages"
+            )
 
 
 def _check_monotone(estimator: AdvantageEstimator) -> None:
     for rewards in _GROUPS:
         found = estimator.advantages(rewards)
         for value, other in _pairs(rewards, found):
-            assert value[0] <= other[0] or value[1] >= other[1], f"rewards {rewards} got {found}"
+            assert value[0] <= other[0] or value[1] >= other[1], (
+                f"rewards {rewards} got {found}: a higher reward must not get a lower advantage"
+            )
 
 
 def _check_steps(estimator: AdvantageEstimator) -> None:
     for calls, found in _normalised(estimator):
         assert len(found) == len(calls), f"{len(calls)} calls of a step got {len(found)} advantages"
-        assert all(math.isfinite(value) for value in found), f"{_told(calls)} got {found}"
+        assert all(math.isfinite(value) for value in found), f"{_told(calls)} got {found}, not all finite"
 
 
 def _check_step_order(estimator: AdvantageEstimator) -> None:
     for (calls, found), (_, turned) in zip(_normalised(estimator), _normalised(estimator, order=-1), strict=True):
-        assert turned[::-1] == found, f"{_told(calls)}: the order counts"
+        assert turned[::-1] == found, f"{_told(calls)}: the order of a step's calls changes what they get"
 
 
 def _check_step_monotone(estimator: AdvantageEstimator) -> None:
@@ -144,7 +157,9 @@ def _check_step_monotone(estimator: AdvantageEstimator) -> None:
             given = [call.advantage for call in calls if call.group == group]
             got = [value for call, value in zip(calls, found, strict=True) if call.group == group]
             for value, other in _pairs(given, got):
-                assert value[0] < other[0] or value[1] >= other[1], f"{_told(calls)} got {found}"
+                assert value[0] < other[0] or value[1] >= other[1], (
+                    f"{_told(calls)} got {found}: inside a group a higher advantage must not become the lower one"
+                )
 
 
 def _normalised(

@@ -38,7 +38,7 @@ def _check_help(command: Any) -> None:
     result = CliRunner().invoke(_app(command), ["--help"])
     assert result.exit_code == 0, result.output
     described = [line for line in result.output.splitlines() if line.strip() and "Usage:" not in line]
-    assert described
+    assert described, "its help says nothing; give it a docstring"
     assert "Options" not in described[0], "give it a docstring: its first line is shown in the help"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.config.schema import Component
@@ -15,13 +16,24 @@ if TYPE_CHECKING:
 _Check = Callable[[Any], None]
 
 
+def needs_pytest(entry: Entry) -> bool:
+    """Whether what can be proved of a component takes packages that only the extra `testing` installs."""
+    return entry.kind in _CHECKS and entry.kind not in _WITHOUT_PYTEST
+
+
+def can_test() -> bool:
+    """Whether the packages of the extra `testing` are installed."""
+    return all(find_spec(name) is not None for name in ("pytest", "hypothesis"))
+
+
 def component_problems(entry: Entry, registry: Registry) -> list[str]:
     """Return what the checks of its kind find wrong with a component, one line; empty for a sound one.
 
-    A component that cannot be built without options is left to its package's own tests.
+    A component that cannot be built without options is left to its package's own tests, and so is what takes pytest
+    where that is not installed.
     """
     check = _CHECKS.get(entry.kind)
-    if check is None:
+    if check is None or (needs_pytest(entry) and not can_test()):
         return []
     component = Component(f"{entry.distribution}/{entry.name}")
     try:
@@ -93,6 +105,8 @@ def _command(command: Any) -> None:
     check_command(command)
 
 
+_WITHOUT_PYTEST = frozenset({"scorers"})
+"""Kinds whose checks need core alone."""
 _CHECKS: Mapping[str, _Check] = {
     "advantages": _advantage,
     "commands": _command,

@@ -48,20 +48,28 @@ def check_credit(credit: Credit) -> None:
 def _check_shares(credit: Credit, shape: str) -> None:
     episode = made_up_episode(SHAPES[shape])
     found = credit.credit(episode)
-    assert set(found) == {item.id for item in episode.interactions}, f"{shape}: {dict(found)}"
-    assert all(math.isfinite(value) for value in found.values()), f"{shape}: {dict(found)}"
+    assert set(found) == {item.id for item in episode.interactions}, (
+        f"{shape}: expected a share for each interaction, found {dict(found)}"
+    )
+    assert all(math.isfinite(value) for value in found.values()), (
+        f"{shape}: the shares are not all finite: {dict(found)}"
+    )
     assert any(found.values()), f"{shape}: the reward reaches no interaction"
 
 
 def _check_returns(credit: Credit, shape: str) -> None:
     episode = made_up_episode(SHAPES[shape], rewards={len(SHAPES[shape]) - 1: 0.5})
     found = credit.credit(episode)
-    assert set(found) == {item.id for item in episode.interactions}, f"{shape}: {dict(found)}"
-    assert all(math.isfinite(value) for value in found.values()), f"{shape}: {dict(found)}"
+    assert set(found) == {item.id for item in episode.interactions}, (
+        f"{shape}: expected a share for each interaction, found {dict(found)}"
+    )
+    assert all(math.isfinite(value) for value in found.values()), (
+        f"{shape}: the shares are not all finite: {dict(found)}"
+    )
 
 
 def _check_repeatable(credit: Credit, shape: str) -> None:
     episode = made_up_episode(SHAPES[shape])
     first = dict(credit.credit(episode))
     credit.credit(made_up_episode(SHAPES["a fork"], rewards={1: -1.0}))
-    assert dict(credit.credit(episode)) == first, shape
+    assert dict(credit.credit(episode)) == first, f"{shape}: the same episode got other shares the second time"

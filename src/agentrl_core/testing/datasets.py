@@ -58,4 +58,4 @@ def _check_rows(dataset: Dataset) -> None:
 
 
 def _check_repeatable(dataset: Dataset) -> None:
-    assert dataset() == dataset()
+    assert dataset() == dataset(), "loaded twice, it gave other tasks the second time"

@@ -49,7 +49,7 @@ def check_filter(group_filter: Filter) -> None:
 def _check_reason(group_filter: Filter) -> None:
     reason = group_filter.reason
     assert re.fullmatch(r"[a-z0-9][a-z0-9_]*", reason), f"expected a word such as zero_variance, found {reason!r}"
-    assert group_filter.reason == reason
+    assert group_filter.reason == reason, "its `reason` changes from one look to the next"
 
 
 def _check_decisions(group_filter: Filter) -> None:
@@ -69,7 +69,9 @@ def _check_repeatable(group_filter: Filter) -> None:
         before = copy.deepcopy((group, advantages))
         first = group_filter.keep(group, advantages)
         assert (group, advantages) == before, f"rewards {rewards}: the filter changed its group"
-        assert group_filter.keep(group, advantages) == first, f"rewards {rewards}"
+        assert group_filter.keep(group, advantages) == first, (
+            f"rewards {rewards}: the same group was judged otherwise the second time"
+        )
 
 
 def _group(rewards: tuple[float, ...]) -> tuple[Group, dict[str, float]]:

@@ -206,7 +206,14 @@ def check_slope(loss: LossCalculator, *, stops_gradient: bool = False) -> None:
         same = torch.allclose(gradient, slope, rtol=1e-6, atol=1e-7)
         assert not same, "the loss says that it stops the gradient, but its gradient is the slope of its value"
     else:
-        torch.testing.assert_close(gradient, slope, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            gradient,
+            slope,
+            rtol=1e-6,
+            atol=1e-7,
+            msg="the gradient at the log-probs is not the slope of the loss's value; a loss that means it so says "
+            "`stops_gradient = True`",
+        )
 
 
 def check_reinforce(loss: LossCalculator) -> None:
@@ -224,7 +231,11 @@ def check_reinforce(loss: LossCalculator) -> None:
     for config in _aggregations():
         gradient = _aggregated_gradient(loss, batch, [batch.mask > -1], config)
         torch.testing.assert_close(
-            gradient, expected[config.aggregation], rtol=1e-9, atol=1e-12, msg=config.aggregation
+            gradient,
+            expected[config.aggregation],
+            rtol=1e-9,
+            atol=1e-12,
+            msg=f"aggregation {config.aggregation}: on-policy, the gradient is not that of -advantage * logprob / N",
         )
 
 
@@ -232,8 +243,9 @@ def _check_order(loss: LossCalculator) -> None:
     batch = made_up_batch(loss)
     order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(1))
     permuted = _select(batch, order)
-    torch.testing.assert_close(loss.loss(permuted).per_token, loss.loss(batch).per_token[order])
-    torch.testing.assert_close(_gradient(loss, permuted), _gradient(loss, batch)[order])
+    told = "tokens in another order get other losses or gradients: per_token must not depend on their places"
+    torch.testing.assert_close(loss.loss(permuted).per_token, loss.loss(batch).per_token[order], msg=told)
+    torch.testing.assert_close(_gradient(loss, permuted), _gradient(loss, batch)[order], msg=told)
 
 
 def _check_padding(loss: LossCalculator) -> None:
@@ -241,7 +253,11 @@ def _check_padding(loss: LossCalculator) -> None:
     count = len(batch.mask)
     padded = _select(batch, torch.cat([torch.arange(count), torch.zeros(9, dtype=torch.long)]))
     padded = attrs.evolve(padded, mask=torch.cat([batch.mask, batch.mask.new_zeros(9)]))
-    torch.testing.assert_close(_gradient(loss, padded)[:count], _gradient(loss, batch))
+    torch.testing.assert_close(
+        _gradient(loss, padded)[:count],
+        _gradient(loss, batch),
+        msg="masked tokens at the end of the batch change the gradient of the others",
+    )
 
 
 def _check_split(loss: LossCalculator) -> None:
@@ -252,7 +268,12 @@ def _check_split(loss: LossCalculator) -> None:
     for config in _aggregations():
         expected = _aggregated_gradient(loss, batch, whole, config)
         gradient = _aggregated_gradient(loss, batch, sequences, config)
-        torch.testing.assert_close(gradient, expected, msg=config.aggregation)
+        torch.testing.assert_close(
+            gradient,
+            expected,
+            msg=f"aggregation {config.aggregation}: micro-batches of whole sequences do not add up to the gradient of "
+            "the batch; per_token must not be divided by what one micro-batch alone knows, as the aggregation divides",
+        )
         if not getattr(loss, "whole_sequences", False) and config.aggregation != "agentcpm_rows":
             torch.testing.assert_close(
                 _aggregated_gradient(loss, batch, tokens, config),
@@ -285,7 +306,12 @@ def _check_ranks(loss: LossCalculator) -> None:
             shared = attrs.evolve(own, tokens=whole.tokens, sequences=whole.sequences)
             torch.autograd.backward(aggregate(config, view, loss.loss(view), shared))
         expected = _aggregated_gradient(loss, batch, [batch.mask > -1], config)
-        torch.testing.assert_close(leaf.grad, expected, msg=config.aggregation)
+        torch.testing.assert_close(
+            leaf.grad,
+            expected,
+            msg=f"aggregation {config.aggregation}: the shares of two ranks do not add up to the gradient of the batch;"
+            " per_token must not depend on how many sequences are in it",
+        )
 
 
 def _check_stateless(loss: LossCalculator) -> None:

@@ -66,6 +66,6 @@ def _check_seed(builder: Builder, folder: Path) -> None:
         load_file(_build(builder, folder / name, seed) / "model.safetensors")
         for name, seed in (("first", 0), ("again", 0), ("other", 1))
     )
-    assert first.keys() == again.keys()
+    assert first.keys() == again.keys(), "one seed made models with different weights"
     assert all(torch.equal(first[name], again[name]) for name in first), "one seed made two models"
     assert any(not torch.equal(first[name], other[name]) for name in first), "two seeds made one model"

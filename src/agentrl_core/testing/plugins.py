@@ -21,22 +21,23 @@ HEAVY = ("torch", "transformers", "openai", "anthropic", "langchain_core", "moto
 """Modules that a hook module must not import: each would slow every `agentrl plugins list`."""
 
 
-def check_plugin(distribution: str) -> None:
+def check_plugin(distribution: str, *, strict: bool = True) -> None:
     """Raise `AssertionError` with every fault of an installed package that plugs in.
 
-    Its metadata has a summary, a range on agentrl-core and a description that shows what a config must say; its
-    hook modules import, and without anything heavy; every name that it registers loads, and passes what can be proved
-    of its kind without a network, a folder or examples; nothing is a near miss.
+    Its metadata has a range on agentrl-core; its hook modules import, and without anything heavy; every name that it
+    registers loads, and passes what can be proved of its kind without a network, a folder or examples; nothing is a
+    near miss. With `strict` it is also described as one expects of a package that others install: with a summary, and
+    a README that shows what a config must say.
     """
     registry = load_registry()
     package = registry.package(distribution)
-    problems = plugin_problems(package, registry)
+    problems = [*plugin_problems(package, registry), *(plugin_advice(package) if strict else ())]
     if problems:
         raise AssertionError("\n".join([f"{package.distribution} {package.version}:", *problems]))
 
 
 def plugin_problems(package: Package, registry: Registry) -> list[str]:
-    """Return what `check_plugin` finds, one line each; empty for a sound package."""
+    """Return what keeps a package from working, one line each; empty for a sound one."""
     if package.status != "ok":
         return [package.trouble]
     problems = [*_metadata_problems(package), *package.notes, *_heavy_imports(package)]
@@ -48,6 +49,20 @@ def plugin_problems(package: Package, registry: Registry) -> list[str]:
         else:
             problems += component_problems(entry, registry)
     return problems
+
+
+def plugin_advice(package: Package) -> list[str]:
+    """Return what those who install a package would miss in its metadata, one line each."""
+    if package.status != "ok" or canonical(package.distribution) == CORE:
+        return []
+    try:
+        fields = _fields(package)
+    except PackageNotFoundError:  # a problem
+        return []
+    advice = [] if fields.get("Summary") else ["has no summary: write project.description"]
+    description = str(fields.get("Description") or fields.get_payload())
+    unnamed = [entry.name for entry in package.entries if entry.name not in description]
+    return advice + ([f"its README does not show how to name {', '.join(unnamed)}"] if unnamed else [])
 
 
 @contextmanager
@@ -87,23 +102,21 @@ def isolated_plugins(*plugins: object, core: bool = True) -> Iterator[Registry]:
                 del sys.modules[name]
 
 
+def _fields(package: Package) -> Message:
+    """Return a package's metadata; raises PackageNotFoundError where they are damaged."""
+    return cast("Message", metadata(package.distribution))
+
+
 def _metadata_problems(package: Package) -> list[str]:
     if canonical(package.distribution) == CORE:
         return []
     try:
-        fields: Message = cast("Message", metadata(package.distribution))
+        _fields(package)
     except PackageNotFoundError:
         return ["its metadata are damaged: reinstall it"]
-    problems = []
-    if not package.requires:
-        problems.append('declares no range of agentrl-core: write dependencies = ["agentrl-core>=0.1,<0.2"]')
-    if not fields.get("Summary"):
-        problems.append("has no summary: write project.description")
-    description = str(fields.get("Description") or fields.get_payload())
-    unnamed = [entry.name for entry in package.entries if entry.name not in description]
-    if unnamed:
-        problems.append(f"its README does not show how to name {', '.join(unnamed)}")
-    return problems
+    if package.requires:
+        return []
+    return ['declares no range of agentrl-core: write dependencies = ["agentrl-core>=0.1,<0.2"]']
 
 
 def _heavy_imports(package: Package) -> list[str]:

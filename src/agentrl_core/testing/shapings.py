@@ -54,7 +54,7 @@ def _check_finite(shaping: Shaping) -> None:
     for rewards in _GROUPS:
         found = shaping.shape(made_up_group(rewards), rewards)
         assert len(found) == len(rewards), f"{len(rewards)} rewards got {len(found)} shaped ones"
-        assert all(math.isfinite(value) for value in found), f"rewards {rewards} got {found}"
+        assert all(math.isfinite(value) for value in found), f"rewards {rewards} got {found}, not all finite"
 
 
 def _check_repeatable(shaping: Shaping) -> None:
@@ -63,16 +63,19 @@ def _check_repeatable(shaping: Shaping) -> None:
         before = copy.deepcopy(group)
         first = list(shaping.shape(group, given))
         assert (group, given) == (before, list(rewards)), f"rewards {rewards}: the shaping changed what it was given"
-        assert list(shaping.shape(group, given)) == first, f"rewards {rewards}"
+        assert list(shaping.shape(group, given)) == first, (
+            f"rewards {rewards}: the same group was shaped otherwise the second time"
+        )
 
 
 def _check_order(shaping: Shaping) -> None:
     for rewards in _GROUPS:
         group = made_up_group(rewards)
         found = list(shaping.shape(group, rewards))
-        assert list(shaping.shape(attrs.evolve(group, episodes=group.episodes[::-1]), rewards[::-1]))[
-            ::-1
-        ] == pytest.approx(found), f"rewards {rewards}"
+        turned = list(shaping.shape(attrs.evolve(group, episodes=group.episodes[::-1]), rewards[::-1]))
+        assert turned[::-1] == pytest.approx(found), (
+            f"rewards {rewards}: the order of a group's records changes what they get"
+        )
 
 
 def _check_bounds(shaping: Shaping) -> None:
@@ -83,4 +86,6 @@ def _check_bounds(shaping: Shaping) -> None:
     advantages = {name: float(index) - 2.5 for index, name in enumerate(names)}
     found = shaping.bound(group, dict(advantages))
     assert found.keys() == advantages.keys(), f"advantages of {sorted(advantages)} became those of {sorted(found)}"
-    assert all(math.isfinite(value) for value in found.values()), f"advantages {advantages} got {dict(found)}"
+    assert all(math.isfinite(value) for value in found.values()), (
+        f"advantages {advantages} got {dict(found)}, not all finite"
+    )

@@ -65,7 +65,10 @@ def check_tool_parser(parser: ToolParser, examples: Sequence[Example] = ()) -> N
 def _check_examples(parser: ToolParser, examples: Sequence[Example]) -> None:
     for text, content, calls in examples:
         reply = _whole(parser, text)
-        assert (reply.content, _calls(reply)) == (content, [(name, dict(given)) for name, given in calls]), text
+        assert (reply.content, _calls(reply)) == (content, [(name, dict(given)) for name, given in calls]), (
+            f"{text!r}: expected the content {content!r} and the calls {calls}, "
+            f"found {reply.content!r} and {_calls(reply)}"
+        )
         assert not reply.errors, f"{text!r}: {reply.errors}"
 
 

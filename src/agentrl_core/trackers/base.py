@@ -83,15 +83,50 @@ class RunSummary:
     `topped_up` in place of dropped ones."""
 
 
+@attrs.frozen(kw_only=True)
+class Activity:
+    """What a run does at this moment."""
+
+    phase: str
+    """loading, warm start, sampling, training, evaluating or saving."""
+    phase_s: float
+    """Seconds since the phase began."""
+    step: int = 0
+    """The step that is being taken, 1-based; 0 before the first."""
+    steps: int = 0
+    """Steps that the run is to take; 0 where it is not known yet."""
+    step_s: float = 0.0
+    """Seconds since the step began."""
+    done: int = 0
+    """Units of the phase that are done."""
+    total: int = 0
+    """Units of the phase; 0 where it has none."""
+    unit: str = ""
+    """episodes, or steps of the warm start."""
+    llm_calls: int = 0
+    """Since the phase began."""
+    failures: Mapping[str, int] = attrs.field(factory=dict)
+    """Outcome (with reason) -> records of this process that ended so, without a reward."""
+    newest_failure: str = ""
+    """Outcome (with reason) of the newest of them."""
+
+
 class Tracker(Protocol):
-    """Receives a run's events in order, on the orchestrating thread; must not block for long."""
+    """Receives a run's events in order, on the orchestrating thread; must not block for long.
+
+    A tracker that shows what happens between two events has `watch(look)`, too: called once, before everything else,
+    with a function that returns the run's `Activity`, from any thread and at any time.
+    """
 
     def run_started(self, run: RunInfo) -> None:
         """Before the first episode."""
         ...
 
     def notice(self, message: str) -> None:
-        """One line for a person: what is being prepared, or what was decided for them. Also before `run_started`."""
+        """One line for a person: what is being prepared, was decided for them, or goes wrong.
+
+        Also before `run_started`; about agents, from the thread that they run on.
+        """
         ...
 
     def evaluated(self, report: EvalReport) -> None:

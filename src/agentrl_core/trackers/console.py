@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+import shlex
+import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.live import Live
+from rich.text import Text
 
 from agentrl_core.errors import RunError
 from agentrl_core.invocation import command_line
 from agentrl_core.trackers.curve import PICTURE_NAME
+from agentrl_core.trackers.status import Pace, bar_line, sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
+    from rich.console import ConsoleOptions
+
+    from agentrl_core.trackers.base import Activity, EvalReport, RunInfo, RunSummary, StepReport
 
 _NORMAL_95 = 1.96
 """Standard errors to each side of a mean that hold 95 % of a normal distribution."""
 _HEADER_EVERY = 20  # rows, so that the columns' names stay in view
+_HEARTBEAT_S = 30.0
+"""Longest silence in a file or pipe."""
+_COMPARED_STEPS = 3
+"""Steps at each end of a run whose mean rewards the summary compares."""
 
 
 @attrs.frozen
@@ -31,41 +43,59 @@ class _Column:
 
     title: str
     width: int
-    cell: Callable[[Mapping[str, float]], str]
+    rank: int
+    """Where the terminal is narrow, the column with the highest one goes first."""
+    cell: Callable[[StepReport], str]
+    meaning: str = ""
+    """What the title does not say."""
 
 
-def _number(name: str, form: str) -> Callable[[Mapping[str, float]], str]:
+def _number(name: str, form: str) -> Callable[[StepReport], str]:
     """Make a cell of one metric; `-` where the step did not report it."""
-    return lambda metrics: format(metrics[name], form) if name in metrics else "-"
+    return lambda step: format(step.metrics[name], form) if name in step.metrics else "-"
 
 
-def _signal(metrics: Mapping[str, float]) -> str:
+def _signal(step: StepReport) -> str:
     """Write how many groups taught something, of all."""
     names = ("rollout/groups_with_signal", "rollout/groups")
-    return "/".join(f"{metrics[name]:.0f}" if name in metrics else "-" for name in names)
+    return "/".join(f"{step.metrics[name]:.0f}" if name in step.metrics else "-" for name in names)
 
 
+_STEP = _Column("step", 5, 0, lambda step: str(step.step))
+_VERSION = _Column("version", 8, 6, lambda step: str(step.version))
 _COLUMNS = (
-    _Column("lag", 5, _number("rollout/lag_mean", ".1f")),
-    _Column("reward", 7, _number("reward/mean", ".3f")),
-    _Column("signal", 8, _signal),
-    _Column("tools/ep", 9, _number("rollout/tool_calls_per_episode", ".2f")),
-    _Column("tokens/s", 10, _number("rollout/tokens_per_s", ",.0f")),
-    _Column("entropy", 8, _number("loss/entropy", ".3f")),
-    _Column("gap", 9, _number("loss/logprob_gap_max", ".1e")),
-    _Column("s/step", 7, _number("time/step_s", ".2f")),
+    _STEP,
+    _VERSION,
+    _Column("lag", 5, 8, _number("rollout/lag_mean", ".1f")),
+    _Column("reward", 7, 1, _number("reward/mean", ".3f")),
+    _Column("signal", 8, 2, _signal, "groups whose records got different rewards, of all; the others teach nothing"),
+    _Column("tools/ep", 9, 7, _number("rollout/tool_calls_per_episode", ".2f")),
+    _Column("tokens/s", 10, 5, _number("rollout/tokens_per_s", ",.0f")),
+    _Column("entropy", 8, 4, _number("loss/entropy", ".3f")),
+    _Column("gap", 9, 9, _number("loss/logprob_gap_max", ".1e"), "largest |engine - learner| of a token's logprob"),
+    _Column("s/step", 7, 3, _number("time/step_s", ".2f")),
 )
 _SUPERVISED_COLUMNS = (
-    _Column("epoch", 7, _number("train/epoch", ".2f")),
-    _Column("loss", 9, _number("loss/value", ".4f")),
-    _Column("tokens", 8, _number("loss/tokens", ",.0f")),
-    _Column("grad norm", 10, _number("loss/grad_norm", ".3f")),
-    _Column("lr", 9, _number("loss/lr", ".1e")),
-    _Column("merge", 7, _number("batch/merge_ratio", ".2f")),
-    _Column("tokens/s", 10, _number("train/tokens_per_s", ",.0f")),
-    _Column("s/step", 7, _number("time/step_s", ".2f")),
+    _STEP,
+    _VERSION,
+    _Column("epoch", 7, 3, _number("train/epoch", ".2f")),
+    _Column("loss", 9, 1, _number("loss/value", ".4f")),
+    _Column("tokens", 8, 7, _number("loss/tokens", ",.0f")),
+    _Column("grad norm", 10, 4, _number("loss/grad_norm", ".3f")),
+    _Column("lr", 9, 5, _number("loss/lr", ".1e")),
+    _Column("merge", 7, 9, _number("batch/merge_ratio", ".2f")),
+    _Column("tokens/s", 10, 8, _number("train/tokens_per_s", ",.0f")),
+    _Column("s/step", 7, 2, _number("time/step_s", ".2f")),
 )
 """Of a run that samples nothing."""
+
+
+def _fitting(columns: tuple[_Column, ...], width: int) -> tuple[_Column, ...]:
+    """Leave out the least important columns until the others fit."""
+    while len(columns) > 1 and sum(column.width for column in columns) > width:
+        last = max(columns, key=lambda column: column.rank)
+        columns = tuple(column for column in columns if column is not last)
+    return columns
 
 
 class _Output(Console):
@@ -82,16 +112,35 @@ class _Output(Console):
 
 
 class ConsoleTracker:
-    """Prints one row per step: plain lines into a file or pipe, above a progress bar on a terminal."""
+    """Prints one row per step: above a line of progress on a terminal; into a file or pipe, plain lines.
 
-    def __init__(self, *, run_dir: Path, console: Console | None = None) -> None:
+    What goes to a file or pipe has all columns, and a line about the present after 30 s of silence.
+    """
+
+    def __init__(
+        self, *, run_dir: Path, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.run_dir = Path(run_dir)
-        self._console = console or _Output()
-        self._progress = _progress_bar(self._console) if self._console.is_terminal else None
-        self._bar = self._progress.add_task("training", start=True, total=None) if self._progress else None
+        self._console, self._clock = console or _Output(), clock
+        self._pace = Pace(clock)
+        self._look: Callable[[], Activity] | None = None
+        self._live: Live | None = None
+        self._closed = threading.Event()
+        self._printed_at = clock()
         self._rows = 0
+        self._shown: tuple[_Column, ...] = ()
+        self._rewards: dict[int, float] = {}
         self._components: Mapping[str, str] = {}
         self._supervised = False
+
+    def watch(self, look: Callable[[], Activity]) -> None:
+        """Begin to show what happens between two events."""
+        self._look = look
+        if self._console.is_terminal:
+            self._live = Live(_Line(look, self._pace), console=self._console, transient=True, refresh_per_second=2)
+            self._live.start()
+        else:
+            threading.Thread(target=self._keep_talking, name="heartbeat", daemon=True).start()
 
     def notice(self, message: str) -> None:
         """Print the message."""
@@ -101,9 +150,6 @@ class ConsoleTracker:
         """Say what starts, and where it is kept."""
         self._components, self._supervised = run.components, run.command == "sft"
         self._print(f"run {run.name} in {_near(Path(run.directory))}", style="bold")
-        if self._progress is not None and self._bar is not None:
-            self._progress.update(self._bar, total=run.config.get("trainer", {}).get("steps"))
-            self._progress.start()
 
     def evaluated(self, report: EvalReport) -> None:
         """Print the mean reward, or loss, of each set."""
@@ -116,21 +162,16 @@ class ConsoleTracker:
 
     def step_finished(self, report: StepReport) -> None:
         """Print the step's row, and a warning where it taught nothing."""
-        columns = _SUPERVISED_COLUMNS if self._supervised else _COLUMNS
-        if self._rows % _HEADER_EVERY == 0:
-            titles = "".join(column.title.rjust(column.width) for column in columns)
-            self._print(f"{'step':>5} {'version':>7}{titles}", style="bold")
-        self._rows += 1
-        cells = "".join(column.cell(report.metrics).rjust(column.width) for column in columns)
-        self._print(f"{report.step:>5} {report.version:>7}{cells}")
+        self._pace.step_finished(report.metrics.get("time/step_s"))
+        if "reward/mean" in report.metrics:
+            self._rewards[report.step] = report.metrics["reward/mean"]
+        self._print_row(report)
         if report.metrics.get("rollout/groups_with_signal") == 0:
             self._print(
-                f"WARNING step {report.step}: no group had a signal: in each, all records got the same reward. "
-                f"Nothing was learned; see `{command_line('trace', 'list')}`.",
+                f"WARNING step {report.step}: all answers to each task got the same reward, so there was nothing to "
+                f"learn from in this step; see `{command_line('trace', 'list')}`.",
                 style="bold red",
             )
-        if self._progress is not None and self._bar is not None:
-            self._progress.update(self._bar, completed=report.step)
 
     def run_finished(self, summary: RunSummary) -> None:
         """Print the summary."""
@@ -145,13 +186,44 @@ class ConsoleTracker:
             self._print(f"  {label:<20} {value}")
 
     def close(self) -> None:
-        """Remove the progress bar; idempotent."""
-        if self._progress is not None:
-            self._progress.stop()
+        """Remove the line of progress; idempotent."""
+        self._closed.set()
+        if self._live is not None:
+            self._live.stop()
+
+    def beat(self) -> float:
+        """Print what happens now if nothing was printed for long; return the seconds until the next look."""
+        due_s = self._printed_at + _HEARTBEAT_S - self._clock()
+        if due_s > 0 or self._look is None:
+            return max(due_s, 0.0)
+        self._print(sentence(self._look(), self._pace))
+        return _HEARTBEAT_S
+
+    def _keep_talking(self) -> None:
+        """Print into a file or pipe again and again; a reader who has gone is told by the main thread's next line."""
+        due_s = self.beat()
+        with contextlib.suppress(RunError):
+            while not self._closed.wait(due_s):
+                due_s = self.beat()
+
+    def _print_row(self, report: StepReport) -> None:
+        columns: tuple[_Column, ...] = _SUPERVISED_COLUMNS if self._supervised else _COLUMNS
+        if self._console.is_terminal:
+            columns = _fitting(columns, self._console.width)
+        if not self._rows:
+            for column in columns:
+                if column.meaning:
+                    self._print(f"{column.title}: {column.meaning}", style="dim")
+        if self._rows % _HEADER_EVERY == 0 or columns != self._shown:
+            self._print("".join(column.title.rjust(column.width) for column in columns), style="bold")
+        self._rows, self._shown = self._rows + 1, columns
+        self._print("".join(column.cell(report).rjust(column.width) for column in columns))
 
     def _summary_rows(self, summary: RunSummary) -> list[tuple[str, str]]:
         # Not `summary.error`: it is raised, and whoever called the run prints it, after this.
         rows = [(f"reward on {name}", text) for name, text in _before_and_after(summary.evals).items()]
+        if text := _first_and_last(self._rewards):
+            rows.append(("training reward", text))
         rows += [(f"loss on {name}", text) for name, text in _losses_before_and_after(summary.evals).items()]
         if not self._supervised:
             rows += self._sampling_rows(summary)
@@ -162,8 +234,8 @@ class ConsoleTracker:
         picture = directory / PICTURE_NAME
         if not self._supervised and (picture.exists() or "trackers:curve" in self._components):
             rows.append(("reward curve", _near(picture)))
-        rows.append(("checkpoints", _near(directory / "checkpoints")))
         run = summary.name if directory.parent == Path("runs").resolve() else _near(directory)
+        rows += _model_rows(directory / "checkpoints")
         if not self._supervised:
             rows.append(("episodes", command_line("trace", "list", run)))
         if summary.status != "finished":
@@ -185,22 +257,47 @@ class ConsoleTracker:
 
     def _print(self, text: str, *, style: str | None = None) -> None:
         """Print one line, never wrapped: it may be read by a program."""
+        self._printed_at = self._clock()
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _progress_bar(console: Console) -> Progress:
-    """Make the bar under the rows; it is gone when the run ends."""
-    columns: tuple[Any, ...] = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps,"),
-        TimeElapsedColumn(),
-        TextColumn("so far,"),
-        TimeRemainingColumn(),
-        TextColumn("to go"),
-    )
-    return Progress(*columns, console=console, transient=True, refresh_per_second=2)
+@attrs.frozen
+class _Line:
+    """The line below the rows, made anew whenever the terminal is drawn."""
+
+    look: Callable[[], Activity]
+    pace: Pace
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Text]:
+        """Fit the line into the terminal."""
+        yield Text(bar_line(self.look(), self.pace, options.max_width), no_wrap=True, overflow="crop")
+
+
+def _first_and_last(rewards: Mapping[int, float]) -> str:
+    """Compare the first steps' mean reward with that of the last ones; empty where there is nothing to compare."""
+    if len(rewards) < 2:  # noqa: PLR2004
+        return ""
+    steps = sorted(rewards)
+    count = min(_COMPARED_STEPS, len(steps) // 2)
+    first, last = (sum(rewards[step] for step in some) / count for some in (steps[:count], steps[-count:]))
+    each = f"mean of {count} steps" if count > 1 else "one step"
+    return f"{first:.3f} at step {steps[0]} -> {last:.3f} at step {steps[-1]} ({each} each)"
+
+
+def _model_rows(checkpoints: Path) -> list[tuple[str, str]]:
+    """Say where the trained model is, and what can be done with it."""
+    found = {
+        int(match[1]): path for path in checkpoints.glob("step-*") if (match := re.fullmatch(r"step-(\d+)", path.name))
+    }
+    if not found:
+        return [("checkpoints", f"none in {_near(checkpoints)}")]
+    model = _near(found[max(found)])
+    return [
+        ("trained model", f"{model}, a Hugging Face directory"),
+        ("  serve it", shlex.join(["vllm", "serve", model])),
+        ("  load it", f"AutoModelForCausalLM.from_pretrained({model!r})"),
+        ("  train it further", command_line("run", "CONFIG", f"model.path={found[max(found)].resolve()}")),
+    ]
 
 
 def _records(report: EvalReport, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -237,9 +237,12 @@ class Learner:
                 )
         return self._frozen
 
-    def warm_start(self, rows: Sequence[Demonstration], config: WarmStartConfig) -> list[float]:
+    def warm_start(
+        self, rows: Sequence[Demonstration], config: WarmStartConfig, *, after_step: Callable[[], None] = lambda: None
+    ) -> list[float]:
         """Fine-tune on demonstrations before the first step; returns the loss of each of its steps.
 
+        `after_step` is called after each of them.
         The optimizer of the steps starts anew after it.
         """
         cpu = time.thread_time()
@@ -251,6 +254,7 @@ class Learner:
             max_tokens=self._config.max_tokens_per_microbatch,
             max_grad_norm=self._config.max_grad_norm,
             seed=self._seed,
+            after_step=after_step,
         )
         self._optimizer = self._new_optimizer()
         self._cpu_seconds += time.thread_time() - cpu

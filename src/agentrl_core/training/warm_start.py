@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,11 +35,12 @@ def warm_start(
     max_tokens: int,
     max_grad_norm: float,
     seed: int,
+    after_step: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Train `policy` in place on `config.steps` batches of chats; returns the loss of each step.
 
-    Cross-entropy per token of the assistant's messages, at temperature 1. Raises `DataError` for a chat that
-    cannot be trained, and `TrainingError` where an update is not finite.
+    `after_step` is called after each of them. Cross-entropy per token of the assistant's messages, at temperature 1.
+    Raises `DataError` for a chat that cannot be trained, and `TrainingError` where an update is not finite.
     """
     demonstrations = Demonstrations(
         rows,
@@ -62,6 +63,7 @@ def warm_start(
     losses = []
     for step in range(1, config.steps + 1):
         losses.append(trainer.step()["loss/value"])
+        after_step()
         if step % _LOG_EVERY == 1 or step == config.steps:
             logger.info("warm start: step %d of %d, loss %.4f", step, config.steps, losses[-1])
     return losses

@@ -639,9 +639,11 @@ def _key(key: Any) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """Put an exception in one line: its type and what it says."""
+    """Put an exception in one line: its type and what it says, of a SyntaxError its source line."""
     text = text_of(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    source = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
+    return f"{told}: `{source}`" if source else told
 
 
 def text_of(error: BaseException) -> str:

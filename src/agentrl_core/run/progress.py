@@ -1,0 +1,108 @@
+"""The moment of a run: which phase it is in, how far that has come, and which episodes fail meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from agentrl_core.invocation import command_line
+from agentrl_core.rollout.tally import label
+from agentrl_core.trackers.base import Activity
+from agentrl_core.types import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agentrl_core.types import Record
+
+_TOLD = 10
+"""Kinds of failure that are told as they first happen; the count of the others is seen all the same."""
+
+
+class Progress:
+    """What `Activity` is made of; told on any thread, read on any.
+
+    `notice(message)` tells the first episode that ends without a reward, of each kind.
+    """
+
+    def __init__(self, notice: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._notice, self._clock = notice, clock
+        self._lock = threading.Lock()
+        self._phase, self._phase_began, self._step_began = "loading", clock(), clock()
+        self._step = self._steps = self._done = self._total = 0
+        self._unit = ""
+        self._slots: set[tuple[str, int]] = set()
+        """Group and sample of each training episode that ended and that no step has taken yet."""
+        self._failures: Counter[str] = Counter()
+        self._newest_failure = ""
+        self._calls: Callable[[], int] = int
+        self._calls_before = 0
+
+    def begin(self, phase: str, *, total: int = 0, unit: str = "episodes") -> None:
+        """Begin a phase of `total` units."""
+        with self._lock:
+            self._phase, self._phase_began = phase, self._clock()
+            self._done, self._total, self._unit = 0, total, unit
+            self._calls_before = self._calls()
+
+    def begin_step(self, step: int, steps: int, *, ahead: bool) -> None:
+        """Begin the step that is the `step`-th of so many; `ahead`: episodes that ended before may be for it."""
+        with self._lock:
+            self._step, self._steps, self._step_began = step, steps, self._clock()
+            if not ahead:
+                self._slots.clear()
+
+    def advance(self) -> None:
+        """Count one more unit of the phase."""
+        with self._lock:
+            self._done += 1
+
+    def count_calls(self, calls: Callable[[], int]) -> None:
+        """Read the number of LLM calls here from now on."""
+        self._calls = calls
+
+    def ended(self, record: Record) -> None:
+        """Count an episode; tell of one that fails as none before."""
+        name = label(record)
+        with self._lock:
+            if record.is_eval:
+                self._done += self._phase == "evaluating"
+            else:
+                self._slots.add((record.group_id, record.sample_index))
+            if record.outcome is Outcome.SCORED:
+                return
+            self._failures[name] += 1
+            self._newest_failure = name
+            told = self._failures[name] > 1 or len(self._failures) > _TOLD
+        if not told:
+            self._notice(
+                f"an episode without a reward, {name}, on task '{record.task_id}': {record.detail or name}. See "
+                f"`{command_line('trace', 'show', record.id)}`; others like it are counted"
+            )
+
+    def taken(self, groups: Iterable[str]) -> None:
+        """Take note of the groups that a step has taken; what it trains is sampled no more."""
+        ids = set(groups)
+        with self._lock:
+            self._slots = {slot for slot in self._slots if slot[0] not in ids}
+
+    def now(self) -> Activity:
+        """Return what the run does now."""
+        with self._lock:
+            now = self._clock()
+            done = len(self._slots) if self._phase == "sampling" else self._done
+            return Activity(
+                phase=self._phase,
+                phase_s=now - self._phase_began,
+                step=self._step,
+                steps=self._steps,
+                step_s=now - self._step_began,
+                done=done,
+                total=max(self._total, done) if self._total else 0,  # what was sampled again, or ahead, counts too
+                unit=self._unit,
+                llm_calls=self._calls() - self._calls_before,
+                failures=dict(self._failures),
+                newest_failure=self._newest_failure,
+            )
