@@ -152,7 +152,7 @@ def test_what_a_test_may_ask(machine, name):
 
 
 def test_some_at_every_level_and_for_everybody(any_machine):
-    for name in ("files of its own", "threads", "asyncio", "the standard library", "memory", "a large input"):
+    for name in ("a copied file", "threads", "asyncio", "the standard library", "memory", "a large input"):
         program, given, output = SCRIPTS[name]
         assert any_machine.why(program, {"input": given, "output": output}) == "", name
     for name in ("plain data", "a class", "a function given", "in place, deep"):

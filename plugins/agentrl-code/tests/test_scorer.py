@@ -17,6 +17,10 @@ from agentrl_code.reading import read_tests
 from agentrl_code.sandbox import Limits, RefusedLevelError, Sandboxes, SandboxLostError, best_level, own_folder
 from agentrl_code.scorer import Code, find_program
 from agentrl_code.verdicts import run_tests
+from agentrl_core.config.schema import GatewayConfig
+from agentrl_core.errors import ConfigError
+from agentrl_core.run.scorers import check_scorers
+from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.testing import ScorerSuite
 from agentrl_core.testing.scorers import score_request
 
@@ -88,19 +92,9 @@ def test_a_program_that_is_cancelled_ends():
     assert time.monotonic() - begun < 8
 
 
-def test_what_was_in_force_is_told(caplog):
+def test_what_was_in_force_is_told():
     score = run(SQUARE, isolation="confined")
     assert (score.value, score.details["isolation"]) == (1.0, "confined")
-    assert not caplog.records
-
-
-def test_limits_alone_are_told_once(caplog, monkeypatch):
-    monkeypatch.setattr(agentrl_code.scorer, "_told", set())
-    for _ in range(2):
-        asyncio.run(Code(isolation="limits").check(gateway_url=None))
-    assert [record.getMessage() for record in caplog.records] == [
-        "scorer 'code': isolation 'limits': programs are kept from nothing but taking too much"
-    ]
 
 
 def test_limits_alone_bound_a_program(own_sandboxes):
@@ -114,30 +108,42 @@ def test_limits_alone_bound_a_program(own_sandboxes):
         assert asyncio.run(limited) == ["MemoryError"]
 
 
+def notes(**options):
+    """What is told before a run starts."""
+    return check_scorers([normalize_scorer(Code(**options), "code")], GatewayConfig())
+
+
 @pytest.mark.parametrize(
     ("best", "asked", "told"),
     [
-        (None, "auto", "programs cannot be isolated here (no such kernel); to run them all the same"),
-        (None, "confined", "set `isolation: limits`"),
-        ("confined", "full", "programs cannot be fully isolated here (no such kernel)"),
-        ("confined", "full", "set `isolation: confined`"),
+        (
+            None,
+            "auto",
+            r"cannot be isolated here \(no such kernel\); to run them .* isolation: limits}}` and name that",
+        ),
+        (None, "confined", "isolation: limits"),
+        ("confined", "full", r"cannot be fully isolated here \(no such kernel\); .*isolation: confined"),
     ],
 )
-def test_a_machine_that_cannot_isolate_refuses(monkeypatch, best, asked, told):
-    monkeypatch.setattr(agentrl_code.scorer, "_found", {"level": (best, "no such kernel")})
-    with pytest.raises(RefusedLevelError) as caught:
-        asyncio.run(Code(isolation=asked).check(gateway_url=None))
-    assert told in str(caught.value)
+def test_a_machine_that_cannot_isolate_stops_the_run(monkeypatch, best, asked, told):
+    monkeypatch.setattr(agentrl_code.scorer, "_found", {"best": (best, "no such kernel")})
+    with pytest.raises(ConfigError, match=told):
+        notes(isolation=asked)
 
 
-def test_a_weaker_level_is_told_once(monkeypatch, caplog):
-    monkeypatch.setattr(agentrl_code.scorer, "_found", {"level": ("confined", "no namespaces")})
-    monkeypatch.setattr(agentrl_code.scorer, "_told", set())
-    for _ in range(2):
-        asyncio.run(Code().check(gateway_url=None))
-    assert [record.getMessage() for record in caplog.records] == [
-        "scorer 'code': isolation 'confined', which is not 'full': no namespaces"
-    ]
+def test_a_weaker_level_is_told_before_the_run(monkeypatch):
+    monkeypatch.setattr(agentrl_code.scorer, "_found", {"best": ("confined", "no namespaces")})
+    assert notes() == ["scorer 'code': isolation 'confined', which is not 'full': no namespaces"]
+    assert notes(isolation="confined") == []
+    assert notes(isolation="limits") == ["scorer 'code': isolation 'limits' keeps programs from nothing"]
+    monkeypatch.setattr(agentrl_code.scorer, "_found", {"best": ("full", "")})
+    assert notes() == notes(isolation="full") == []
+
+
+def test_windows_is_told_at_once(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ConfigError, match="it runs programs on Linux"):
+        asyncio.run(Code(isolation="limits").check(gateway_url=None))
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32"])
@@ -274,6 +280,7 @@ def test_the_program_in_an_answer(answer, program):
         (["f()", {"input": "x"}], r"tests\.1: expected a text of Python"), ([{"output": 1}], r"tests\.0: expected"),
         (["assert sum([1]) == 1"], r"tests\.0: it asks nothing of the answer; .* `from answer import NAME`"),
         (["assert Counter(f()) == {}"], r"`Counter` is whatever the answer makes of it; say `from collections import"),
+        (["assert f(2) == sqrt(4)"], "say `from math import sqrt` in the test"),
         (["with redirect_stdout(x): f()"], "`redirect_stdout` is out of a test's sight"),
         (["import sys\nf()\nassert sys.stdout"], "`stdout` is out of a test's sight"),
     ],

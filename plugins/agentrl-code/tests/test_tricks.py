@@ -131,6 +131,15 @@ sys.settrace(out)""",
 }
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["a file that is too large", "files that are too large together", "too many files", "too many folders",
+     "too many descriptors", "memory in many pieces", "too much output", "frames", "closes everything and ends"],
+)  # fmt: skip
+def test_a_trick_at_every_level_and_of_everybody(any_machine, name):
+    any_machine.cheat(TRICKS[name], timeout_s=2, memory_mb=256)
+
+
 @pytest.mark.parametrize("test", ["script", "asserts"])
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_trick(machine, name, test):

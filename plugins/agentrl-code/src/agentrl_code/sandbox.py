@@ -25,9 +25,8 @@ from typing import Any, Literal
 import attrs
 
 from agentrl_code.inside import calls
-from agentrl_code.inside.confine import CONFINED, FULL
+from agentrl_code.inside.levels import CONFINED, FULL, Level
 
-Level = Literal["full", "confined", "limits"]
 Role = Literal["script", "serve", "judge"]
 """Run a program; evaluate what a test asks of it; run a test."""
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import re
+import sys
 import sysconfig
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 from attrs import field, validators
 
+from agentrl_code.inside.levels import CONFINED, FULL, LIMITS, Level
 from agentrl_code.reading import read_tests
-from agentrl_code.sandbox import SHARED, Level, Limits, RefusedLevelError, SandboxLostError, best_level
+from agentrl_code.sandbox import SHARED, Limits, best_level
 from agentrl_code.verdicts import run_tests
 from agentrl_core import Score
+from agentrl_core.errors import ConfigError
 from agentrl_core.scorers import Of, judged_text
 
 if TYPE_CHECKING:
     from agentrl_core import ScoreRequest, Task
-
-logger = logging.getLogger(__name__)
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _PYTHON = ("python", "py", "python3")
@@ -60,9 +61,12 @@ class Code:
         """Raise ValueError where the task's tests are none."""
         read_tests(task.data)
 
-    async def check(self, *, gateway_url: str | None) -> None:  # noqa: ARG002 - every scorer's check is told
-        """Raise RefusedLevelError where this machine does not allow the level of isolation."""
-        await self._level()
+    async def check(self, *, gateway_url: str | None) -> Sequence[str]:  # noqa: ARG002 - every scorer's check is told
+        """Return what is weaker than it might be. Raises ConfigError where the machine does not allow the level."""
+        level, why = await self._level()
+        if self.isolation == "auto" and why:
+            return (f"scorer 'code': isolation '{level}', which is not 'full': {why}",)
+        return ("scorer 'code': isolation 'limits' keeps programs from nothing",) if level == LIMITS else ()
 
     async def __call__(self, request: ScoreRequest) -> Score:
         """Give a value from 0 to 1, with the reasons of the first failures in the details."""
@@ -71,7 +75,7 @@ class Code:
         if not program.strip() or len(program) > _LONGEST or "\0" in program:
             return Score(0.0, details={"passed": 0, "tests": len(tests), "failures": ["there is no program"]})
         program = program.encode("utf-8", "replace").decode()
-        level = await self._level()
+        level, _ = await self._level()
         failures = await run_tests(
             program, tests, self._limits(), level=level, go_on=self.score == "share", sandboxes=SHARED
         )
@@ -97,41 +101,26 @@ class Code:
             packages=tuple(dict.fromkeys((paths["purelib"], paths["platlib"]))) if self.packages else (),
         )
 
-    async def _level(self) -> Level:
-        """Return the level to run at. Raises RefusedLevelError where the machine does not allow it."""
-        if self.isolation == "limits":
-            _tell_once("scorer 'code': isolation 'limits': programs are kept from nothing but taking too much")
-            return "limits"
-        best, why = await _best_level()
-        if best is None or (self.isolation == "full" and best != "full"):
-            wanted = "isolated" if best is None else "fully isolated"
-            choices = "`isolation: limits`" if best is None else "`isolation: confined`"
-            raise RefusedLevelError(
-                f"scorer 'code': programs cannot be {wanted} here ({why}); to run them all the same, on a machine that "
-                f"they may harm, set {choices}: `scorers: {{my_code: {{use: code, isolation: …}}}}`"
+    async def _level(self) -> tuple[Level, str]:
+        """Return the level to run at, and what keeps the machine from a better one."""
+        if sys.platform == "win32":
+            raise ConfigError("scorer 'code': it runs programs on Linux, and with `isolation: limits` on macOS")
+        if self.isolation == LIMITS:
+            return LIMITS, ""
+        if "best" not in _found:
+            _found["best"] = await best_level(SHARED)
+        best, why = _found["best"]
+        if best is None or (self.isolation == FULL and best != FULL):
+            weaker, how = (LIMITS, "") if best is None else (CONFINED, "fully ")
+            raise ConfigError(
+                f"scorer 'code': programs cannot be {how}isolated here ({why}); to run them all the same, on a machine "
+                f"that they may harm, set `scorers: {{programs: {{use: code, isolation: {weaker}}}}}` and name that"
             )
-        if best == "confined" and self.isolation == "auto":
-            _tell_once(f"scorer 'code': isolation 'confined', which is not 'full': {why}")
-        return best if self.isolation == "auto" else self.isolation
-
-
-async def _best_level() -> tuple[Level | None, str]:
-    if "level" not in _found:
-        try:
-            _found["level"] = await best_level(SHARED)
-        except SandboxLostError as error:
-            raise RuntimeError(f"scorer 'code': no sandbox can be started: {error}") from error
-    return _found["level"]
-
-
-def _tell_once(message: str) -> None:
-    if message not in _told:
-        _told.add(message)
-        logger.warning(message)
+        return (best if self.isolation == "auto" else self.isolation), why
 
 
 _found: dict[str, tuple[Level | None, str]] = {}
-_told: set[str] = set()
+"""`best`: what this machine was found to allow."""
 
 
 def find_program(text: str) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from agentrl_code.inside.judge import PASSED
+from agentrl_code.inside.levels import Level
 from agentrl_code.inside.proxies import ENDED_EARLY
-from agentrl_code.sandbox import Ended, Level, Limits, Role, Sandboxes, SandboxLostError, own_folder
+from agentrl_code.sandbox import Ended, Limits, Role, Sandboxes, SandboxLostError, own_folder
 
 _LONGEST_WHY = 500
 

@@ -9,19 +9,11 @@ import signal
 import struct
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from agentrl_code.inside import calls, files, root
+from agentrl_code.inside.levels import FULL, LIMITS
 
-FULL: Final = "full"
-CONFINED: Final = "confined"
-LIMITS: Final = "limits"
-"""Levels of isolation, best first.
-
-`full`: namespaces of its own (user, processes, IPC, network, files), the allowlist of calls, and Landlock where the
-kernel has it. `confined`: the allowlist and Landlock, in the machine's own namespaces. `limits`: bounds on what it
-takes, and nothing else.
-"""
 NOBODY = 65534
 _NAMESPACES = 0x10000000 | 0x20000000 | 0x20000 | 0x8000000 | 0x40000000  # user, processes, mounts, IPC, network
 _CLONE = {"x86_64": 56, "aarch64": 220}
@@ -90,8 +82,12 @@ def _die_first() -> None:
 def _become(job: Mapping[str, Any]) -> None:
     """Take the job's identity; one that no name is known for in a new namespace looks as if it had it already."""
     uid, gid = job["uid"], job["gid"]
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
+    if hasattr(os, "setresuid"):
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    else:  # macOS; of root, these set all three
+        os.setgid(gid)
+        os.setuid(uid)
     if os.geteuid() == 0:
         raise OSError("a program must not run as root")
 
@@ -135,7 +131,7 @@ def _restrict_files(libc: ctypes.CDLL, job: Mapping[str, Any]) -> None:
         places = {"/": files.READ, root.HOME: files.CHANGE}
     else:
         folders = [path for path in sys.path if path.startswith("/proc/self/fd/")]
-        places = {**dict.fromkeys((*job["readable"], *folders), files.READ), ".": files.CHANGE}
+        places = {**dict.fromkeys((*job["readable"], *folders), files.READ), ".": files.CHANGE_FLAT}
     files.allow_only_these(libc, places | dict.fromkeys(root.DEVICES, files.DEVICE))
 
 

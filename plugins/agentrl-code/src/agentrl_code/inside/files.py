@@ -12,13 +12,15 @@ _READ, _WRITE_FILE, _READ_FILE = 0xD, 0x2, 0x4
 """Running and reading files and listing folders; writing to a file; reading one."""
 _CHANGE = 0x1FF2 & ~(0x40 | 0x200 | 0x400 | 0x800 | 0x1000)
 """Writing, removing and making files and folders; but no devices, sockets, pipes or links."""
+_MAKE_FOLDER = 0x80
 _ALL_RIGHTS = ((1, 0x1FFF), (2, 0x2000), (3, 0x4000), (5, 0x8000))
 """Version of Landlock -> the rights that it added."""
 _TRUNCATE, _NETWORK, _SCOPES = 0x4000, 0x3, 0x3
 _FIRST_TRUNCATE, _FIRST_NETWORK, _FIRST_SCOPES = 3, 4, 6
 _ONLY_OF_FILES = 0x1 | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
-READ, CHANGE, DEVICE = "read", "change", "device"
+READ, CHANGE, CHANGE_FLAT, DEVICE = "read", "change", "change files", "device"
+"""What may be done at a place and below; CHANGE_FLAT makes no folders, so that nothing grows deep between two looks."""
 
 
 def landlock_version(libc: ctypes.CDLL) -> int:
@@ -27,7 +29,7 @@ def landlock_version(libc: ctypes.CDLL) -> int:
 
 
 def allow_only_these(libc: ctypes.CDLL, places: Mapping[str, str]) -> None:
-    """Let this thread open nothing but `places`: path -> READ, CHANGE or DEVICE. Raises OSError where that fails."""
+    """Let this thread open nothing but `places`: path -> what may be done there. Raises OSError where that fails."""
     version = landlock_version(libc)
     handled = sum(rights for since, rights in _ALL_RIGHTS if version >= since)
     network = _NETWORK if version >= _FIRST_NETWORK else 0
@@ -37,7 +39,8 @@ def allow_only_these(libc: ctypes.CDLL, places: Mapping[str, str]) -> None:
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "Landlock")
     truncate = _TRUNCATE if version >= _FIRST_TRUNCATE else 0
-    rights = {READ: _READ, CHANGE: _READ | _CHANGE | truncate, DEVICE: _READ_FILE | _WRITE_FILE}
+    change = _READ | _CHANGE | truncate
+    rights = {READ: _READ, CHANGE: change, CHANGE_FLAT: change & ~_MAKE_FOLDER, DEVICE: _READ_FILE | _WRITE_FILE}
     for path, how in places.items():
         if os.path.exists(path):
             place = os.open(path, os.O_PATH)

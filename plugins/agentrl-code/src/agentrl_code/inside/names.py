@@ -7,10 +7,18 @@ import builtins
 import sys
 
 UNCLEAR = {
-    "Counter": "collections", "deque": "collections", "defaultdict": "collections", "OrderedDict": "collections",
-    "Fraction": "fractions", "Decimal": "decimal", "isclose": "math", "inf": "math", "nan": "math", "pi": "math",
-    "reduce": "functools", "chain": "itertools",
-}  # fmt: skip
+    name: module
+    for module, names in {
+        "collections": "ChainMap Counter OrderedDict defaultdict deque namedtuple",
+        "datetime": "datetime timedelta",
+        "decimal": "Decimal",
+        "fractions": "Fraction",
+        "functools": "cmp_to_key partial reduce",
+        "itertools": "chain combinations islice permutations",
+        "math": "acos asin atan ceil cos fabs floor hypot inf isclose isinf isnan log log10 log2 nan pi sin sqrt tan",
+    }.items()
+    for name in names.split()
+}
 """Names that tests compare with and often forget to import: an answer could give them a meaning of its own."""
 UNSEEN = ("redirect_stdout", "redirect_stderr", "capsys", "capfd", "mock", "patch", "stdin", "stdout", "stderr")
 """Means to look into the process of the answer, which a test does not share."""
@@ -24,11 +32,9 @@ def of_answer(tree: ast.Module) -> set[str]:
 
 def of_modules(tree: ast.Module) -> frozenset[str]:
     """Return the names of Python's modules that a test uses as such, `math.sqrt`, with or without an import."""
-    bases = {node.value.id for node in ast.walk(tree) if _is_attribute_of_name(node)}  # type: ignore[attr-defined]
-    bare = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in bases]
-    dotted = [node.value for node in ast.walk(tree) if _is_attribute_of_name(node)]  # type: ignore[attr-defined]
-    alone = {node.id for node in bare if not any(node is other for other in dotted)}
-    return frozenset((bases - alone) & set(sys.stdlib_module_names))
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    bases = {node.value.id for node in attributes if isinstance(node.value, ast.Name)}
+    return frozenset(bases & set(sys.stdlib_module_names))
 
 
 def special_attributes(tree: ast.Module) -> frozenset[str]:
@@ -41,10 +47,6 @@ def used(tree: ast.Module) -> set[str]:
     """Return every name, attribute and imported name."""
     imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     return _loaded(tree) | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} | imports
-
-
-def _is_attribute_of_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
 
 
 def _loaded(tree: ast.Module) -> set[str]:

@@ -24,6 +24,7 @@ _BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, 
 """What decoding raises for a message that no honest program sends."""
 
 ENDED_EARLY = "it ended before the test did"
+_UNKNOWN: Any = object()
 
 
 class RefusedError(BaseException):
@@ -172,10 +173,11 @@ def _is_pythons(module: str, name: str, value: Any) -> bool:
 class Proxy:
     """An object that lives in the answer's process."""
 
-    __slots__ = ("_answer", "_handle", "_kind", "_named", "_own")
+    __slots__ = ("_answer", "_handle", "_kind", "_named", "_own", "_plain")
 
     def __init__(self, answer: Answer, handle: int, kind: str) -> None:
-        for name, value in (("_answer", answer), ("_handle", handle), ("_kind", kind), ("_named", ""), ("_own", False)):
+        values = (answer, handle, kind, "", False, _UNKNOWN)
+        for name, value in zip(Proxy.__slots__, values, strict=True):
             object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **options: Any) -> Any:  # noqa: D102
@@ -294,12 +296,16 @@ def plain(value: Any, what: str) -> Any:
         return value
     answer, kind = _answer(value), _get(value, "_kind")
     why = f"{what} was asked of an object of the answer's own class {kind!r:.60}, and only its own code could tell"
+    if (known := _get(value, "_plain")) is not _UNKNOWN:
+        return known
     try:
         data = answer.ask("plain", value)
     except Exception:  # noqa: BLE001 - it has none
         answer.refuse(why)
     if isinstance(data, Proxy):
         answer.refuse(why)
+    if not isinstance(data, list | set | dict):  # one that cannot change is asked for once: it is one value
+        object.__setattr__(value, "_plain", data)
     return data
 
 

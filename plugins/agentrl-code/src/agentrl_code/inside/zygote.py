@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from agentrl_code.inside import calls, confine, judge, program, root
+from agentrl_code.inside.levels import FULL, LIMITS
 
 del sys.path[0]  # the folder of installed packages: programs import Python's own modules
 
@@ -94,13 +95,13 @@ def _run(job: dict[str, Any], trainer: socket.socket, channel: list[int]) -> Non
     _prepare(job)
     stdin = _input(job)
     (out, say), (err, say_errors), (ready, be_ready), (go, let_go) = (os.pipe() for _ in range(4))
-    pid = confine.clone_into_namespaces() if job["level"] == confine.FULL else os.fork()
+    pid = confine.clone_into_namespaces() if job["level"] == FULL else os.fork()
     if pid == 0:
         _be_the_program(job, [stdin, say, say_errors, *(channel or [stdin]), be_ready, go])
     for descriptor in (stdin, say, say_errors, be_ready, go, *channel):
         os.close(descriptor)
     try:
-        if job["level"] == confine.FULL:
+        if job["level"] == FULL:
             confine.map_identity(pid, job["uid"], job["gid"])
         os.write(let_go, b"!")
         os.close(let_go)
@@ -120,9 +121,9 @@ def _run(job: dict[str, Any], trainer: socket.socket, channel: list[int]) -> Non
 
 def _prepare(job: Mapping[str, Any]) -> None:
     """Hand the folder over to who runs the program. Raises OSError where that one could not run Python."""
-    if job["level"] == confine.FULL or os.geteuid() != 0:
+    if job["level"] == FULL or os.geteuid() != 0:
         return
-    if job["level"] == confine.LIMITS and not confine.reachable(os.__file__):
+    if job["level"] == LIMITS and not confine.reachable(os.__file__):
         raise OSError(f"as root, programs run as nobody, who cannot read Python's {os.__file__}")
     os.chown(job["folder"], job["uid"], job["gid"])
 
@@ -154,7 +155,7 @@ def _be_the_program(job: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
         os.read(_GO, 1)
         os.close(_GO)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        home = "/box" if job["level"] == confine.FULL else job["folder"]
+        home = "/box" if job["level"] == FULL else job["folder"]
         os.environ.update({"HOME": home, "TMPDIR": home})
         sys.path.extend(job["packages"])
         confine.confine(job)
@@ -211,7 +212,7 @@ def _watch(
         del printed[err][:-_ERRORS_KEPT]
         if len(printed[out]) > job["output_kb"] * 1024:
             return printed, _TOO_MUCH
-        if job["level"] != confine.FULL and _written(job["folder"]) > job["file_mb"] << 20:
+        if job["level"] != FULL and _written(job["folder"]) > job["file_mb"] << 20:
             return printed, "it wrote too much"
         if streams and _has_ended(pid):
             break  # something else holds them
@@ -240,7 +241,7 @@ def _sizes(folder: str) -> Iterator[int]:
         for name in (*folders, *names):
             try:
                 yield os.lstat(os.path.join(place, name)).st_blocks * 512
-            except FileNotFoundError:  # removed meanwhile
+            except OSError:  # removed meanwhile
                 continue
 
 
