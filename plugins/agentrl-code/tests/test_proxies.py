@@ -77,10 +77,9 @@ VALUES = {
     "a generator without end": ("import itertools\ndef f(x): return itertools.repeat(9)", "assert list(f(3)) == [9]"),
     "a value without end": ("def f(x): return '9' * 10**8", "assert f(3) == '9'"),
     "another number each time": (
-        "import itertools\nnumbers = itertools.cycle([99, -99])\nclass I(int):\n    def __new__(c): return int.__new__(c, 0)\n"
-        "class P(dict):\n    def __missing__(s, k): return next(numbers)\n"
-        "import sys\nserver = sys._getframe(2).f_locals.get('self') or sys._getframe(3).f_locals['self']\n"
-        "server._functions = {**server._functions, 'plain': lambda v: next(numbers)}\ndef f(x): return I()",
+        "import itertools, sys\nnumbers = itertools.cycle([99, -99])\nclass I(int): pass\n"
+        "def f(x):\n    server = sys._getframe(2).f_locals['self']\n"
+        "    server._functions = {**server._functions, 'plain': lambda value: next(numbers)}\n    return I()",
         "x = f(3)\nassert x > 5\nassert x < 10",
     ),
     "a list in itself": ("def f(x):\n    y = []\n    y.append(y)\n    return y", "assert f(3) == [9]"),

@@ -8,13 +8,16 @@ import socket
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from agentrl_code.inside.judge import PASSED
-from agentrl_code.inside.levels import Level
 from agentrl_code.inside.proxies import ENDED_EARLY
 from agentrl_code.sandbox import Ended, Limits, Role, Sandboxes, SandboxLostError, own_folder
+
+if TYPE_CHECKING:
+    from agentrl_code.inside.levels import Level
 
 _LONGEST_WHY = 500
 
