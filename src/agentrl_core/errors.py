@@ -15,6 +15,18 @@ from collections.abc import Mapping
 from typing import Any
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C ended a run; the message says what of it is saved."""
+
+
+class Terminated(SystemExit):
+    """SIGTERM, or a terminal that was closed, ended a run; the message says what of it is saved."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.message = message
+
+
 class AgentRLError(Exception):
     """Base of all errors that agentrl raises on purpose; printed without a traceback by the command line."""
 

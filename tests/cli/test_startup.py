@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from agentrl_core import builtins, cli
-from agentrl_core.errors import ConfigError, RunError
+from agentrl_core.errors import ConfigError, Interrupted, RunError, Terminated
 
 HEAVY = {"torch", "transformers", "openai", "anthropic", "langchain_core", "motor", "fastapi", "starlette"}
 HTTP_CLIENTS = {"aiohttp", "httpx2"}
@@ -134,6 +134,8 @@ def raising(error):
         (ZeroDivisionError("by zero"), 1, "error: ZeroDivisionError: by zero (--debug shows the traceback)"),
         (OSError(28, "No space left"), 1, "error: OSError: [Errno 28] No space left (--debug shows the traceback)"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (Interrupted("after step 3, which is saved"), 130, "after step 3, which is saved"),
+        (Terminated("after step 3, which is saved", 143), 143, "after step 3, which is saved"),
         (typer.BadParameter("no"), 2, None),
         (typer.Exit(7), 7, ""),
         (SystemExit("words"), 1, ""),

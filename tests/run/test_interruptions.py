@@ -14,6 +14,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from agentrl_core.cli import main
 from agentrl_core.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.slow
@@ -85,7 +86,7 @@ def final_weights(name):
     return load_file(Path("runs") / name / "checkpoints" / f"step-{STEPS}" / "model.safetensors")
 
 
-def test_a_killed_run_resumes_to_the_same_weights_and_loses_nothing(config_file, agentrl, finished):
+def test_a_killed_run_resumes_to_the_same_weights_and_loses_nothing(config_file, agentrl, finished, capsys):
     code, output = finished("run", config_file, "--name", "undisturbed")
     assert code == 0, output
     with agentrl("run", config_file, "--name", "killed") as process:
@@ -94,6 +95,11 @@ def test_a_killed_run_resumes_to_the_same_weights_and_loses_nothing(config_file,
         process.wait()
     steps_before, records_before, interactions_before = stored("killed")
     assert [row.step for row in steps_before][:5] == [1, 2, 3, 4, 5]
+    assert main(["runs", "list"]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["undisturbed", "finished"],
+        ["killed", "killed"],
+    ]
 
     code, output = finished("runs", "resume", "killed")
     assert code == 0, output
@@ -118,21 +124,27 @@ def test_a_killed_run_resumes_to_the_same_weights_and_loses_nothing(config_file,
         assert (tensor == final_weights("killed")[name]).all(), name
 
 
-@pytest.mark.parametrize("ask", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ctrl_c_and_kill_end_a_run_with_one_clear_line_and_it_can_be_resumed(config_file, agentrl, finished, ask):
+@pytest.mark.parametrize("ask", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_kill_save_what_was_trained_and_say_so_in_one_clear_line(config_file, agentrl, finished, ask):
     if signal.getsignal(ask) is signal.SIG_IGN:
         pytest.skip("what started the tests ignores this signal (nohup does), and so do their processes")
-    with agentrl("run", config_file, "--name", "stopped") as process:
+    with agentrl("run", config_file, "--name", "stopped", "trainer.steps=99", "trainer.save_steps=99") as process:
         read_until_step(process, 4)
         process.send_signal(ask)
         output = process.communicate()[0]
-    assert process.returncode == 1
-    assert "agentrl runs resume stopped" in output
+    assert process.returncode == 128 + ask
     assert "Traceback" not in output
+    (saved,) = re.findall(
+        r"^interrupted after step (\d+), which is saved: no step is lost\. Go on with: .*runs resume stopped$",
+        output,
+        flags=re.MULTILINE,
+    )
+    assert [path.name for path in Path("runs/stopped/checkpoints").iterdir()] == [f"step-{saved}"]
     assert "interrupted" in finished("runs", "list")[1]
-    code, output = finished("runs", "resume", "stopped", f"trainer.steps={STEPS}")
+    code, output = finished("runs", "resume", "stopped", f"trainer.steps={int(saved) + 1}")
     assert code == 0, output
-    assert [row.step for row in stored("stopped")[0] if not row.voided] == list(range(1, STEPS + 1))
+    assert f"resumed after step {saved}" in output
+    assert [(row.step, row.voided) for row in stored("stopped")[0]] == [(n + 1, False) for n in range(int(saved) + 1)]
 
 
 def test_a_full_disk_stops_the_run_with_a_clear_line_and_loses_nothing(config_file, finished):

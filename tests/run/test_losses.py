@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_core.errors import ConfigError, RunError
+from agentrl_core.errors import ConfigError
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.trainer import Trainer, resume
 from agentrl_core.trackers.jsonl import FILE_NAME, read_events
@@ -77,7 +77,7 @@ def test_a_run_killed_between_warm_start_and_first_step_has_its_reference(warm, 
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "save", killed)
-        with pytest.raises(RunError, match="agentrl runs resume warm"):
+        with pytest.raises(KeyboardInterrupt, match="agentrl runs resume warm"):
             Trainer(config).train()
     (first,) = metrics_of(resume(Path("runs/warm")))
     assert first["loss/kl_reference"] == pytest.approx(0, abs=1e-6)

@@ -120,7 +120,7 @@ def test_an_interrupted_run_ends_as_one_that_never_stopped(config, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Tuner, "step", broken)
-        with pytest.raises(RunError, match="agentrl runs resume broken"):
+        with pytest.raises(KeyboardInterrupt, match=r"after step 5, which is saved.* agentrl runs resume broken"):
             FineTuner(config(name="broken", data={"eval": "eval.jsonl"})).train()
     resumed = resume(Path("runs/broken"))
     assert resumed.steps == 8

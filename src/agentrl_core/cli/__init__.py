@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from agentrl_core.builtins import COMMANDS
-from agentrl_core.errors import AgentRLError
+from agentrl_core.errors import AgentRLError, Terminated
 from agentrl_core.references import one_line, resolve
 
 _LEAVING_S = 5.0
@@ -55,12 +55,15 @@ class LazyGroup(TyperGroup):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C ends it with one line."""
+        """Run the command; Ctrl-C and SIGTERM end it with one line."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
+        except KeyboardInterrupt as stop:
+            typer.echo(str(stop) or "interrupted", err=True)
             raise typer.Exit(130) from None
+        except Terminated as stop:
+            typer.echo(stop.message, err=True)
+            raise
 
 
 def _command(target: object, name: str, summary: str) -> Any:
@@ -120,7 +123,7 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 1 for failure, 2 for usage, 130 for Ctrl-C."""
+    """Run the command line and return its exit code: 0, 1 for failure, 2 for usage, 130 for Ctrl-C, 143 for SIGTERM."""
     if arguments is not None:
         return _main(list(arguments))
     code = _main(sys.argv[1:])

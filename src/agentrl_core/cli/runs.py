@@ -13,6 +13,7 @@ import typer
 from agentrl_core.cli.locate import DATABASE_NAME, RunsOption, find_directory, last_write, open_run
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import AgentRLError
+from agentrl_core.folder_lock import is_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) 
         details = {"outcomes": dict(outcomes), "components": row.components, "config": row.config, "all_steps": steps}
         print_json(facts | details)
         return
-    typer.echo(f"run {row.id}: {row.status}" + (f" ({row.error})" if row.error else ""))
+    typer.echo(f"run {row.id}: {facts['status']}" + (f" ({row.error})" if row.error else ""))
     typer.echo(f"  folder      {facts['directory']}")
     typer.echo(f"  started     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(row.created_at))}")
     typer.echo(f"  steps       {facts['steps']} ({facts['voided_steps']} voided), policy version {facts['version']}")
@@ -113,7 +114,7 @@ def _facts(store: SQLiteStore, row: RunRow, steps: Sequence[StepRow]) -> dict[st
     live = [step for step in steps if not step.voided]
     return {
         "name": row.id,
-        "status": row.status,
+        "status": _status(store, row),
         "error": row.error,
         "directory": str(store.path.parent),
         "created_at": row.created_at,
@@ -124,6 +125,14 @@ def _facts(store: SQLiteStore, row: RunRow, steps: Sequence[StepRow]) -> dict[st
         "reward": live[-1].metrics.get("reward/mean") if live else None,
         "loss": live[-1].metrics.get("loss/value") if live else None,
     }
+
+
+def _status(store: SQLiteStore, row: RunRow) -> str:
+    """Return how a run stands; `killed` where its process ended without a word (kill -9, a machine that went down)."""
+    if row.status != "running" or not is_abandoned(store.path.parent):
+        return row.status
+    now = next((each.status for each in asyncio.run(store.runs()) if each.id == row.id), row.status)
+    return "killed" if now == "running" else now  # it may have ended between the two looks
 
 
 def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -289,6 +289,9 @@ class TrainerConfig:
     """Compute each layer again in the backward pass instead of keeping what is inside it: less memory, a third more
     time."""
     save_steps: int = field(default=20, validator=positive)
+    """Steps between checkpoints."""
+    save_minutes: float = field(default=10.0, validator=positive)
+    """A checkpoint is also written after the step that ends so long after the last one."""
     keep_last: int = field(default=3, validator=positive)
     """Checkpoints kept; older ones are removed."""
     max_logprob_gap: float = field(default=1e-3, validator=positive)

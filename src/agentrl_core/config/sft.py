@@ -74,6 +74,9 @@ class SftTrainerConfig:
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping what is inside it."""
     save_steps: int = field(default=100, validator=positive)
+    """Steps between checkpoints."""
+    save_minutes: float = field(default=10.0, validator=positive)
+    """A checkpoint is also written after the step that ends so long after the last one."""
     keep_last: int = field(default=3, validator=positive)
     """Checkpoints kept; older ones are removed."""
     threads: int = field(default=1, validator=positive)

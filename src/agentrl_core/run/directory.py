@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import fcntl
 import itertools
 import json
 import logging
-import os
 import random
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import attrs
 
 from agentrl_core.errors import RunError, UsageError
+from agentrl_core.folder_lock import FolderInUseError, folder_lock
 from agentrl_core.gateway.sessions import without_secrets
 from agentrl_core.invocation import command_line
 
@@ -169,25 +168,17 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training this run; the lock ends with the process, however it ends."""
-        with self._lock_file() as file:
+        with ExitStack() as held:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = file.read().strip() or "?"
-                raise UsageError(f"run '{self.name}' is being trained by process {holder}; end that first") from None
-            file.seek(0)
-            file.truncate()
-            file.write(str(os.getpid()))
-            file.flush()
+                held.enter_context(folder_lock(self.path))
+            except FolderInUseError as holder:
+                message = f"run '{self.name}' is being trained by process {holder}; end that first"
+                raise UsageError(message) from None
+            except OSError as error:
+                where = error.filename or self.path
+                message = f"cannot write {where}: {error.strerror}; make room there, or the folder writable"
+                raise RunError(message) from error
             yield
-
-    def _lock_file(self) -> TextIO:
-        path = self.path / ".lock"
-        try:
-            path.touch()
-            return path.open("r+", encoding="ascii")
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror}; make room there, or the folder writable") from error
 
     @contextmanager
     def logging_to(self, role: str, rank: int = 0) -> Iterator[None]:

@@ -11,6 +11,7 @@ from agentrl_core import config as configs
 from agentrl_core.errors import RunError
 from agentrl_core.invocation import command_line
 from agentrl_core.run.batch import BatchCollector
+from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.sampling import SamplingSide
 from agentrl_core.run.watch import Watch, answers_found
 from agentrl_core.stores.base import StepRow
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from agentrl_core.run.audience import Audience
     from agentrl_core.run.components import Components
     from agentrl_core.run.directory import RunDirectory
+    from agentrl_core.run.interruption import Interruption
     from agentrl_core.run.start import Start
 
 logger = logging.getLogger(__name__)
@@ -39,9 +41,11 @@ class TrainingLoop:
         directory: RunDirectory,
         start: Start,
         audience: Audience,
+        interruption: Interruption,
         *,
         started_at: float,
     ) -> None:
+        self._interruption = interruption
         self._components, self._config = components, components.config
         self._directory, self._audience, self._started_at = directory, audience, started_at
         self._learner, self._store = start.learner, start.store
@@ -61,10 +65,14 @@ class TrainingLoop:
             on_scored=audience.record_scored,
             on_ended=self._progress.ended,
             notice=audience.notice,
+            asked_to_stop=interruption.check,
         )
         self._progress.count_calls(lambda: self._sampling.gateway.calls)
         self._batches = BatchCollector(self._sampling, self._learner, self._config.rollout, notice=audience.notice)
-        self._saved_step = start.step or None
+        self._checkpoints = Checkpoints(
+            self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step
+        )
+        self._learner.before_change(interruption.hold)
         self._watch = Watch(
             self._config, audience.notice, max_tokens=self._sampling.gateway.max_tokens, earlier=earlier
         )
@@ -84,8 +92,9 @@ class TrainingLoop:
             self._train()
             status = "finished"
         except KeyboardInterrupt:
-            status, message = "interrupted", "interrupted"
-            raise
+            status = "interrupted"
+            message = self._checkpoints.save_interrupted(self._step, self._version, self._audience.notice)
+            raise KeyboardInterrupt(message) from None
         except BaseException as error:
             message = str(error)
             raise
@@ -111,8 +120,9 @@ class TrainingLoop:
             f"{rollout.group_size} episodes"
         )
         while self._step < self._config.trainer.steps:
-            report = self._take_step()
-            self._audience.step_finished(report)
+            with self._interruption.whole_step():
+                report = self._take_step()
+                self._audience.step_finished(report)
             self._check_signal(report)
             self._check_finite(report)
             if self._reached_target(report):
@@ -127,7 +137,7 @@ class TrainingLoop:
             or self._config.eval.tasks_during < self._config.eval.tasks
         ):
             self._evaluate(self._config.eval.tasks)
-        self._save()
+        self._checkpoints.save(self._step, self._version)
 
     def _take_step(self) -> StepReport:
         """One optimizer step, from waiting for its groups to the record of what it did."""
@@ -143,6 +153,7 @@ class TrainingLoop:
         self._sampled_at = sampled
         metrics = self._learner.step(signal, step=self._step + 1, version=self._version)
         trained = time.perf_counter()
+        self._interruption.hold()
         self._step += 1
         self._publish()
         outcomes = self._sampling.scheduler.drain_outcomes()
@@ -168,8 +179,7 @@ class TrainingLoop:
         )
         asyncio.run(self._store.add_step(row))
         self._watch.step(self._step, metrics, answers)
-        if self._step % self._config.trainer.save_steps == 0:
-            self._save()
+        self._checkpoints.after_step(self._step, self._version)
         return StepReport(
             step=self._step,
             version=self._version,
@@ -201,15 +211,6 @@ class TrainingLoop:
         self._sampling.load_weights(self._version, self._learner.weights())
         asyncio.run(self._store.add_version(self._directory.name, self._version, step=self._step))
         self._audience.weights_published(self._version)
-
-    def _save(self) -> None:
-        if self._saved_step == self._step:
-            return
-        self._progress.begin("saving")
-        asyncio.run(self._store.flush())  # a checkpoint is never ahead of its store
-        folder = self._directory.checkpoints / f"step-{self._step}"
-        self._learner.save(folder, step=self._step, version=self._version)
-        self._saved_step = self._step
 
     def _evaluate(self, tasks: int) -> None:
         if not self._components.eval_sets:

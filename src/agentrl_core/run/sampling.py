@@ -46,6 +46,7 @@ _END_S = 15.0
 class SamplingSide:
     """Owns the engine, the gateway and the loop on which agents run; called from the main thread.
 
+    `asked_to_stop` raises what ends the waiting for groups and evaluations, where the run is to stop.
     `notice(message)` is called on another thread, once, where an agent blocks that loop. Whatever waits for the
     loop raises `RunError` when it is blocked for longer than `rollout.timeout_s`.
     """
@@ -60,10 +61,12 @@ class SamplingSide:
         on_scored: Callable[[Record], None],
         on_ended: Callable[[Record], None] | None = None,
         notice: Callable[[str], None] = lambda _: None,
+        asked_to_stop: Callable[[], None] = lambda: None,
     ) -> None:
         config = components.config
         self._config, self._run_id, self._store = config, run_id, start.store
         self._scheduling: asyncio.Task[None] | None = None
+        self._asked_to_stop = asked_to_stop
         with ExitStack() as undo:  # a part that cannot start takes those before it along
             undo.enter_context(shared_tls())
             self._agents = LoopThread(
@@ -126,7 +129,7 @@ class SamplingSide:
 
     def take_groups(self, count: int, ahead: Ahead) -> Sequence[Group]:
         """Wait for the next `count` groups; what stopped the scheduler is raised here."""
-        return self._agents.run(self._take_groups(count, ahead))
+        return self._agents.run(self._take_groups(count, ahead), asked_to_stop=self._asked_to_stop)
 
     async def _take_groups(self, count: int, ahead: Ahead) -> Sequence[Group]:
         scheduling = self._scheduling
@@ -166,7 +169,8 @@ class SamplingSide:
         results = {}
         for name, members in sets.items():
             results[name] = self._agents.run(
-                self.scheduler.evaluate(members[:tasks], name=name, seed=self._config.seed, sampling=sampling)
+                self.scheduler.evaluate(members[:tasks], name=name, seed=self._config.seed, sampling=sampling),
+                asked_to_stop=self._asked_to_stop,
             )
         return results
 

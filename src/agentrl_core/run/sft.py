@@ -15,9 +15,11 @@ from agentrl_core.config.sft import SftConfig
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError, UsageError
 from agentrl_core.plugins import load_registry
+from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.cores import wait_without_spinning
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.lifecycle import carry_out, outside_event_loops
+from agentrl_core.run.interruption import Interruption
+from agentrl_core.run.lifecycle import carry_out
 from agentrl_core.run.loss import build_loss, settled, settled_loss
 from agentrl_core.run.origin import announce, check_unfinished, loading, model_directory, newest_checkpoint, rewind
 from agentrl_core.run.parts import Given, PartChecks, Parts, problems_of
@@ -62,19 +64,20 @@ class FineTuner:
         """Train from the start to the end.
 
         Raises `UsageError` for what cannot work, before anything starts, and `RunError` where a started run cannot go
-        on.
+        on. Ctrl-C and SIGTERM end it after a checkpoint of the last whole step, with `KeyboardInterrupt` and
+        `SystemExit`.
         """
-        return outside_event_loops(self._train)
+        return Interruption().run(self._train)
 
-    def _train(self) -> RunSummary:
+    def _train(self, interruption: Interruption) -> RunSummary:
         parts = resolve(self._given)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         config = attrs.evolve(parts.config, name=directory.name)
         directory.write_snapshot(configs.dump(config), self._given.base_dir, command=COMMAND)
-        return _run(parts, directory, resumed=False)
+        return _run(parts, directory, interruption, resumed=False)
 
 
-def resume(directory: RunDirectory, overrides: Sequence[str]) -> RunSummary:
+def resume(directory: RunDirectory, overrides: Sequence[str], interruption: Interruption) -> RunSummary:
     """Go on with a killed or interrupted fine-tuning from its newest checkpoint, bit by bit as if it never stopped."""
     kept, base_dir = directory.read_snapshot()
     config = configs.parse_as(SftConfig, kept, overrides)
@@ -82,7 +85,7 @@ def resume(directory: RunDirectory, overrides: Sequence[str]) -> RunSummary:
     parts = resolve(Given.from_python(config, base_dir))
     with directory.locked():  # before the first change
         directory.write_snapshot(configs.dump(parts.config), base_dir, command=COMMAND)
-    return _run(parts, directory, resumed=True)
+    return _run(parts, directory, interruption, resumed=True)
 
 
 @attrs.define(kw_only=True)
@@ -152,7 +155,7 @@ def resolve(given: Given[SftConfig]) -> SftParts:
     return SftParts(given=given, registry=registry, used={}, rows=checks.sets["data.train"], eval_sets=evals)
 
 
-def _run(parts: SftParts, directory: RunDirectory, *, resumed: bool) -> RunSummary:
+def _run(parts: SftParts, directory: RunDirectory, interruption: Interruption, *, resumed: bool) -> RunSummary:
     started = time.time()
 
     def work(store: Store, audience: Audience) -> RunSummary:
@@ -174,7 +177,10 @@ def _run(parts: SftParts, directory: RunDirectory, *, resumed: bool) -> RunSumma
             audience.notice(f"resumed after step {step}")
         else:
             asyncio.run(store.add_version(directory.name, 0, step=0))
-        return _Loop(parts, directory, store, audience, tuner, step=step, version=version, started_at=started).run()
+        loop = _Loop(
+            parts, directory, store, audience, tuner, interruption, step=step, version=version, started_at=started
+        )
+        return loop.run()
 
     return carry_out(parts, directory, work)
 
@@ -209,6 +215,7 @@ class _Loop:
         store: Store,
         audience: Audience,
         tuner: Tuner,
+        interruption: Interruption,
         *,
         step: int,
         version: int,
@@ -217,7 +224,9 @@ class _Loop:
         self._parts, self._config, self._directory = parts, parts.config, directory
         self._store, self._audience, self._tuner = store, audience, tuner
         self._step, self._version, self._started_at = step, version, started_at
-        self._saved_step = step or None
+        self._checkpoints = Checkpoints(tuner, store, directory, self._config.trainer, audience.progress, step=step)
+        self._interruption = interruption
+        tuner.before_change(interruption.hold)
         self._evals: list[EvalReport] = []
 
     def run(self) -> RunSummary:
@@ -236,8 +245,9 @@ class _Loop:
             self._train()
             status = "finished"
         except KeyboardInterrupt:
-            status, message = "interrupted", "interrupted"
-            raise
+            status = "interrupted"
+            message = self._checkpoints.save_interrupted(self._step, self._version, self._audience.notice)
+            raise KeyboardInterrupt(message) from None
         except BaseException as error:
             message = str(error)
             raise
@@ -249,33 +259,27 @@ class _Loop:
         every, steps = self._config.eval.every, self._tuner.steps
         self._evaluate()
         while self._step < steps:
-            self._take_step()
+            with self._interruption.whole_step():
+                self._take_step()
             if every and self._step % every == 0 and self._step < steps:
                 self._evaluate()
         if not self._evals or self._evals[-1].step != self._step:
             self._evaluate()
-        self._save()
+        self._checkpoints.save(self._step, self._version)
 
     def _take_step(self) -> None:
         self._audience.progress.begin_step(self._step + 1, self._tuner.steps, ahead=False)
         self._audience.progress.begin("training")
         metrics = self._tuner.step()
+        self._interruption.hold()
         self._step += 1
         self._version += 1
         name = self._directory.name
         asyncio.run(self._store.add_version(name, self._version, step=self._step))
         row = StepRow(run_id=name, step=self._step, version=self._version, groups=(), records=(), metrics=metrics)
         asyncio.run(self._store.add_step(row))
-        if self._step % self._config.trainer.save_steps == 0:
-            self._save()
+        self._checkpoints.after_step(self._step, self._version)
         self._audience.step_finished(StepReport(step=self._step, version=self._version, metrics=metrics, outcomes={}))
-
-    def _save(self) -> None:
-        if self._saved_step != self._step:
-            self._audience.progress.begin("saving")
-            asyncio.run(self._store.flush())  # a checkpoint is never ahead of its store
-            self._tuner.save(self._directory.checkpoints / f"step-{self._step}", step=self._step, version=self._version)
-            self._saved_step = self._step
 
     def _evaluate(self) -> None:
         self._audience.progress.begin("evaluating")

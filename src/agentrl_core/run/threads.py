@@ -71,8 +71,15 @@ class LoopThread:
         self._thread.start()
         threading.Thread(target=self._watch, name=f"{name}-watch", daemon=True).start()
 
-    def run(self, work: Coroutine[Any, Any, T], *, patience_s: float | None = None, limit_s: float = math.inf) -> T:
-        """Block until `work` is done; Ctrl-C cancels it.
+    def run(
+        self,
+        work: Coroutine[Any, Any, T],
+        *,
+        patience_s: float | None = None,
+        limit_s: float = math.inf,
+        asked_to_stop: Callable[[], None] = lambda: None,
+    ) -> T:
+        """Block until `work` is done; Ctrl-C cancels it, and so does `asked_to_stop` by raising something.
 
         Raises `RunError` where the thread has ended, where the loop is blocked for longer than `patience_s` (as
         a rule, that of the constructor), and after `limit_s`; `work` is cancelled then.
@@ -85,6 +92,7 @@ class LoopThread:
         end = time.monotonic() + limit_s
         try:
             while not concurrent.futures.wait([future], timeout=max(0.0, min(TICK_S, end - time.monotonic()))).done:
+                asked_to_stop()
                 self._check(patience_s)
                 _check_time(end, limit_s)
         except BaseException:

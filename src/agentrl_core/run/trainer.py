@@ -17,7 +17,8 @@ from agentrl_core.run import sft
 from agentrl_core.run.components import Components, resolve
 from agentrl_core.run.cores import learner_threads, usable_cores
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.lifecycle import carry_out, outside_event_loops
+from agentrl_core.run.interruption import Interruption
+from agentrl_core.run.lifecycle import carry_out
 from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given
@@ -65,17 +66,20 @@ class Trainer:
         `workflow_kwargs` are what its class is constructed with, or a function's own keyword arguments.
 
         Raises `UsageError` for what cannot work, before anything starts, and `RunError` where a started run
-        cannot go on; what was stored stays.
+        cannot go on; what was stored stays. Ctrl-C and SIGTERM end it after a checkpoint of the last whole step, with
+        `KeyboardInterrupt` and `SystemExit`.
         """
-        return outside_event_loops(lambda: self._train(workflow, workflow_kwargs))
+        return Interruption().run(lambda interruption: self._train(workflow, workflow_kwargs, interruption))
 
-    def _train(self, workflow: object | None, workflow_kwargs: Mapping[str, Any] | None) -> RunSummary:
+    def _train(
+        self, workflow: object | None, workflow_kwargs: Mapping[str, Any] | None, interruption: Interruption
+    ) -> RunSummary:
         components = resolve(self._given, workflow=workflow, workflow_kwargs=workflow_kwargs)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         directory.write_snapshot(
             configs.dump(attrs.evolve(components.config, name=directory.name)), self._given.base_dir
         )
-        return _run(components, directory, fresh_start)
+        return _run(components, directory, fresh_start, interruption)
 
 
 def resume(
@@ -89,17 +93,21 @@ def resume(
 
     The config is the run's own; `overrides` change it from here on (`trainer.steps=200`), for later resumes too.
     """
-    return outside_event_loops(lambda: _resume(run_dir, overrides, workflow, workflow_kwargs))
+    return Interruption().run(lambda interruption: _resume(run_dir, overrides, workflow, workflow_kwargs, interruption))
 
 
 def _resume(
-    run_dir: Path, overrides: Sequence[str], workflow: object | None, workflow_kwargs: Mapping[str, Any] | None
+    run_dir: Path,
+    overrides: Sequence[str],
+    workflow: object | None,
+    workflow_kwargs: Mapping[str, Any] | None,
+    interruption: Interruption,
 ) -> RunSummary:
     directory = RunDirectory.open(run_dir)
     if directory.command == sft.COMMAND:
         if workflow is not None or workflow_kwargs is not None:
             raise UsageError(f"run '{directory.name}' is a supervised fine-tuning, which has no workflow")
-        return sft.resume(directory, overrides)
+        return sft.resume(directory, overrides, interruption)
     kept, base_dir = directory.read_snapshot()
     config = configs.parse(kept, overrides)
     if config.loss.use != kept["loss"]["use"]:
@@ -109,7 +117,7 @@ def _resume(
     check_reference(components, directory)
     with directory.locked():  # before the first change
         directory.write_snapshot(configs.dump(components.config), base_dir)
-    return _run(components, directory, resumed_start)
+    return _run(components, directory, resumed_start, interruption)
 
 
 def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
@@ -129,7 +137,7 @@ def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
     }
 
 
-def _run(components: Components, directory: RunDirectory, begin: Begin) -> RunSummary:
+def _run(components: Components, directory: RunDirectory, begin: Begin, interruption: Interruption) -> RunSummary:
     """Start, train and end."""
     started = time.time()
 
@@ -137,6 +145,6 @@ def _run(components: Components, directory: RunDirectory, begin: Begin) -> RunSu
         if fewer := learner_threads(components.config, usable_cores())[1]:
             audience.notice(fewer)
         start = begin(components, directory, store, audience)
-        return TrainingLoop(components, directory, start, audience, started_at=started).run()
+        return TrainingLoop(components, directory, start, audience, interruption, started_at=started).run()
 
     return carry_out(components, directory, work)

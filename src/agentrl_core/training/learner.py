@@ -264,6 +264,10 @@ class Learner:
         """The live weights; a step changes them in place."""
         return ModuleWeights(self._policy.model)
 
+    def before_change(self, call: Callable[[], None]) -> None:
+        """Have `call` called each time before a step changes the weights; for the optimizer of now."""
+        self._optimizer.register_step_pre_hook(lambda *_: call())
+
     def save(self, directory: Path, step: int, version: int) -> None:
         """Write a checkpoint to `directory` (`…/step-N`), and prune its neighbours to `trainer.keep_last`."""
         save_checkpoint(

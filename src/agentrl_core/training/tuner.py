@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,6 +89,10 @@ class Tuner:
         losses = {name: held_out_loss(self._policy, rows, max_tokens=most) for name, rows in self._eval_sets.items()}
         self._cpu_seconds += time.thread_time() - cpu
         return losses
+
+    def before_change(self, call: Callable[[], None]) -> None:
+        """Have `call` called each time before a step changes the weights; for the optimizer of now."""
+        self._trainer.optimizer.register_step_pre_hook(lambda *_: call())
 
     def save(self, directory: Path, step: int, version: int) -> None:
         """Write a checkpoint to `directory` (`…/step-N`), and prune its neighbours to `trainer.keep_last`."""
