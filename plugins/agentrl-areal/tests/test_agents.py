@@ -1,13 +1,14 @@
 """AReaL's agent classes, from the released files with their import lines changed, in both modes."""
 
 import ast
-import importlib
+import importlib.util
 import json
 
 import pytest
 
-from agentrl_core.config.schema import AgentConfig, Component, RolloutConfig
+from agentrl_core.config.schema import AgentConfig, RolloutConfig
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
+from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.types import Outcome
 
 ALL = '''
@@ -30,14 +31,16 @@ async def run(data, **extra_kwargs):
     return await AGENTS[data["agent"]].run(data, **extra_kwargs)
 '''
 AGENTS = ("openai", "openai_turns", "openai_tools", "langchain", "langchain_tools", "anthropic")
+SDKS = ("openai", "agents", "langchain", "langchain_openai", "anthropic")
 FILES = ("openai/math_agent", "langchain/math_agent", "anthropic/math_agent")
 
 
 @pytest.fixture
 def agents(migrate, tmp_path, monkeypatch):
     """A file with all agents, and the released files beside it."""
-    for name in ("openai", "agents", "langchain", "langchain_openai", "anthropic"):
-        pytest.importorskip(name)
+    missing = [name for name in SDKS if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-users-own")
     for name in FILES:
         migrate(f"workflow/{name}.py")
@@ -55,18 +58,19 @@ def mind(prompt, turn):
     return r"so \boxed{4}"
 
 
-@pytest.mark.parametrize("mode", ["inline", pytest.param("subproc", marks=pytest.mark.slow)])
+@pytest.mark.slow  # every process imports all the SDKs
+@pytest.mark.parametrize("mode", ["inline", "subproc"])
 def test_each_class_is_rewarded_for_what_it_sampled(world, agents, row, mode):
     world.mind = mind
     rows = [{**row, "agent": name} for name in AGENTS]
     rows[1]["messages"] = [{"role": "user", "content": "What is 2 + 2? Try twice."}]
+    options = {"registry": world.registry, "base_dir": world.folder}
     if mode == "inline":
-        episodes = world.run(f"{agents}:run", *rows)
+        resolved = resolve_workflow(f"{agents}:run", **options)
     else:
         config = RolloutConfig(agent=AgentConfig(mode="subproc", subproc_max_workers=1))
-        workflow = Component(f"{agents}:run")
-        resolved = resolve_in_workers(workflow, registry=world.registry, base_dir=world.folder, rollout=config)
-        episodes = world.play_rows(resolved, *rows)
+        resolved = resolve_in_workers(f"{agents}:run", rollout=config, **options)
+    episodes = [world.play_rows(resolved, item)[0] for item in rows]  # one at a time: one reward process is enough
     by_call = {tuple(entry.ids) + tuple(entry.request.prompt_ids): entry for entry in world.engine.log}
     found = {}
     for name, episode in zip(AGENTS, episodes, strict=True):
