@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -29,7 +30,8 @@ def make_private(root: Path) -> None:
         _restrict(str(root))
     for folder, _, names in os.walk(root):
         for path in (folder, *(os.path.join(folder, name) for name in names)):  # noqa: PTH118 - as os.walk gives them
-            _restrict(path)
+            with contextlib.suppress(FileNotFoundError):  # the log of a reader that just closed the store, for one
+                _restrict(path)
 
 
 def flush_to_disk(root: Path) -> None:

@@ -1,10 +1,13 @@
 """The folder of one run."""
 
 import logging
+import os
+import stat
+from pathlib import Path
 
 import pytest
 
-from agentrl_core.errors import UsageError
+from agentrl_core.errors import RunError, UsageError
 from agentrl_core.run.directory import RunDirectory
 
 
@@ -88,3 +91,42 @@ def test_a_log_finds_its_folder_gone(tmp_path):
     with directory.logging_to("run"):
         pass
     assert directory.log("run").is_file()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_only_its_owner_enters_a_run_s_folder(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        directory = RunDirectory.create(tmp_path / "runs", "mine")
+        directory.write_snapshot({}, tmp_path)
+        with directory.locked(), directory.logging_to("run"):
+            modes = {
+                path.name: stat.S_IMODE(path.stat().st_mode) for path in (directory.path, *directory.path.rglob("*"))
+            }
+    finally:
+        os.umask(before)
+    assert modes == {
+        "mine": 0o700, "logs": 0o700, "checkpoints": 0o700, "config.json": 0o600, ".lock": 0o600, "run_0.log": 0o600,
+    }  # fmt: skip
+
+
+def test_links_out_of_a_run_s_folder_are_not_followed(tmp_path):
+    directory = RunDirectory.create(tmp_path / "runs", "mine")
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o755)
+    (outside / "shared").write_text("x")
+    before = {path: path.stat().st_mode for path in (outside, outside / "shared")}
+    (directory.path / "folder").symlink_to(outside)
+    (directory.path / "file").symlink_to(outside / "shared")
+    with directory.private():
+        pass
+    assert {path: path.stat().st_mode for path in before} == before
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    directory = RunDirectory.create(tmp_path, "mine")
+    directory.write_snapshot({"seed": 1}, tmp_path)
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(RunError, match=r"config\.json: .*No space left"):
+        directory.write_snapshot({"seed": 2}, tmp_path)
+    assert directory.read_snapshot()[0] == {"seed": 1}

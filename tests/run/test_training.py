@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import re
 import shutil
 import socket
 import sqlite3
+import stat
 from pathlib import Path
 
 import psutil
@@ -312,6 +314,39 @@ def test_a_store_without_its_log_knows_every_step_of_a_checkpoint(project, tmp_p
     monkeypatch.setattr(Learner, "save", looking)
     Trainer(project(name="flushed")).train()
     assert found == [(1, 1), (2, 2)]
+
+
+class Notes:
+    """A tracker of a user's own, which knows nothing of modes."""
+
+    def __init__(self, *, run_dir: Path):
+        (run_dir / "notes").mkdir(exist_ok=True)
+        (run_dir / "notes" / "notes.txt").write_text("seen")
+
+    def __getattr__(self, event):
+        return lambda *_: None
+
+
+def test_only_its_owner_reads_what_a_run_leaves_whatever_the_umask(project):
+    from agentrl_core.run import resume
+
+    def shared():
+        entries = [folder, *folder.rglob("*")]
+        assert len(entries) > 15
+        return {str(path): oct(mode) for path in entries if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077}
+
+    before = os.umask(0)
+    try:
+        own = {"use": f"{__file__}:Notes"}
+        config = project(name="mine", trainer={"steps": 1}, trackers=["jsonl", "curve", own])
+        folder = Path(Trainer(config).train().directory)
+        assert shared() == {}
+        for path in (folder, *folder.rglob("*")):  # as a run of an earlier version left them
+            path.chmod(path.stat().st_mode | 0o077)
+        resume(folder, ["trainer.steps=2"])
+        assert shared() == {}
+    finally:
+        os.umask(before)
 
 
 def test_a_moved_run_is_refused_and_so_is_one_without_its_store(project):

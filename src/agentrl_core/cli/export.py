@@ -14,6 +14,7 @@ import typer
 
 from agentrl_core.cli.locate import RunsOption, find_database, model_directory, open_run
 from agentrl_core.errors import RunError, UsageError
+from agentrl_core.files import private_opener
 from agentrl_core.invocation import command_line
 from agentrl_core.witness import verify
 
@@ -101,7 +102,7 @@ def _opened(output: str) -> Iterator[TextIO]:
     path = Path(output)
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with draft.open("w", encoding="utf-8") as file:
+        with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
             yield file
         draft.replace(path)
     except OSError as error:

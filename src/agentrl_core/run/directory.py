@@ -10,12 +10,14 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from agentrl_core.errors import RunError, UsageError
+from agentrl_core.files import make_private, make_private_folder, private_opener
 from agentrl_core.folder_lock import FolderInUseError, folder_lock
 from agentrl_core.gateway.sessions import without_secrets
 from agentrl_core.invocation import command_line
@@ -26,7 +28,7 @@ _ANIMALS = ("badger", "crane", "falcon", "heron", "lynx", "marten", "otter", "ra
 
 @attrs.frozen
 class RunDirectory:
-    """Where everything of one run lies. Nothing in it is ever erased but checkpoints beyond `keep_last`."""
+    """Where everything of one run lies, for its owner alone. Only checkpoints beyond `keep_last` are ever erased."""
 
     path: Path
 
@@ -90,9 +92,8 @@ class RunDirectory:
                 f"or go on with it: {command_line('runs', 'resume', cls(path.resolve()).reference)}"
             )
         try:
-            path.mkdir(parents=True)
-            for folder in ("logs", "checkpoints"):
-                (path / folder).mkdir()
+            for folder in (path, path / "logs", path / "checkpoints"):
+                make_private_folder(folder)
         except OSError as error:
             raise UsageError(f"cannot create the run's folder {path}: {error}; set output_dir elsewhere") from error
         return cls(path.resolve())
@@ -131,8 +132,11 @@ class RunDirectory:
         """Keep the effective config, the folder that its relative paths start from, and whose config it is."""
         kept = {"command": command, "base_dir": str(base_dir), "config": config}
         text = json.dumps(kept, indent=2, ensure_ascii=False)
+        draft = self.path / f".{self.snapshot.name}.draft"
         try:
-            self.snapshot.write_text(text, encoding="utf-8")
+            with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
+                file.write(text)
+            draft.replace(self.snapshot)  # a process that is killed here leaves one or the other, never half of it
         except OSError as error:
             raise RunError(f"cannot write {self.snapshot}: {error}") from error
 
@@ -164,6 +168,15 @@ class RunDirectory:
                 f"{self.snapshot}: not the config that a run leaves there ({error}); "
                 "put it back, or start a new run from the config file"
             ) from error
+
+    @contextmanager
+    def private(self) -> Iterator[None]:
+        """Take everyone else's access to what is there, and to what trackers and others have added at the end."""
+        make_private(self.path)
+        try:
+            yield
+        finally:
+            make_private(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -216,6 +229,9 @@ class _LogFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
         """Drop the record."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=private_opener)
 
     def close(self) -> None:
         """Close it; what could not be written is dropped, too."""

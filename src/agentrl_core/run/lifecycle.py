@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 def carry_out(parts: Parts[Any], directory: RunDirectory, work: Callable[[Store, Audience], RunSummary]) -> RunSummary:
     """Open what a run needs, do its work, and close everything, whatever happens in between."""
-    with directory.locked(), directory.logging_to("run"), ExitStack() as closing:
+    with directory.locked(), directory.private(), directory.logging_to("run"), ExitStack() as closing:
         closing.callback(parts.close)
         try:
             audience = Audience(_trackers(parts, directory, closing), parts.registry.hooks.notify)

@@ -12,6 +12,7 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RunError
+from agentrl_core.files import private_opener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +33,7 @@ class JsonlTracker:
         self.path = Path(run_dir) / FILE_NAME
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab", buffering=0)
+            self._file = open(self.path, "ab", buffering=0, opener=private_opener)  # noqa: SIM115 - `close` does
             self._torn = _ends_inside_a_line(self.path)
         except OSError as error:
             raise RunError(f"{self.path}: cannot open: {error.strerror}") from error
