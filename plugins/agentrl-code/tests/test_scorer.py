@@ -195,7 +195,7 @@ def test_a_process_that_was_killed_is_started_again():
     sandboxes = Sandboxes()
 
     async def go():
-        with own_folder() as folder:
+        with own_folder("confined") as folder:
             return (await sandboxes.run("script", "print(9)", LIMITS, "confined", folder=folder)).out
 
     assert asyncio.run(go()) == "9\n"

@@ -137,10 +137,10 @@ sys.settrace(out)""",
      "too many descriptors", "memory in many pieces", "too much output", "frames", "closes everything and ends"],
 )  # fmt: skip
 def test_a_trick_at_every_level_and_of_everybody(any_machine, name):
-    any_machine.cheat(TRICKS[name], timeout_s=2, memory_mb=256)
+    any_machine.cheat(TRICKS[name], timeout_s=1, memory_mb=256)
 
 
 @pytest.mark.parametrize("test", ["script", "asserts"])
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_trick(machine, name, test):
-    machine.cheat(TRICKS[name], test, timeout_s=0.6, memory_mb=256)
+    machine.cheat(TRICKS[name], test, timeout_s=0.3, memory_mb=256)

@@ -203,7 +203,7 @@ async def best_level(sandboxes: Sandboxes) -> tuple[Level | None, str]:
     limits = Limits(timeout_s=_GRACE_S, memory_mb=512, file_mb=1, output_kb=1)
     levels: tuple[Level, ...] = (FULL, CONFINED)
     for level in levels:
-        with own_folder() as folder:
+        with own_folder(level) as folder:
             try:
                 await sandboxes.run("script", "pass", limits, level, folder=folder)
             except RefusedLevelError as error:
@@ -214,8 +214,11 @@ async def best_level(sandboxes: Sandboxes) -> tuple[Level | None, str]:
 
 
 @contextlib.contextmanager
-def own_folder() -> Iterator[str]:
-    """Make a folder in which a program may write, and remove it with all that is in it."""
+def own_folder(level: Level) -> Iterator[str]:
+    """Make a folder in which a program may write, and remove it with all that is in it; fully isolated, it has one."""
+    if level == FULL:
+        yield ""
+        return
     with tempfile.TemporaryDirectory(prefix="agentrl-code-", ignore_cleanup_errors=True) as outer:
         os.chmod(outer, 0o711)  # noqa: PTH101, S103 - a program of another identity has to get to its own folder
         folder = os.path.join(outer, "own")  # noqa: PTH118

@@ -99,7 +99,7 @@ class _Run:
     async def _in_sandbox(
         self, role: Role, code: str, *, given: str = "", channel: socket.socket | None = None
     ) -> Ended:
-        with own_folder() as folder:
+        with own_folder(self.level) as folder:
             return await self.sandboxes.run(
                 role, code, self.limits, self.level, folder=folder, given=given, channel=channel
             )

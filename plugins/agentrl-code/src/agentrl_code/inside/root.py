@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import struct
@@ -28,7 +29,7 @@ Source = tuple[str, int, bool]
 
 def open_sources(paths: Sequence[str]) -> list[Source]:
     """Open what a root is to hold, as long as this process may."""
-    return [(path, os.open(path, os.O_PATH), os.path.isdir(path)) for path in _outermost(paths)]
+    return [(path, os.open(path, os.O_PATH), is_folder) for path, is_folder in outermost(tuple(paths))]
 
 
 def enter_own_root(libc: ctypes.CDLL, sources: Sequence[Source], size_mb: int) -> None:
@@ -59,11 +60,16 @@ def enter_own_root(libc: ctypes.CDLL, sources: Sequence[Source], size_mb: int) -
     _make_read_only(libc, "/", 0)
 
 
-def _outermost(paths: Sequence[str]) -> list[str]:
-    """Return those that exist and lie in none of the others; also where a link leads, under that name."""
+@functools.cache
+def outermost(paths: tuple[str, ...]) -> list[tuple[str, bool]]:
+    """Return those that exist and lie in none of the others, and whether each is a folder.
+
+    Where one is a link, what it leads to is there under that name as well. Looked up once, before any program runs.
+    """
     found = [path for path in dict.fromkeys(map(os.path.abspath, paths)) if os.path.exists(path)]
     found += [real for real in dict.fromkeys(map(os.path.realpath, found)) if real not in found]
-    return [path for path in found if not any(path.startswith(other + "/") for other in found)]
+    outer = [path for path in found if not any(path.startswith(other + "/") for other in found)]
+    return [(path, os.path.isdir(path)) for path in outer]
 
 
 def _mount(libc: ctypes.CDLL, source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:

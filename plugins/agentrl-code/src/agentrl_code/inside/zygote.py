@@ -24,7 +24,7 @@ import struct
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from agentrl_code.inside import calls, confine, judge, program, root
@@ -48,6 +48,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     if calls.supported():
         calls.compiled_filter()
+        root.outermost(_readable([]))
     gc.freeze()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 2)
@@ -63,6 +64,12 @@ def main() -> None:
             os.close(descriptor)
 
 
+def _readable(packages: Sequence[str]) -> tuple[str, ...]:
+    """Return what a program may read: the system's libraries, Python, and packages on request."""
+    python = (sys.base_prefix, sys.base_exec_prefix, *sys.path)
+    return (*root.SYSTEM, *root.DEVICES, *python, *packages)
+
+
 def _sandbox(trainer: socket.socket, channel: list[int]) -> NoReturn:
     """Run one job and report: `{"ready": …}` once it is confined, then how it ended."""
     try:
@@ -71,14 +78,7 @@ def _sandbox(trainer: socket.socket, channel: list[int]) -> NoReturn:
         if os.geteuid() == 0:
             os.setgroups([])
         job["uid"], job["gid"] = (confine.NOBODY,) * 2 if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-        job["readable"] = [
-            *root.SYSTEM,
-            *root.DEVICES,
-            sys.base_prefix,
-            sys.base_exec_prefix,
-            *sys.path,
-            *job["packages"],
-        ]
+        job["readable"] = _readable(job["packages"])
         try:
             _run(job, trainer, channel)
         except OSError as error:
