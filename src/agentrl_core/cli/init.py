@@ -1,0 +1,34 @@
+"""`agentrl init`: a folder to train in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def init(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder to write into: `demo`, or with --agent the working directory.")
+    ] = None,
+    *,
+    agent: Annotated[str, typer.Option(help="An agent that there is: file.py:name, or my_package.module.Name.")] = "",
+) -> None:
+    """Write a demo that learns in a minute, or with --agent a config for an agent that there is."""
+    from agentrl_core.invocation import command_line, near
+    from agentrl_core.scaffold.project import write_config, write_demo
+
+    place = folder or Path() if agent else folder or Path("demo")
+    written = write_config(place, agent) if agent else write_demo(place)
+    for path in written:
+        typer.echo(path)
+    config = near(written[0])
+    if agent:
+        typer.echo(
+            f"next: put your tasks into {place / 'tasks.jsonl'} and a model into {config}; then try one episode:"
+        )
+        typer.echo(f"  {command_line('doctor', config)}")
+    else:
+        typer.echo("next:")
+    typer.echo(f"  {command_line('run', config)}")
