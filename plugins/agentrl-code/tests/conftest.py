@@ -122,8 +122,10 @@ def victim():
             os.chown(path, user, -1)
         file.chmod(0o600)
         with subprocess.Popen(["sleep", "1000"], cwd="/", **options) as process:
-            yield psutil.Process(process.pid), file
-            process.kill()
+            try:
+                yield psutil.Process(process.pid), file
+            finally:
+                process.kill()
 
 
 def make(sandboxes, victim, level=None):

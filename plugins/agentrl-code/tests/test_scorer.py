@@ -3,9 +3,9 @@
 import asyncio
 import os
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +27,7 @@ from agentrl_core.testing.scorers import score_request
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no forks")
 SQUARE = "def f(x):\n    return x * x\n"
 ASSERTS = ["assert f(2) == 4", "assert f(3) == 9"]
+LEVEL = "confined" if sys.platform == "linux" else "limits"
 LIMITS = Limits(timeout_s=20, memory_mb=512, file_mb=1, output_kb=1)
 PAIRS = [{"input": "3\n", "output": "9"}, {"stdin": "4", "stdout": "16\n"}]
 
@@ -63,7 +64,7 @@ def test_no_program_is_wrong(program):
 def test_the_time_is_that_of_all_tests_together():
     program = "import time\ndef f(x): time.sleep(x)"
     tests = ["assert f(0) is None", "f(1000)", "f(0)"]
-    score = run(program, tests, score="share", timeout_s=2)
+    score = run(program, tests, score="share", timeout_s=4)
     assert score.details["failures"] == ["test 2: it took too long", "test 3: not run: the time was over"]
 
 
@@ -79,17 +80,26 @@ def test_installed_packages_are_there_on_request():
     assert run(program, [{"output": "9"}], packages=True).value == 1.0
 
 
-def test_a_program_that_is_cancelled_ends():
+def test_a_program_that_is_cancelled_ends(own_sandboxes):
     async def cancel():
-        scoring = asyncio.create_task(Code()(score_request("while True: pass", tests=ASSERTS)))
-        await asyncio.sleep(0.2)
+        test = read_tests({"tests": PAIRS})
+        running = run_tests("while True: pass", test, LIMITS, level=LEVEL, go_on=False, sandboxes=own_sandboxes)
+        scoring = asyncio.create_task(running)
+        while not (programs := started()):
+            await asyncio.sleep(0.01)
         scoring.cancel()
         with pytest.raises(asyncio.CancelledError):
             await scoring
+        return programs
 
-    begun = time.monotonic()
-    asyncio.run(cancel())
-    assert time.monotonic() - begun < 8
+    def started():
+        """The program and what watches it."""
+        process = own_sandboxes.process_id
+        found = psutil.Process(process).children(recursive=True) if process else []
+        return found if len(found) > 1 else []
+
+    _, left = psutil.wait_procs(asyncio.run(cancel()), timeout=20)
+    assert left == []
 
 
 def test_what_was_in_force_is_told():
