@@ -57,6 +57,11 @@ def test_what_cannot_be_done_is_an_error_with_its_line(tmp_path, section, line, 
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("nothing", ["", " {}", " null"])
+def test_an_empty_section_changes_nothing(run_config, nothing):
+    assert run_config(f"gconfig:{nothing}\neval_gconfig:{nothing}\n") == run_config("")
+
+
 def test_a_contradiction_with_the_native_name_is_told(run_config):
     with pytest.raises(ConfigError, match=r"sampling\.max_tokens to 9, but gconfig\.max_new_tokens .* sets it to 8"):
         run_config("gconfig: {max_new_tokens: 8}\nsampling: {max_tokens: 9}\n")

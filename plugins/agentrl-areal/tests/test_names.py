@@ -1,5 +1,6 @@
 """AReaL's names outside of runs: what they do, and what a name that is not here says."""
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -65,7 +66,6 @@ def test_names_are_found_where_areal_has_them():
 
 
 def test_outside_an_episode_the_context_is_that_of_training_or_what_was_set():
-    import asyncio
     import contextvars
 
     assert (workflow_context.get().is_eval, workflow_context.get().task_id) == (False, None)
@@ -82,8 +82,6 @@ def test_outside_an_episode_the_context_is_that_of_training_or_what_was_set():
 
 
 def test_phases_let_everything_through():
-    import asyncio
-
     @perf_tracer.trace_perf("sync", category=perf_tracer.Category.IO)
     @perf_tracer.session_context()
     @perf_tracer.trace_session("reward")
@@ -140,6 +138,21 @@ def test_a_tokenizer_runs_no_code_that_lies_beside_it(tmp_path):
     tmp_path.joinpath("evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     load_hf_tokenizer(str(tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+def test_episodes_that_run_at_the_same_time_keep_their_scopes():
+    tracker = stats_tracker.DistributedStatsTracker()
+
+    async def episode(name):
+        with tracker.scope(name):
+            await asyncio.sleep(0)
+            tracker.scalar(reward=1)
+
+    async def both():
+        await asyncio.gather(episode("a"), episode("b"))
+
+    asyncio.run(both())
+    assert tracker.export().keys() == {"a/reward", "a/reward__count", "b/reward", "b/reward__count"}
 
 
 def test_numbers_of_a_step_are_a_line_in_the_runs_folder(tmp_path):

@@ -89,7 +89,7 @@ class NativeSpelling:
                     yield from self._store(assignment)
                 case (name,) if name in AGGREGATION_FLAGS:
                     flags.append(assignment)
-                case (name,) if name in FOREIGN_SECTIONS and assignment.node.value == {}:
+                case (name,) if name in FOREIGN_SECTIONS and assignment.node.value in ({}, None):
                     continue
                 case ("gconfig" | "eval_gconfig", _):
                     yield from self._gconfig(assignment)

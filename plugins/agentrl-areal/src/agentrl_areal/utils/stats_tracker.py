@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import attrs
@@ -57,21 +58,22 @@ class _Series:
 
 
 class DistributedStatsTracker:
-    """Collects values under names, from any thread; `name` and the scopes around a call come before them."""
+    """Collects values under names, from any thread; `name` and the scopes around a call come before them.
+
+    Scopes are those of the calling context: episodes that run at the same time do not see each other's.
+    """
 
     def __init__(self, name: str = "") -> None:
         self._lock = threading.RLock()
-        self._scopes = [name.strip("/")] if name else []
+        own = (name.strip("/"),) if name else ()
+        self._scopes: ContextVar[tuple[str, ...]] = ContextVar("agentrl_areal_scopes", default=own)
         self._series: dict[str, _Series] = {}
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
         """Put `name/` before names until the end of the block."""
-        self._scopes.append(name.strip("/"))
-        try:
+        with self._within((*self._scopes.get(), name.strip("/"))):
             yield
-        finally:
-            self._scopes.pop()
 
     def scope_func_wrapper(self, name: str) -> Callable[[F], F]:
         """Return a decorator that puts `name/` before names in a function."""
@@ -89,11 +91,16 @@ class DistributedStatsTracker:
     @contextmanager
     def disable_scope(self) -> Iterator[None]:
         """Leave names as they are until the end of the block."""
-        kept, self._scopes = self._scopes, []
+        with self._within(()):
+            yield
+
+    @contextmanager
+    def _within(self, scopes: tuple[str, ...]) -> Iterator[None]:
+        token = self._scopes.set(scopes)
         try:
             yield
         finally:
-            self._scopes = kept
+            self._scopes.reset(token)
 
     @contextmanager
     def record_timing(self, key: str) -> Iterator[None]:
@@ -149,7 +156,7 @@ class DistributedStatsTracker:
         return numbers
 
     def _full(self, key: str) -> str:
-        return "/".join([*self._scopes, key])
+        return "/".join([*self._scopes.get(), key])
 
     def _add(self, name: str, kind: ReduceType, value: Any, masks: str = "") -> None:
         with self._lock:
