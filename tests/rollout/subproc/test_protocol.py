@@ -16,9 +16,12 @@ from agentrl_core.rollout.subproc.worker import MAX_ANSWER_BYTES, answer_frame, 
 from agentrl_core.scoring import Answer
 
 HOSTILE = '''
+import concurrent.futures
 import gc
 import struct
 import sys
+
+POOLS = []
 
 
 def connection():
@@ -77,6 +80,13 @@ def close(worker, sock, number):
     os.close(sock.fileno())
 
 
+def close_all(worker, sock, number):
+    """Leaves a pool behind that the interpreter would wait for when it ends."""
+    POOLS.append(concurrent.futures.ProcessPoolExecutor(1))
+    POOLS[0].submit(os.getpid).result()
+    os.closerange(0, 64)
+
+
 FAULTS = {
     "no JSON": lambda worker, sock, number: sock.sendall(packed(b"{")),
     "no UTF-8": lambda worker, sock, number: sock.sendall(packed(b'{"op": "\\xff"}')),
@@ -96,6 +106,7 @@ FAULTS = {
     "late": late,
     "leave": leave,
     "close": close,
+    "close all": close_all,
 }
 
 
@@ -106,11 +117,12 @@ class Agent:
             FAULTS[data["fault"]](*connection())
         return 0.5
 '''
-DIED = {"leave", "close"}
+DIED = {"leave", "close", "close all"}
 SCORED = {"late"}
 FAULTS = [
     "no JSON", "no UTF-8", "very deep", "no object", "too large", "a body", "a text", "other numbers", "twice",
     "an answer of its own", "no value", "begins again", "fork", "prints", "flood", "late", "leave", "close",
+    "close all",
 ]  # fmt: skip
 
 
@@ -264,6 +276,11 @@ def test_a_reward_arrives_as_it_was_returned(value):
 def test_texts_that_are_no_unicode_arrive_replaced():
     assert frames_of(answer_frame({"op": "done", "value": {"answer": "a\ud800"}})).next()["value"] == {"answer": "a?"}
     assert read_answer({"op": "done", "value": {"answer": "4"}}) == Answer("4")
+
+
+def test_what_is_too_large_to_be_sent_is_told_by_its_length():
+    assert plain(bytes(10**7)) == {"odd": ["bytes", "of length 10000000"]}
+    assert plain(dict.fromkeys(range(2**20 + 1))) == {"odd": ["dict", "of length 1048577"]}
 
 
 def test_dicts_without_an_end_are_no_reward():

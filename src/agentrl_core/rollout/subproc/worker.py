@@ -60,6 +60,8 @@ _LONGEST_MESSAGE = 400
 _LONGEST_TRACE = 20_000
 _LONGEST_REPR = 200
 _LONGEST_PLACE = 4096
+_MOST_ITEMS = MAX_ANSWER_BYTES // 16
+"""Of a dict; more are never sent, as every one takes that many bytes at least."""
 _LARGEST_INT = 2**53
 _SWEEP_S = 2.0
 _WATCH_S = 0.1
@@ -617,14 +619,16 @@ def plain(value: Any, depth: int = 0) -> dict[str, Any]:
         return {"number": str(float(value))}  # JSON has no number for it
     if value is None or isinstance(value, (bool, int, float)):
         return {"number": value}
-    if hasattr(value, "keys") and hasattr(value, "__getitem__") and depth < DEEPEST_VALUE:
+    is_long = isinstance(value, (str, bytes, bytearray, dict, list, tuple)) and len(value) > _MOST_ITEMS
+    if not is_long and hasattr(value, "keys") and hasattr(value, "__getitem__") and depth < DEEPEST_VALUE:
         return {"pairs": [[_key(key), plain(value[key], depth + 1)] for key in value]}
     if type(value).__name__ == "Answer" and isinstance(getattr(value, "text", None), str):
         return {"answer": value.text}
     if hasattr(value, "as_integer_ratio") or hasattr(value, "numerator"):  # a Decimal, a Fraction
         with contextlib.suppress(ArithmeticError, TypeError, ValueError):
             return plain(float(value))
-    return {"odd": [type(value).__name__, repr(value)[:_LONGEST_REPR]]}
+    looks = f"of length {len(value)}" if is_long else repr(value)[:_LONGEST_REPR]
+    return {"odd": [type(value).__name__, looks]}
 
 
 def _key(key: Any) -> Any:
@@ -724,7 +728,12 @@ def _work(control: socket.socket) -> None:
         worker = Worker(control, loaded, start["skip"])
         ready = {"op": "ready", "name": loaded.name, "is_async": is_async(loaded.function)}
         control.sendall(answer_frame(ready))
-        worker.serve()
+        try:
+            worker.serve()
+        except BaseException:  # noqa: BLE001  (the agent has broken what this process needs, or its connection)
+            with contextlib.suppress(OSError, ValueError):  # stderr, too
+                traceback.print_exc()
+            os._exit(1)  # an interpreter that ends by itself may wait for threads and pools for ever
 
 
 def _load(start: dict[str, Any], payload: bytes) -> Any:
