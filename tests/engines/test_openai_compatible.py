@@ -5,6 +5,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+import torch
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from tokenizers import Tokenizer
 
@@ -239,7 +240,7 @@ def test_a_server_with_other_weights_loads_the_policys_first(server, servers, st
 
 
 def test_a_live_module_travels_over_a_directory_that_goes_away(server, servers, start):
-    class Module:
+    class Module(torch.nn.Module):
         def save_pretrained(self, directory):
             servers.write_weights(directory, 3)
 

@@ -54,7 +54,7 @@ class OpenAICompatibleEngine:
     the server where None. `max_connections` bounds the calls at a time, per event loop; `connect_timeout_s` how long
     it may take to be reached, `silence_s` how long it may say nothing, `load_timeout_s` the same while it loads
     weights. `weights_dir` is where the weights of this process are written for it, a folder that it sees under the
-    same path; a temporary one where None.
+    same path, in a subfolder that ends with this process; a temporary one where None.
 
     Policy versions of tokens are the server's own where it tells them. The prompt and what was sampled are submitted
     again after a pause, with the rest of the budget and a seed made from the request's and their length.

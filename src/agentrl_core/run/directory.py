@@ -6,6 +6,7 @@ import difflib
 import itertools
 import json
 import logging
+import os
 import random
 import re
 from collections.abc import Iterator, Mapping
@@ -231,7 +232,9 @@ class _LogFile(logging.FileHandler):
         """Drop the record."""
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=private_opener)
+        file = super()._open()
+        os.fchmod(file.fileno(), 0o600)
+        return file
 
     def close(self) -> None:
         """Close it; what could not be written is dropped, too."""

@@ -18,8 +18,9 @@ import torch
 from agentrl_core.errors import RunError
 from agentrl_core.files import flush_entry, flush_to_disk, make_private, make_private_folder
 from agentrl_core.invocation import command_line
-from agentrl_core.models.loading import advice, load_causal_lm, not_finite
+from agentrl_core.models.loading import advice, load_causal_lm
 from agentrl_core.models.quiet import no_progress_bars
+from agentrl_core.weights.finite import not_finite
 from agentrl_core.weights.manifest import MANIFEST, read_manifest, write_manifest
 
 OPTIMIZER = "optimizer.pt"
@@ -126,13 +127,12 @@ def read_state(directory: Path) -> dict[str, Any]:
     if manifest is None and _MANIFEST_KEY in state:
         raise _incomplete(directory, directory / MANIFEST, "it is missing")
     named = re.fullmatch(r"step-(\d+)", directory.name)
-    told = {int(named[1])} if named else set()
-    told |= {manifest.step} if manifest else set()
-    if told - {state["step"]}:
-        raise RunError(
-            f"{path} says step {state['step']}, but the checkpoint is that of step {min(told - {state['step']})}; put "
-            f"back the file that belongs there{advice(directory)}"
-        )
+    for step in (manifest and manifest.step, named and int(named[1])):
+        if step is not None and step != state["step"]:
+            raise RunError(
+                f"{path} says step {state['step']}, but the checkpoint is that of step {step}; put back the file that "
+                f"belongs there{advice(directory)}"
+            )
     return state
 
 

@@ -23,13 +23,13 @@ run loads its checkpoint three times (learner, state, engine), and 1 GB costs ab
 class Manifest:
     """The manifest of one folder."""
 
-    step: int
-    """Optimizer steps behind the weights."""
+    step: int | None
+    """Optimizer steps behind the weights; None where nobody goes on from them."""
     version: int
     """Policy version that the weights were published as."""
 
 
-def write_manifest(directory: Path, *, step: int, version: int) -> None:
+def write_manifest(directory: Path, *, version: int, step: int | None = None) -> None:
     """Describe every file that is in `directory` now."""
     content = {
         "agentrl-core": metadata.version("agentrl-core"),
