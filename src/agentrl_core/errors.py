@@ -112,14 +112,17 @@ class RequestError(AgentRLError):
 
 
 class ContextLengthError(RequestError):
-    """A prompt that leaves no room for a reply; each API has its own words for it, which clients look for."""
+    """A prompt that leaves no room for a reply; each API has its own words for it, which clients look for.
 
-    def __init__(self, *, prompt_tokens: int, context_length: int) -> None:
+    `at_least`: it has even more tokens, which nobody counted.
+    """
+
+    def __init__(self, *, prompt_tokens: int, context_length: int, at_least: bool = False) -> None:
         super().__init__(
             400,
             "context_length_exceeded",
             f"This model's maximum context length is {context_length} tokens. However, your messages "
-            f"resulted in {prompt_tokens} tokens. Please reduce the length of the messages.",
+            f"resulted in {'at least ' if at_least else ''}{prompt_tokens} tokens. Please reduce the length of the messages.",
             param="messages",
         )
         self.prompt_tokens = prompt_tokens

@@ -460,8 +460,9 @@ def test_counting_refuses_in_anthropics_shape(session, send):
 # --- retries and disconnects -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_sdks_own_retry_gets_the_reply_that_it_missed(gateway, session, engine, store, stream):
+def test_the_sdks_own_retry_gets_the_reply_that_it_missed_by_its_name(session, engine, store, stream, named):
     engine.replies = ["once", "twice"]
     lost = []
 
@@ -473,14 +474,19 @@ def test_the_sdks_own_retry_gets_the_reply_that_it_missed(gateway, session, engi
     async def scenario():
         http_client = httpx2.AsyncClient(verify=ssl_context(), timeout=60, event_hooks={"response": [lose]})
         async with AsyncAnthropic(
-            base_url=session.base_url, api_key="x", http_client=http_client, max_retries=2
+            base_url=session.base_url,
+            api_key="x",
+            http_client=http_client,
+            max_retries=2,
+            default_headers={"idempotency-key": "k1"} if named else {},
         ) as client:
             return await (final if stream else ask)(client)
 
     reply = asyncio.run(scenario())
-    assert reply.content[0].text == "once"
-    assert reply.id == store.interactions[0].id
-    assert len(engine.log) == len(store.interactions) == len(lost) == 1
+    assert reply.content[0].text == ("once" if named else "twice")
+    assert reply.id == store.interactions[-1].id
+    assert len(engine.log) == len(store.interactions) == (1 if named else 2)
+    assert len(lost) == 1
 
 
 def test_leaving_a_stream_aborts_its_generation(talk, session, engine, store):

@@ -295,10 +295,7 @@ def test_a_response_is_not_deleted(talk, session):
 def test_a_retried_stream_tells_the_same_reply(send, session, engine):
     engine.replies = [f"<think>hm</think>Adding.{CALLS}"]
     body = {"input": "hi", "tools": [TOOL], "stream": True}
-    told = [
-        send(session, body, path="/v1/responses", headers={"x-stainless-retry-count": str(count)}).text
-        for count in range(2)
-    ]
+    told = [send(session, body, path="/v1/responses", headers={"idempotency-key": "k1"}).text for _ in range(2)]
     finals = [json.loads(text.rpartition("data: ")[2]) for text in told]
     assert finals[0]["response"] == finals[1]["response"]
     assert len(engine.log) == 1

@@ -139,13 +139,16 @@ class Chat:
         """
         return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt, options=options)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids [T] of `text`: special tokens in it are recognised, none is added."""
-        return self._tokenizer.encode(text)
+    def encode(self, text: str, *, most_tokens: int | None = None) -> list[int]:
+        """Return the token ids [T] of `text`: special tokens in it are recognised, none is added.
 
-    def encode_continuation(self, text: str) -> tuple[int, ...]:
-        """Return the token ids [T] of text that stands behind other text."""
-        return tuple(self._tokenizer.encode_continuation(text))
+        `TooManyTokensError` where they are surely more than `most_tokens`: a long text is not read to its end then.
+        """
+        return self._tokenizer.encode(text, most_tokens=most_tokens)
+
+    def encode_continuation(self, text: str, *, most_tokens: int | None = None) -> tuple[int, ...]:
+        """Return the token ids [T] of text that stands behind other text; see `encode` for `most_tokens`."""
+        return tuple(self._tokenizer.encode_continuation(text, most_tokens=most_tokens))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens included."""
@@ -245,12 +248,14 @@ class Chat:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
+        *,
+        most_tokens: int | None = None,
     ) -> tuple[int, ...]:
-        """Render a whole conversation and return its token ids [T]."""
+        """Render a whole conversation and return its token ids [T]; see `encode` for `most_tokens`."""
         key = orjson.dumps([messages, tools, options or None])
         ids = self._prompts.get(key)
         if ids is None:
-            ids = tuple(self.encode(self.render(messages, tools, options=options)))
+            ids = tuple(self.encode(self.render(messages, tools, options=options), most_tokens=most_tokens))
             self._prompts.put(key, ids, key_bytes=len(key))
         return ids
 
@@ -261,12 +266,14 @@ class Chat:
         tools: Sequence[Mapping[str, Any]],
         last_id: int,
         options: Mapping[str, Any] | None = None,
+        *,
+        most_tokens: int | None = None,
     ) -> tuple[int, ...] | None:
         """Return the token ids [T] that follow a sampled turn when `new` messages are appended.
 
         `history` ends with the sampled turn and `last_id` is its last token: an end-of-turn token that was
         sampled is not repeated, one that is missing (the turn was cut by its length) is put in. None where
-        the template offers no way on from the sampled ids.
+        the template offers no way on from the sampled ids; see `encode` for `most_tokens`.
         """
         ended = last_id in self.stop_token_ids
         key = (orjson.dumps([new, bool(tools), options or None]), ended)
@@ -275,11 +282,11 @@ class Chat:
             return ids
         text = self._continuation.after_any_history(new, tools=bool(tools), options=options)
         if text is not None:
-            ids = self._encode_after(text, ended=ended)
+            ids = self._encode_after(text, ended=ended, most_tokens=most_tokens)
             self._continuations.put(key, ids, key_bytes=len(key[0]))
             return ids
         text = self._continuation.after(history, new, tools, options)
-        return None if text is None else self._encode_after(text, ended=ended)
+        return None if text is None else self._encode_after(text, ended=ended, most_tokens=most_tokens)
 
     def continuation_text(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Mapping[str, Any]]
@@ -287,10 +294,10 @@ class Chat:
         """Return the text that follows the content of `history`'s last turn; None where the template has no way on."""
         return self._continuation.after(history, new, tools)
 
-    def _encode_after(self, text: str, *, ended: bool) -> tuple[int, ...]:
+    def _encode_after(self, text: str, *, ended: bool, most_tokens: int | None) -> tuple[int, ...]:
         stripped = text.lstrip()
         stop = next((stop for stop in self._continuation.ends if ended and stripped.startswith(stop)), None)
-        return tuple(self._tokenizer.encode_continuation(text if stop is None else stripped.removeprefix(stop)))
+        return self.encode_continuation(text if stop is None else stripped.removeprefix(stop), most_tokens=most_tokens)
 
     def _with_end_of_turn(self, stop_token_ids: Sequence[int]) -> tuple[int, ...]:
         """Add the token with which the template ends a turn, if it is one; models' files often lack it."""

@@ -19,6 +19,19 @@ _REPLACEMENT = "\ufffd"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
+_CHARS_PER_TOKEN, _NEXT_BEGINNING = 16, 4
+"""Of the first beginning of a text that is looked at, which hardly any text of so many tokens reaches, and how much
+longer the next one is."""
+
+
+class TooManyTokensError(Exception):
+    """A text has more tokens than it may have; surely as many as `tokens`."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"at least {tokens} tokens")
+        self.tokens = tokens
+
+
 class TextTokenizer:
     """Encodes exactly the text given: nothing is added, special tokens in the text become their ids."""
 
@@ -36,8 +49,26 @@ class TextTokenizer:
         """Number of token ids, added tokens included."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids [T] of `text`."""
+    def encode(self, text: str, *, most_tokens: int | None = None) -> list[int]:
+        """Return the token ids [T] of `text`; `TooManyTokensError` where those are surely more than `most_tokens`."""
+        if most_tokens is not None:
+            self._check_beginnings(text, most_tokens)
+        return self._encode(text)
+
+    def _check_beginnings(self, text: str, most_tokens: int) -> None:
+        """Refuse a text whose beginning has twice the tokens that all of it may have.
+
+        Tokenizing takes about a second for 3 MB. What follows a beginning changes how its end is tokenized, but never
+        halves its tokens.
+        """
+        num_chars = _CHARS_PER_TOKEN * most_tokens
+        while num_chars < len(text):
+            found = len(self._encode(text[:num_chars]))
+            if found > 2 * most_tokens:
+                raise TooManyTokensError(found // 2)
+            num_chars *= _NEXT_BEGINNING
+
+    def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -78,9 +109,10 @@ class TextTokenizer:
         ):
             self._anchor = token
 
-    def encode_continuation(self, text: str) -> list[int]:
-        """Return the token ids [T] of text in the middle of a conversation."""
-        return self.encode(self._anchor + text)[1:] if self._anchor else self.encode(text)
+    def encode_continuation(self, text: str, *, most_tokens: int | None = None) -> list[int]:
+        """Return the token ids [T] of text in the middle of a conversation; see `encode` for `most_tokens`."""
+        ids = self.encode(self._anchor + text, most_tokens=most_tokens)
+        return ids[1:] if self._anchor else ids
 
     def decoder(self) -> StreamDecoder:
         """Return a decoder for ids that arrive one by one."""

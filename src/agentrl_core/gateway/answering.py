@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -10,16 +11,19 @@ from agentrl_core.errors import AgentRLError, RequestError, RunError, Unservable
 from agentrl_core.gateway.dialects.responses import OpenAIResponses
 from agentrl_core.gateway.dialects.responses_stored import with_referenced_items
 from agentrl_core.gateway.exchange import Delta, Reply
-from agentrl_core.gateway.retries import Attempt, retry_key
+from agentrl_core.gateway.large import LARGE_BYTES
+from agentrl_core.gateway.retries import Attempt, RetryKey, retry_key
 from agentrl_core.gateway.serving.web import EVENTS, HttpRequest, HttpResponse, decode_body, json_response, refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from agentrl_core.chat.replies import Piece
     from agentrl_core.gateway.calls import Call
     from agentrl_core.gateway.exchange import ChatRequest, Decode, Dialect
     from agentrl_core.gateway.forwarding import Forwarder
+    from agentrl_core.gateway.history.ledger import Prompt
+    from agentrl_core.gateway.large import LargeRequests
     from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.gateway.upstreams import Upstream
@@ -31,9 +35,10 @@ _logger = logging.getLogger(__name__)
 class Answerer:
     """Answers LLM calls, whatever API they come by."""
 
-    def __init__(self, service: PolicyService, forwarder: Forwarder) -> None:
+    def __init__(self, service: PolicyService, forwarder: Forwarder, large: LargeRequests) -> None:
         self._service = service
         self._forwarder = forwarder
+        self._large = large
         self.fatal: RunError | None = None
         """The failure of the engine or the store that no request can be blamed for; the first one.
 
@@ -44,14 +49,13 @@ class Answerer:
     async def answer(self, dialect: Dialect, request: HttpRequest, session: Session) -> HttpResponse:
         """Answer one call; every failure becomes an error in the shape of its API."""
         try:
-            body = decode_body(request.body)
-            if isinstance(dialect, OpenAIResponses):
-                body = with_referenced_items(body, session.ledger)
-            parsed = dialect.parse(body, request.headers)
-            attempt = await session.attempts.enter(retry_key(request))
+            num_bytes = len(request.body)
+            read = functools.partial(self._read, dialect, request, session, is_large=num_bytes >= LARGE_BYTES)
+            parsed, key, prompts = await self._large.run(session.record_id, num_bytes, read)
+            attempt = await session.attempts.enter(key)
             if attempt is not None and attempt.choices:  # the client asks again for what it has missed
                 return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
-            return await self._generate(dialect, session, parsed, attempt)
+            return await self._generate(dialect, session, parsed, attempt, prompts)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             return refused(dialect, self.refusal(error, session))
 
@@ -62,14 +66,31 @@ class Answerer:
         except Exception as error:
             raise self.refusal(error, session) from error
 
+    def _read(
+        self, dialect: Dialect, request: HttpRequest, session: Session, *, is_large: bool
+    ) -> tuple[ChatRequest, RetryKey | None, Sequence[Prompt] | None]:
+        """Return what a body asks for, and the prompts of a large one: of others they are not worth a thread."""
+        key, body = retry_key(request), decode_body(request.take_body())
+        if isinstance(dialect, OpenAIResponses):
+            body = with_referenced_items(body, session.ledger)
+        parsed = dialect.parse(body, request.headers)
+        if not is_large or self._forwarder.find(parsed.model) is not None:
+            return parsed, key, None
+        return parsed, key, self._service.prompts(session, parsed)
+
     async def _generate(
-        self, dialect: Dialect, session: Session, request: ChatRequest, attempt: Attempt | None
+        self,
+        dialect: Dialect,
+        session: Session,
+        request: ChatRequest,
+        attempt: Attempt | None,
+        prompts: Sequence[Prompt] | None,
     ) -> HttpResponse:
         upstream = self._forwarder.find(request.model)
         if upstream is not None:
             return await self._forward(dialect, session, request, attempt, upstream)
         service = self._service
-        call = service.begin(session, request, dialect.id_prefix)
+        call = service.begin(session, request, dialect.id_prefix, prompts)
         call.attempt = attempt
         if request.stream:
             return HttpResponse(headers=EVENTS, body=self._stream(dialect, request, call))

@@ -12,6 +12,7 @@ import attrs
 from agentrl_core.chat.probe import Stability
 from agentrl_core.errors import RunError
 from agentrl_core.gateway.forwarding import Forwarder
+from agentrl_core.gateway.large import LargeRequests
 from agentrl_core.gateway.metering import metered, metered_stream
 from agentrl_core.gateway.online.admin import Admin, exposed
 from agentrl_core.gateway.online.control import Control
@@ -96,10 +97,12 @@ class Gateway:
             url=lambda: self.url,
             version=lambda: engine.version,
         )
+        self._large = LargeRequests(self._add_cpu)
         self._api = Api(
             self._sessions,
             self._service,
             self._forwarder,
+            self._large,
             admin=admin,
             pages=control.pages(),
             before=self._before,
@@ -202,6 +205,7 @@ class Gateway:
         """Stop listening; idempotent. The owner of the agents' event loop ends `http_client.close_for_good()`."""
         if self._server is not None:
             self._server.close()
+        self._large.close()
         self._upstreams.close()
 
     def open_session(

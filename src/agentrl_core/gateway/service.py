@@ -18,6 +18,7 @@ import attrs
 import orjson
 
 from agentrl_core.chat.parsers.base import ParsedReply
+from agentrl_core.chat.tokenizer import TooManyTokensError
 from agentrl_core.errors import ContextLengthError, RequestError
 from agentrl_core.gateway.calls import Call, Generation, choice_of, message_of
 from agentrl_core.gateway.exchange import Reply
@@ -104,12 +105,16 @@ class PolicyService:
         self.without_effect: Counter[str] = Counter()
         """Calls that asked for a sampling parameter in vain, by its name."""
 
-    def begin(self, session: Session, request: ChatRequest, id_prefix: str) -> Call:
-        """Prepare a call up to the ids that the engine will see; `RequestError` where it cannot be made."""
+    def begin(
+        self, session: Session, request: ChatRequest, id_prefix: str, prompts: Sequence[Prompt] | None = None
+    ) -> Call:
+        """Prepare a call up to the ids that the engine will see; `RequestError` where it cannot be made.
+
+        `prompts`: what `prompts` made of the request, if it was called before.
+        """
         session.check_open()
-        self._check_replies(request)
         unseen_tools = self._unseen_tools(request)
-        prompts = self.prompts(session, request)
+        prompts = prompts or self.prompts(session, request)
         room = min(self._room(prompt) for prompt in prompts)
         decision = session.policy.decide(request, room=room)
         grammar = self._grammar(request, prompts[0])
@@ -217,10 +222,22 @@ class PolicyService:
         return attrs.evolve(request, messages=tuple(session.ledger.conversation(request)))
 
     def prompts(self, session: Session, request: ChatRequest) -> Sequence[Prompt]:
-        """Continue what the session said before, or begin anew; `RequestError` where that makes no prompt."""
+        """Continue what the session said before, or begin anew; `RequestError` where that makes no prompt.
+
+        Thread-safe. Megabytes may take seconds, but no text far beyond the context is read to its end.
+        """
+        self._check_replies(request)
+        most = self._engine.context_length
+        try:
+            return self._prompts(session, request, most)
+        except TooManyTokensError as error:
+            raise ContextLengthError(prompt_tokens=error.tokens, context_length=most, at_least=True) from error
+
+    def _prompts(self, session: Session, request: ChatRequest, most: int) -> Sequence[Prompt]:
         if request.prompts:
-            return [raw_prompt(self.chat, prompt, session.ledger.raw) for prompt in request.prompts]
-        prompt = build_prompt(self.chat, self.continued(session, request), session.ledger, self._history)
+            return [raw_prompt(self.chat, prompt, session.ledger.raw, most_tokens=most) for prompt in request.prompts]
+        continued = self.continued(session, request)
+        prompt = build_prompt(self.chat, continued, session.ledger, self._history, most_tokens=most)
         if not prompt.ids:
             raise RequestError(
                 400, "invalid_messages", "the chat template made an empty prompt of these messages", param="messages"

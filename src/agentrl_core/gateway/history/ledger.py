@@ -203,8 +203,13 @@ def _with_stop_string(chat: Chat, interaction: Interaction) -> list[Message]:
     return [] if found is None else [{**interaction.output, "content": content + found[1]}]
 
 
-def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Literal["exact", "template"]) -> Prompt:
-    """Continue the longest earlier call whose messages and output begin the request, else start a new root."""
+def build_prompt(
+    chat: Chat, request: ChatRequest, ledger: Ledger, history: Literal["exact", "template"], *, most_tokens: int
+) -> Prompt:
+    """Continue the longest earlier call whose messages and output begin the request, else start a new root.
+
+    `TooManyTokensError` where what is new surely has more than `most_tokens`.
+    """
     fingerprint = Fingerprint(request.tools)
     messages = request.messages
     digests = [fingerprint.add(message) for message in messages]
@@ -225,6 +230,7 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
             request.tools,
             parent.last_id,
             request.template_options,
+            most_tokens=most_tokens,
         )
         if new_ids is not None:
             return Prompt(
@@ -236,7 +242,7 @@ def build_prompt(chat: Chat, request: ChatRequest, ledger: Ledger, history: Lite
                 images=images,
             )
     messages = ledger.as_sampled(messages)
-    ids = chat.prompt_ids(messages, request.tools, request.template_options)
+    ids = chat.prompt_ids(messages, request.tools, request.template_options, most_tokens=most_tokens)
     if history == "template":  # a render that changed the past forks from the last call that it left untouched
         for parent in ancestors:
             past = parent.full_ids()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentrl_core.chat.tokenizer import TooManyTokensError
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.history.ledger import Node, Prompt
 
@@ -12,16 +13,21 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.history.raw_calls import RawCalls
 
 
-def raw_prompt(chat: Chat, prompt: str | tuple[int, ...], earlier: RawCalls[Node]) -> Prompt:
-    """Go on from the exact ids of the longest earlier call with which the prompt begins, else begin anew."""
+def raw_prompt(chat: Chat, prompt: str | tuple[int, ...], earlier: RawCalls[Node], *, most_tokens: int) -> Prompt:
+    """Go on from the exact ids of the longest earlier call with which the prompt begins, else begin anew.
+
+    `TooManyTokensError` where what is new surely has more than `most_tokens`.
+    """
     if not prompt:
         raise RequestError(400, "invalid_value", "prompt is empty; there is nothing to continue", param="prompt")
     if isinstance(prompt, str):
         continued = earlier.begins_text(prompt)
         if continued is None:
-            return _prompt(prompt, tuple(chat.encode(prompt)), None, prompt)
+            return _prompt(prompt, tuple(chat.encode(prompt, most_tokens=most_tokens)), None, prompt)
         parent, rest = continued
-        return _prompt(prompt, chat.encode_continuation(rest), parent, rest)
+        return _prompt(prompt, chat.encode_continuation(rest, most_tokens=most_tokens), parent, rest)
+    if len(prompt) > most_tokens:
+        raise TooManyTokensError(len(prompt))
     if max(prompt) >= chat.vocab_size:
         raise RequestError(
             400,

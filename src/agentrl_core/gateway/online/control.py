@@ -33,6 +33,8 @@ _REFRESH_WAIT_S = 120.0
 """How long an agent that comes again waits for its next slot, as AReaL's does."""
 
 _LONGEST_TASK_ID = 500
+_MOST_BYTES = 65_536
+"""Of a body; all that a page of these is told is a few short fields."""
 
 
 class Control:
@@ -82,7 +84,7 @@ class Control:
         In online training a key that comes again ends the session that it has and goes on to the next slot, as in
         AReaL's online mode; elsewhere it is refused while that session is open, as by AReaL's proxy.
         """
-        claim = self._claim(Fields(decode_body(request.body)))
+        claim = self._claim(Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES)))
         holder = self._sessions.holder(claim.api_key) if claim.api_key is not None else None
         again = holder is not None and not holder.closed
         if again and holder is not None:
@@ -126,7 +128,7 @@ class Control:
 
     async def _reward(self, request: HttpRequest) -> HttpResponse:
         """Reward a call. With the admin key, `session_id` names the session: its agent may be gone."""
-        fields = Fields(decode_body(request.body))
+        fields = Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES))
         session_id, interaction_id = fields.text("session_id"), fields.text("interaction_id")
         value = fields.take("reward")
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -149,7 +151,7 @@ class Control:
 
     async def _export(self, request: HttpRequest) -> HttpResponse:
         """Wait until a session has ended, return its calls, and forget it."""
-        fields = Fields(decode_body(request.body))
+        fields = Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES))
         session_id, drop = fields.text("session_id"), fields.flag("drop_retry_orphans")
         discount = fields.number("discount", most=1.0)
         style = _style(fields.text("style"))

@@ -70,9 +70,9 @@ class Connection(HttpToolsProtocol):
         return not self._current.more_body
 
     @property
-    def announced_bytes(self) -> int:
-        """The length of that body, as far as its client told it."""
-        return next((int(value) for name, value in self._current.scope["headers"] if name == b"content-length"), 0)
+    def announced_bytes(self) -> int | None:
+        """The length of that body; None where its client does not tell it."""
+        return next((int(value) for name, value in self._current.scope["headers"] if name == b"content-length"), None)
 
     @contextmanager
     def answering(self) -> Iterator[bool]:

@@ -24,7 +24,7 @@ from agentrl_core.gateway.serving.web import (
     json_response,
     refused,
 )
-from agentrl_core.gateway.sessions import key_of
+from agentrl_core.gateway.sessions import digest_of, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agentrl_core.errors import RunError
     from agentrl_core.gateway.exchange import ChatRequest, Dialect, Reply
     from agentrl_core.gateway.forwarding import Forwarder
+    from agentrl_core.gateway.large import LargeRequests
     from agentrl_core.gateway.online.admin import Admin
     from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session, SessionBook
@@ -56,6 +57,7 @@ class Api:
         sessions: SessionBook,
         service: PolicyService,
         forwarder: Forwarder,
+        large: LargeRequests,
         *,
         admin: Admin,
         pages: Mapping[str, Page],
@@ -66,7 +68,8 @@ class Api:
         self._before = before
         self._service = service
         self._forwarder = forwarder
-        self._answerer = Answerer(service, forwarder)
+        self._large = large
+        self._answerer = Answerer(service, forwarder, large)
         self._dialects: Mapping[str, Dialect] = {
             "/chat/completions": OpenAIChat(),
             "/completions": Completions(),
@@ -163,11 +166,17 @@ class Api:
         session = self._session(request)
         await self._before(session)
         dialect = AnthropicMessages()
+
+        def count() -> int:
+            parsed = dialect.parse_count(decode_body(request.take_body()), request.headers)
+            (prompt,) = self._service.prompts(session, parsed)
+            return len(prompt.ids)
+
         try:
-            (prompt,) = self._service.prompts(session, dialect.parse_count(decode_body(request.body), request.headers))
+            num_tokens = await self._large.run(session.record_id, len(request.body), count)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             return refused(dialect, self._answerer.refusal(error, session))
-        return json_response({"input_tokens": len(prompt.ids)})
+        return json_response({"input_tokens": num_tokens})
 
     async def _response(self, request: HttpRequest) -> HttpResponse:
         """Show an earlier response, or the items that it answered."""
@@ -183,8 +192,17 @@ class Api:
 
 def too_large(path: str) -> HttpResponse:
     """Refuse a body over `MAX_BODY_BYTES`."""
-    refusal = RequestError(413, "request_too_large", f"the body exceeds {MAX_BODY_BYTES} bytes")
+    return refused_at(path, RequestError(413, "request_too_large", f"the body exceeds {MAX_BODY_BYTES} bytes"))
+
+
+def refused_at(path: str, refusal: RequestError) -> HttpResponse:
+    """Refuse a request in the shape of the API that its path belongs to."""
     return _error_response(_split(path)[1], refusal)
+
+
+def client_of(path: str, headers: Mapping[str, str]) -> bytes:
+    """Return what stands for the client of a request: its key, or the token in its URL."""
+    return digest_of(key_of(headers) or _split(path)[0] or "")
 
 
 def _split(path: str) -> tuple[str | None, str]:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import attrs
 import uvicorn
 
-from agentrl_core.errors import RunError
+from agentrl_core.errors import RequestError, RunError
 from agentrl_core.gateway.serving.connection import CONNECTION, Connection
 from agentrl_core.gateway.serving.limits import Limits
-from agentrl_core.gateway.serving.routes import too_large
+from agentrl_core.gateway.serving.room import BodyRoom, RoomSize
+from agentrl_core.gateway.serving.routes import client_of, refused_at, too_large
 from agentrl_core.gateway.serving.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
@@ -48,13 +49,20 @@ class GatewayServer:
     """uvicorn on its own thread."""
 
     def __init__(
-        self, handle: Handle, refuse_early: RefuseEarly, *, host: str, port: int, limits: Limits | None = None
+        self,
+        handle: Handle,
+        refuse_early: RefuseEarly,
+        *,
+        host: str,
+        port: int,
+        limits: Limits | None = None,
+        room: RoomSize | None = None,
     ) -> None:
         self._socket = bind(host, port)
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
-            _Endpoint(handle, refuse_early),
+            _Endpoint(handle, refuse_early, BodyRoom(room or RoomSize())),
             loop="auto" if sys.platform == "win32" else "uvloop",
             http=functools.partial(Connection, limits=limits or Limits()),  # type: ignore[arg-type]  # it is only called
             ws="none",
@@ -104,36 +112,61 @@ class _NotifyingServer(uvicorn.Server):
 class _Endpoint:
     """The ASGI side of `Handle`."""
 
-    def __init__(self, handle: Handle, refuse_early: RefuseEarly) -> None:
+    def __init__(self, handle: Handle, refuse_early: RefuseEarly, room: BodyRoom) -> None:
         self._handle = handle
         self._refuse_early = refuse_early
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that disconnects cancels it. Strangers' bodies are not read."""
         connection: Connection = scope[CONNECTION]
-        if not connection.has_whole_body:
-            refusal = self._refuse_early(_request(scope, b""))
-            if refusal is None and connection.announced_bytes > MAX_BODY_BYTES:
-                refusal = too_large(scope["path"])
-            if refusal is not None:
-                connection.refuse(refusal)
-                return
-        body = await _read_body(receive)
-        if body is None:
-            connection.refuse(too_large(scope["path"]))
-            return
+        request = _request(scope)
+        try:
+            if not connection.has_whole_body:
+                request.on_body_taken = await self._admit(request, connection)
+            try:
+                request.body = await _read_body(receive, request.path)
+                await self._answer(request, connection, scope, send)
+            finally:
+                request.on_body_taken()
+        except _RefusedError as refused:
+            connection.refuse(refused.response)
+
+    async def _admit(self, request: HttpRequest, connection: Connection) -> Callable[[], None]:
+        """Wait until a body may come; returns what frees its room in memory. `_RefusedError` where it may not."""
+        if (refusal := self._refuse_early(request)) is not None:
+            raise _RefusedError(refusal)
+        announced = connection.announced_bytes
+        if announced is not None and announced > MAX_BODY_BYTES:
+            raise _RefusedError(too_large(request.path))
+        client = client_of(request.path, request.headers)
+        try:
+            return await self._room.take(client, MAX_BODY_BYTES if announced is None else announced)
+        except RequestError as error:
+            raise _RefusedError(refused_at(request.path, error)) from error
+
+    async def _answer(self, request: HttpRequest, connection: Connection, scope: Scope, send: Send) -> None:
         with connection.answering() as gone:
             if not gone:
-                response = await self._handle(_request(scope, body))
+                response = await self._handle(request)
                 if scope["http_version"] != "1.1" and not isinstance(response.body, bytes):
                     response = await _gathered(response)
                 await _send(response, send)
 
 
-def _request(scope: Scope, body: bytes) -> HttpRequest:
+class _RefusedError(Exception):
+    """The connection ends with a response to a request that was not read."""
+
+    def __init__(self, response: HttpResponse) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+def _request(scope: Scope) -> HttpRequest:
+    """Return a request whose body is still to come."""
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     local = _is_local(scope["client"], headers)
-    return HttpRequest(method=scope["method"], path=scope["path"], headers=headers, body=body, local=local)
+    return HttpRequest(method=scope["method"], path=scope["path"], headers=headers, body=b"", local=local)
 
 
 def _is_local(peer: tuple[str, int] | None, headers: Mapping[str, str]) -> bool:
@@ -166,8 +199,8 @@ def _is_own(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-async def _read_body(receive: Receive) -> bytes | None:
-    """Read the whole body; None where it is too large, empty where the client left."""
+async def _read_body(receive: Receive, path: str) -> bytes:
+    """Read the whole body, empty where the client left; `_RefusedError` where it is too large."""
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -177,7 +210,7 @@ async def _read_body(receive: Receive) -> bytes | None:
         piece: bytes = message.get("body", b"")
         size += len(piece)
         if size > MAX_BODY_BYTES:
-            return None
+            raise _RefusedError(too_large(path))
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,13 +21,19 @@ MAX_BODY_BYTES = 16 * 2**20
 MAX_DEPTH = 100
 """Deepest nesting of a request's JSON: what a template, a parser and a store can take without a thought."""
 
+MAX_CONTAINERS = 100_000
+"""Objects and arrays in a request's JSON: some ten thousand messages have as many."""
+MAX_VALUES = 1_000_000
+"""Items and keys in a request's JSON: the token ids of the longest prompts."""
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _GZIP = b"\x1f\x8b"
 _JSON = (("content-type", "application/json"),)
 EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 """Headers of a stream."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True, eq=False)
 class HttpRequest:
     """What a client sent."""
 
@@ -38,6 +45,14 @@ class HttpRequest:
     body: bytes
     local: bool = True
     """Whether it comes from this machine."""
+    on_body_taken: Callable[[], None] = attrs.field(default=lambda: None, repr=False)
+    """Called when the body needs its room in memory no more; perhaps on another thread, and more than once."""
+
+    def take_body(self) -> bytes:
+        """Return the body and give it up: a request lives as long as its generation, and a body may be large."""
+        body, self.body = self.body, b""
+        self.on_body_taken()
+        return body
 
 
 @attrs.frozen(kw_only=True)
@@ -60,8 +75,11 @@ class Page:
     """Refuses, by `RequestError`, those who may not ask; it does not look at the body, which may not be there yet."""
 
 
-def decode_body(body: bytes) -> Any:
-    """Read a JSON body; `RequestError` (400) where it is none, or too deep."""
+def decode_body(body: bytes, *, most_bytes: int = MAX_BODY_BYTES) -> Any:
+    """Read a JSON body; `RequestError` (400) where it is none, too deep or of too many values."""
+    if len(body) > most_bytes:
+        raise RequestError(413, "request_too_large", f"the body exceeds {most_bytes} bytes")
+    _check_number(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -71,6 +89,29 @@ def decode_body(body: bytes) -> Any:
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise RequestError(400, "invalid_json", f"the body is nested deeper than {MAX_DEPTH} levels")
     return value
+
+
+def _check_number(body: bytes) -> None:
+    """Refuse more values than JSON of any use has: making them holds up everything else in the process."""
+    if len(body) <= MAX_CONTAINERS:
+        return
+    containers, separators = body.count(b"[") + body.count(b"{"), body.count(b",")
+    if containers <= MAX_CONTAINERS and separators <= MAX_VALUES:
+        return
+    strings = 0
+    for string in _STRING.finditer(body):  # what strings hold does not count
+        start, end = string.span()
+        containers -= body.count(b"[", start, end) + body.count(b"{", start, end)
+        separators -= body.count(b",", start, end)
+        strings += 1
+        if strings > 2 * MAX_VALUES:
+            break
+    if containers > MAX_CONTAINERS or separators > MAX_VALUES or strings > 2 * MAX_VALUES:
+        raise RequestError(
+            400,
+            "invalid_json",
+            f"the body has more than {MAX_CONTAINERS:,} objects and arrays, or more than {MAX_VALUES:,} values",
+        )
 
 
 def _is_deeper(value: Any, limit: int) -> bool:
