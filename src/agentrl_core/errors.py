@@ -122,7 +122,8 @@ class ContextLengthError(RequestError):
             400,
             "context_length_exceeded",
             f"This model's maximum context length is {context_length} tokens. However, your messages "
-            f"resulted in {'at least ' if at_least else ''}{prompt_tokens} tokens. Please reduce the length of the messages.",
+            f"resulted in {'at least ' if at_least else ''}{prompt_tokens} tokens. "
+            "Please reduce the length of the messages.",
             param="messages",
         )
         self.prompt_tokens = prompt_tokens
