@@ -61,6 +61,21 @@ def test_the_config_of_the_first_screen_is_valid(tmp_path):
     assert (run.workflow.use, run.loss.use, run.rollout.group_size) == ("my_agent.py:MathAgent", "grpo", 16)
 
 
+def test_the_commands_of_the_first_screens_exist(tmp_path, launch):
+    (tmp_path / "my_agent.py").write_text(block("python", "class MathAgent"), encoding="utf-8")
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t1", "query": "What is 6 times 7?", "answer": "42"}\n')
+    init, run = re.findall(r"^agentrl (.*?) +#", block("bash", "agentrl init demo"), re.MULTILINE)
+    assert launch(*init.split()).returncode == 0
+    checked = launch("config", "check", run.removeprefix("run "))
+    assert (checked.stdout.splitlines()[-1], checked.returncode) == ("ok", 0), checked.stderr
+    (own,) = re.findall(r"`agentrl (init --agent [^`]+)`", README)
+    assert launch(*own.split()).returncode == 0
+    checked = launch("config", "check", "config.yaml", "model={use: tiny}")
+    assert (checked.stdout.splitlines()[-1], checked.returncode) == ("ok", 0), checked.stderr
+    (listed,) = re.findall(r"^agentrl (trace list .*?) +#", README, re.MULTILINE)
+    assert "no run 'first-try'" in launch(*listed.split()).stderr
+
+
 def test_the_config_of_a_fine_tuning_is_valid(tmp_path):
     path = tmp_path / "sft.yaml"
     path.write_text(block("yaml", "chats.jsonl"), encoding="utf-8")

@@ -209,7 +209,7 @@ def test_what_a_template_does_with_history_is_told(make_gateway, chat, monkeypat
     monkeypatch.setitem(vars(chat), "verdict", verdict)
     notice = make_gateway(history=history).history_notice
     assert "rewrites past turns with thoughts" in notice
-    assert ("serve it the same way" in notice) == warned
+    assert ("when you serve the model, keep it too" in notice) == warned
 
 
 @pytest.mark.parametrize("stream", [False, True])

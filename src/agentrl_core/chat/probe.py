@@ -39,10 +39,10 @@ class TemplateVerdict:
 
     def __str__(self) -> str:
         if self.stability is Stability.STABLE:
-            return "the chat template is prefix-stable: rendering a conversation anew gives what was sampled"
+            return "template check passed: multi-turn dialogues are trained exactly as sampled"
         parts = []
         if self.changed:
-            parts.append(f"the chat template rewrites past turns with {', '.join(self.changed)}")
+            parts.append(f"in multi-turn dialogues, the chat template rewrites past turns with {', '.join(self.changed)}")
         if self.forked:
             parts.append(f"offers no way on from turns with {', '.join(self.forked)}, which begin new sequences")
         return " and ".join(parts)

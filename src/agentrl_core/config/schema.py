@@ -97,10 +97,13 @@ class WarmStartConfig:
     data: str = field(validator=filled)
     """JSONL of demonstrations: `{"messages": […], "tools": […]}`; assistant messages are trained."""
     steps: int = field(default=100, validator=positive)
+    """Optimizer updates."""
     batch_size: int = field(default=24, validator=positive)
+    """Demonstrations per update."""
     lr: float | None = field(default=None, validator=validators.optional(positive))
     """None: 2e-5 for a model that is loaded (`model.path`), 3e-3 for one that is built from nothing (`model.use`)."""
     warmup_steps: int = field(default=20, validator=not_negative)
+    """Updates over which the learning rate rises from 0."""
 
 
 @attrs.frozen(kw_only=True)
@@ -119,6 +122,7 @@ class DataConfig:
     """Whether a task's `scorer` may be code, `file.py:name` or `module:name`, which the run then executes; else only
     what is registered, or defined under `scorers`."""
     shuffle: bool = True
+    """Whether each pass goes through the tasks in another order."""
 
 
 @attrs.frozen(kw_only=True)
@@ -257,6 +261,7 @@ class RolloutConfig:
     """The run stops when more than this share of the last `failure_window` records did not end scored, or none of
     them did: with 1.0 it goes on as long as anything works, but the more fail, the slower new episodes start."""
     failure_window: int = field(default=64, validator=positive)
+    """Records that `max_failure_rate` looks back at."""
     agent: AgentConfig = field(factory=AgentConfig)
 
 
@@ -265,17 +270,21 @@ class TrainerConfig:
     """Optimisation."""
 
     steps: int = field(default=100, validator=positive)
+    """Optimizer steps of the run."""
     lr: float | None = field(default=None, validator=validators.optional(not_negative))
     """Learning rate of AdamW. None: 1e-6 for a model that is loaded (`model.path`), 4e-4 for one that is built from
     nothing (`model.use`); `config show` prints which."""
     warmup_steps: int = field(default=5, validator=not_negative)
+    """Steps over which the learning rate rises from 0."""
     betas: tuple[float, float] = field(
         default=(0.9, 0.95),
         validator=Must("two numbers from 0 to below 1", lambda value: all(0 <= beta < 1 for beta in value)),
     )
     """Decay rates of AdamW's two moments."""
     weight_decay: float = field(default=0.0, validator=not_negative)
+    """AdamW's decoupled weight decay."""
     max_grad_norm: float = field(default=1.0, validator=positive)
+    """A longer gradient is shortened to this norm."""
     updates: int = field(default=1, validator=positive)
     """Optimizer updates per step, each on its share of the step's groups."""
     max_tokens_per_microbatch: int = field(default=8192, validator=positive)
@@ -325,6 +334,7 @@ class EvalConfig:
     tasks_during: int = field(default=64, validator=positive)
     """Tasks of each set in the evaluations during training."""
     temperature: float = field(default=1.0, validator=not_negative)
+    """The policy's temperature in evaluations, where the agent asks for none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -346,6 +356,7 @@ class RunConfig:
     name: str = field(default="", validator=run_name)
     """Name of the run and of its folder; generated where empty."""
     seed: int = field(default=0, validator=seed_number)
+    """Of everything random: order of tasks, sampling, a model built from nothing."""
     output_dir: str = field(default="runs", validator=filled)
     """Folder of the runs, relative to the working directory."""
     model: ModelConfig = field(factory=ModelConfig)
@@ -357,18 +368,23 @@ class RunConfig:
     """The agent; may be left out where Python passes it to `Trainer.train`."""
     sampling: SamplingConfig = field(factory=SamplingConfig)
     engine: Component = Component("embedded")
+    """What samples: `embedded` in this process, `openai_compatible` for a vLLM or SGLang server."""
     gateway: GatewayConfig = field(factory=GatewayConfig)
     rollout: RolloutConfig = field(factory=RolloutConfig)
     credit: Component = Component("tree")
+    """How a record's reward is shared among its LLM calls: `tree` or `insertion_order`."""
     shaping: tuple[Component, ...] = ()
     """What the advantages see in place of the rewards as given, one after the other."""
     advantage: Component = Component(AUTO)
     """`auto`: the estimator that the loss asks for, `grpo` where it asks for none."""
     filters: tuple[Component, ...] = (Component("zero_variance"),)
+    """Which groups and records a step trains, one filter after the other."""
     loss: Component = Component("grpo")
+    """The surrogate that is minimised, its aggregation and its corrections."""
     trainer: TrainerConfig = field(factory=TrainerConfig)
     eval: EvalConfig = field(factory=EvalConfig)
     store: Component = Component("sqlite")
+    """Where records, calls and steps are kept: `sqlite`, one file per run."""
     trackers: tuple[Component, ...] = (Component("console"), Component("jsonl"), Component("curve"))
     """What follows the run: `console` (the terminal), `jsonl` (metrics.jsonl), `curve` (reward.png), or a package's."""
     launcher: Component = Component("local")

@@ -60,13 +60,16 @@ class SftTrainerConfig:
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """How the rate falls after its rise: to a tenth at the last step, or not at all."""
     warmup_steps: int = field(default=5, validator=not_negative)
+    """Updates over which the learning rate rises from 0."""
     betas: tuple[float, float] = field(
         default=(0.9, 0.95),
         validator=Must("two numbers from 0 to below 1", lambda value: all(0 <= beta < 1 for beta in value)),
     )
     """Decay rates of AdamW's two moments."""
     weight_decay: float = field(default=0.0, validator=not_negative)
+    """AdamW's decoupled weight decay."""
     max_grad_norm: float = field(default=1.0, validator=positive)
+    """A longer gradient is shortened to this norm."""
     max_tokens_per_microbatch: int = field(default=8192, validator=positive)
     """Token ids per forward; beginnings that chats share count once."""
     attention: Literal["auto", "rect", "flex", "dfs", "dense", "rows"] = "auto"
@@ -100,15 +103,19 @@ class SftConfig:
     name: str = field(default="", validator=run_name)
     """Name of the run and of its folder; generated where empty."""
     seed: int = field(default=0, validator=seed_number)
+    """Of everything random: order of the chats, a model built from nothing."""
     output_dir: str = field(default="runs", validator=filled)
     """Folder of the runs, relative to the working directory."""
     model: ModelConfig = field(factory=ModelConfig)
     data: SftDataConfig
     loss: Component = field(default=Component("cross_entropy"))
+    """What is minimised, its aggregation and its corrections."""
     trainer: SftTrainerConfig = field(factory=SftTrainerConfig)
     eval: SftEvalConfig = field(factory=SftEvalConfig)
     store: Component = field(default=Component("sqlite"))
+    """Where steps are kept: `sqlite`, one file per run."""
     trackers: tuple[Component, ...] = (Component("console"), Component("jsonl"))
+    """What follows the run: `console` (the terminal), `jsonl` (metrics.jsonl), or a package's."""
     plugins: PluginsConfig = field(factory=PluginsConfig)
 
 

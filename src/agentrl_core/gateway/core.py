@@ -189,11 +189,11 @@ class Gateway:
         """What the chat template does with earlier turns, and what that means for serving the policy."""
         verdict = self._chat.verdict
         if self._config.history == "template":
-            return f"{verdict}; gateway.history is template: a changed past begins a new sequence"
+            return f"{verdict}; gateway.history is template: a changed past starts a new training sequence"
         if self._is_unlike_template:
             return (
-                f"{verdict}; the policy is trained on its turns exactly as it sampled them, so serve it the same way, "
-                "or set gateway.history to template"
+                f"{verdict}. Training keeps what was sampled; when you serve the model, keep it too, or set "
+                "gateway.history: template"
             )
         return str(verdict)
 
