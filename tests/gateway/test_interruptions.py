@@ -208,7 +208,7 @@ def test_what_a_template_does_with_history_is_told(make_gateway, chat, monkeypat
     verdict = TemplateVerdict(stability=Stability.PATCHED, changed=("thoughts",))
     monkeypatch.setitem(vars(chat), "verdict", verdict)
     notice = make_gateway(history=history).history_notice
-    assert "rewrites past turns with thoughts" in notice
+    assert "rewrites those with thoughts" in notice
     assert ("when you serve the model, keep it too" in notice) == warned
 
 

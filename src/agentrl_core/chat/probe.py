@@ -42,7 +42,7 @@ class TemplateVerdict:
             return "template check passed: multi-turn dialogues are trained exactly as sampled"
         parts = []
         if self.changed:
-            parts.append(f"in multi-turn dialogues, the chat template rewrites past turns with {', '.join(self.changed)}")
+            parts.append(f"in dialogues of several turns the template rewrites those with {', '.join(self.changed)}")
         if self.forked:
             parts.append(f"offers no way on from turns with {', '.join(self.forked)}, which begin new sequences")
         return " and ".join(parts)

@@ -21,8 +21,8 @@ class MiniRL(TrustRegion):
     Nothing is clipped; the trust region alone bounds the update, so it is strict by default, with the bounds of
     the paper (arXiv 2512.01374, eq. 7: 0.2 and 0.27). One ratio, against the policy that sampled, is both
     weight and mask; `minirl_paper` is the paper's own form. Normaliser: the mean over sequences of each one's token
-    sum, not divided by their number, as the paper and AgentCPM's AgentRL's recommended flags have it. Advantage: `grpo` with
-    `std: false`.
+    sum, not divided by their number, as the paper and the recommended flags of AgentCPM's AgentRL have it. Advantage:
+    `grpo` with `std: false`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
