@@ -177,3 +177,10 @@ def test_the_table_of_commands_is_registered_like_any_other():
 
     with isolated_plugins() as registry:
         assert {entry.name for entry in registry.entries("commands")} == set(builtins.COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["run", "init", "doctor", "config", "trace"])
+def test_help_is_plain_for_every_command(launch, command):
+    text = launch(command, "--help").stdout
+    assert "Options:" in text
+    assert "╭" not in text

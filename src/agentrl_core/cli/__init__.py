@@ -70,7 +70,7 @@ def _command(target: object, name: str, summary: str) -> Any:
     """Make a click command of a typer app or of a plain function."""
     if not isinstance(target, typer.Typer):
         function: Any = target
-        target = typer.Typer(add_completion=False)
+        target = typer.Typer(add_completion=False, rich_markup_mode=None)
         target.command(name, help=function.__doc__ or summary)(function)
     command: Any = typer.main.get_command(target)
     command.name = name
