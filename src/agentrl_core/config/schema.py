@@ -196,6 +196,10 @@ class GatewayConfig:
     where a proxy on this machine lets others reach the gateway and does not say so in any header."""
     pause_timeout_s: float = field(default=300.0, validator=positive)
     """Longest that a call waits while the gateway is paused."""
+    max_session_replies: int = field(default=512, validator=positive)
+    """Replies of one session that may be generated at once; a call beyond gets 429 and may come again."""
+    max_session_calls_per_minute: int | None = field(default=None, validator=validators.optional(positive))
+    """LLM calls of one session in a minute; null: as many as it likes."""
     max_replies_per_call: int = field(default=128, validator=positive)
     """Most replies that one LLM call may ask for: its prompts times `n`."""
 

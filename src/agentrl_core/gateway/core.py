@@ -19,6 +19,7 @@ from agentrl_core.gateway.online.control import Control
 from agentrl_core.gateway.online.leases import Leases
 from agentrl_core.gateway.online.visits import Visits
 from agentrl_core.gateway.pausing import Gate
+from agentrl_core.gateway.quotas import Quotas
 from agentrl_core.gateway.sampling import SamplingPolicy
 from agentrl_core.gateway.service import PolicyService
 from agentrl_core.gateway.serving.routes import Api
@@ -106,6 +107,7 @@ class Gateway:
             admin=admin,
             pages=control.pages(),
             before=self._before,
+            quotas=Quotas(replies=config.max_session_replies, calls_per_minute=config.max_session_calls_per_minute),
         )
         self._server: GatewayServer | None = None
         self._cpu_lock = threading.Lock()

@@ -21,6 +21,7 @@ import attrs
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.history.ledger import Ledger
+from agentrl_core.gateway.quotas import CallRate
 from agentrl_core.gateway.retries import Attempts
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Session:
     """When the last call came."""
     ledger: Ledger = attrs.field(factory=Ledger, init=False, repr=False)
     attempts: Attempts = attrs.field(factory=Attempts, init=False, repr=False)
+    rate: CallRate = attrs.field(factory=CallRate, init=False, repr=False)
     lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
     """Guards what follows, and the ledger; held for moments only, never across an await."""
     twin: int = attrs.field(default=0, init=False, repr=False)

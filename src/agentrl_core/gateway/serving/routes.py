@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.forwarding import Forwarder
     from agentrl_core.gateway.large import LargeRequests
     from agentrl_core.gateway.online.admin import Admin
+    from agentrl_core.gateway.quotas import Quotas
     from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session, SessionBook
 
@@ -62,10 +63,12 @@ class Api:
         admin: Admin,
         pages: Mapping[str, Page],
         before: Callable[[Session], Awaitable[None]],
+        quotas: Quotas,
     ) -> None:
         self._sessions = sessions
         self._admin = admin
         self._before = before
+        self._quotas = quotas
         self._service = service
         self._forwarder = forwarder
         self._large = large
@@ -113,6 +116,7 @@ class Api:
                 _check_method(request, "POST")
                 session = self._sessions.authorize(token, request.headers, local=request.local)
                 await self._before(session)
+                self._quotas.take(session)
                 return await self._answerer.answer(dialect, request, session)
             return await self._page(request, route).answer(request)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
@@ -123,6 +127,7 @@ class Api:
         session.check_open()
         session.used_at = time.monotonic()
         await self._before(session)
+        self._quotas.take(session)
         return await self._answerer.ask(session, request, id_prefix)
 
     def _session(self, request: HttpRequest) -> Session:
