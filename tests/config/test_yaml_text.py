@@ -80,6 +80,21 @@ def test_anchors_are_followed(read):
     assert (node.plain(), problems) == ({"a": {"b": 1}, "c": {"b": 1}}, [])
 
 
+def test_aliases_of_aliases_do_not_grow_beyond_all_bounds(read):
+    """Nine lines that stand for 9 ** 9 values."""
+    lines = ["a: 1", "b0: &b0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 9)}]" for n in range(1, 10)]
+    with pytest.raises(ConfigError, match=r"config\.yaml:\d+: aliases repeat more than 1,000 values"):
+        read("\n".join(lines))
+
+
+def test_a_section_may_be_repeated_a_few_dozen_times(read):
+    options = "".join(f"  o{n}: {n}\n" for n in range(20))
+    node, problems = read("a: &a\n" + options + "".join(f"b{n}: *a\n" for n in range(40)))
+    assert problems == []
+    assert all(section == {f"o{n}": n for n in range(20)} for section in node.plain().values())
+
+
 def test_every_duplicate_key_is_reported_with_both_lines(read):
     _, problems = read("a: 1\nb: {c: 1, c: 2}\na: 2\n")
     assert [problem.split("config.yaml:", 1)[1] for problem in problems] == [
@@ -97,6 +112,7 @@ def test_every_duplicate_key_is_reported_with_both_lines(read):
         ("[a, b]: 1", "expected a name before the colon"),
         ("a: &x [*x]", "a section refers to itself"),
         ("a: " + "9" * 5000, "the number 99999999999999999999… is too long"),
+        ("a: 0x" + "f" * 5000, "the number 0xffffffffffffffffff… is too long"),
     ],
 )
 def test_what_is_no_config_is_a_problem_with_its_line(read, text, problem):
@@ -115,7 +131,10 @@ def test_what_is_no_config_is_a_problem_with_its_line(read, text, problem):
         ("a: *nowhere", r"config\.yaml:1: not valid YAML: found undefined alias"),
         ("a: \x07", r"config\.yaml:1: not valid YAML"),
         (b"a: 1\nb: \xff\n", r"config\.yaml:2: expected UTF-8 text, found the byte 0xff"),
-        ("[" * 1000, r"config\.yaml:1: not a config: sections are nested too deeply"),
+        ("[" * 1000, r"config\.yaml:1: not valid YAML: nested more than 100 levels deep \(column 101\)"),
+        ("".join(f"{' ' * depth}a:\n" for depth in range(200)), r"config\.yaml:100: .* nested more than 100 levels"),
+        ("a: &x 1\nb: &x 2", r"config\.yaml:2: not valid YAML: the anchor &x is given twice"),
+        ("a: " + "x" * 1_000_000, r"config\.yaml: expected a config file of at most 1,000,000 bytes"),
     ],
 )
 def test_text_that_is_not_yaml_is_refused_with_its_line(read, text, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -252,8 +253,15 @@ def _unknown(name: str, cls: type) -> str:
 
 def hint_elsewhere(name: str, schema: type = RunConfig) -> str:
     """Suggest where in the config an option of that name stands, if it does."""
-    homes = [".".join(path) for path in _option_paths(schema) if path[-1] == name and len(path) > 1]
-    return f" (did you mean {homes[0]}?)" if homes else ""
+    home = _homes(schema).get(name)
+    return f" (did you mean {home}?)" if home else ""
+
+
+@functools.cache
+def _homes(schema: type) -> Mapping[str, str]:
+    """Map the name of each option inside of a section to its first dotted key."""
+    paths = [path for path in _option_paths(schema) if len(path) > 1]
+    return {path[-1]: ".".join(path) for path in reversed(paths)}
 
 
 def _option_paths(cls: type, path: Path = ()) -> Iterator[Path]:

@@ -22,17 +22,29 @@ if TYPE_CHECKING:
 _AFTER_ALL_LINES = 10**9
 """Overrides are reported after the problems of the file."""
 
+_MOST_BYTES = 1_000_000
+"""Of a config file: PyYAML takes about 10 CPU seconds for so much."""
+_DEEPEST = 100
+"""Levels of sections and lists within each other; the deepest option of a run has 5."""
+_MOST_REPEATED = 1000
+"""Values that aliases repeat; nine lines of them could stand for a billion."""
+_LONGEST_NUMBER = 1000
+"""Characters of a whole number; the time to read one grows with their square."""
+
 
 def read_file(path: Path, problems: list[Problem]) -> Node:
     """Read a YAML file; a file that cannot be read, or is not YAML, is a ConfigError."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
     except IsADirectoryError as error:
         raise ConfigError(f"{path}: expected a config file, found a folder") from error
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such config file") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the config file: {error.strerror}") from error
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"{path}: expected a config file of at most {_MOST_BYTES:,} bytes, found a larger one")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -61,6 +73,23 @@ class _Loader(yaml.SafeLoader):
     """Composes nodes only; scalars get their type by the rules below instead of YAML 1.1's."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  (PyYAML's own attribute)
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Refuse what would nest too deeply for whoever reads it, and anchors that mean two things."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        anchor = getattr(event, "anchor", None)
+        if self.depth >= _DEEPEST:
+            raise yaml.MarkedYAMLError(
+                problem=f"nested more than {_DEEPEST} levels deep", problem_mark=event.start_mark
+            )
+        if anchor in self.anchors and not isinstance(event, yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem=f"the anchor &{anchor} is given twice", problem_mark=event.start_mark)
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
 
 
 class _Dumper(yaml.SafeDumper):
@@ -100,20 +129,28 @@ def _read(text: str, place_of: Callable[[int], Place], problems: list[Problem]) 
         raise ConfigError(f"{place_of(line).text}: not valid YAML: {error.problem or error.context}{column}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{first.text}: not valid YAML: {str(error).splitlines()[0]}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{first.text}: not a config: sections are nested too deeply") from error
 
 
-@attrs.frozen
+@attrs.define
 class _Converter:
     """Turns composed YAML into nodes; a value's place is the line of its key."""
 
     place_of: Callable[[int], Place]
     problems: list[Problem]
+    _converted: set[int] = attrs.field(factory=set)
+    """Ids of the composed nodes so far."""
+    _repeated: int = 0
+    """Nodes that were converted once more, for an alias."""
 
     def convert(self, node: yaml.Node, place: Place, parents: tuple[yaml.Node, ...] = ()) -> Node:
         if any(node is parent for parent in parents):
             return self._problem(place, "a section refers to itself")
+        self._repeated += id(node) in self._converted
+        self._converted.add(id(node))
+        if self._repeated > _MOST_REPEATED:
+            raise ConfigError(
+                f"{place.text}: aliases repeat more than {_MOST_REPEATED:,} values; write some of them out"
+            )
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, place)
         if node.tag not in {f"{_TAG}map", f"{_TAG}seq"}:
@@ -140,10 +177,9 @@ class _Converter:
             return self._problem(place, f"the YAML tag {node.tag} is not supported")
         if not re.fullmatch(_SCALARS[kind][0], text):  # an explicit tag: `!!int abc`
             return self._problem(place, f"{text!r} is not a value of the YAML type {kind}")
-        try:
-            return Node(_PARSERS[kind](text), place)
-        except ValueError:  # beyond Python's limit on digits
+        if kind == "int" and len(text) > _LONGEST_NUMBER:
             return self._problem(place, f"the number {text[:20]}… is too long")
+        return Node(_PARSERS[kind](text), place)
 
     def _place(self, node: yaml.Node) -> Place:
         return self.place_of(node.start_mark.line + 1)
