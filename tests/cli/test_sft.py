@@ -41,7 +41,7 @@ def test_a_config_is_tuned_listed_and_gone_on_with(agentrl, files):
     assert (row["name"], row["status"], row["steps"], row["reward"]) == ("calm-otter", "finished", 2, None)
     assert row["loss"] > 0
     assert f"loss {row['loss']:.3f}" in agentrl("runs", "list").out
-    assert f"loss        {row['loss']:.3f} in the last step" in agentrl("runs", "show", "calm-otter").out
+    assert f"last loss   {row['loss']:.3f} in the last step" in agentrl("runs", "show", "calm-otter").out
     longer = agentrl("runs", "resume", "calm-otter", "trainer.steps=3")
     assert longer.code == 0, longer.err
     assert "resumed after step 2" in longer.out

@@ -29,8 +29,8 @@ class Audience:
         self.progress = Progress(self.notice)
         """What the run tells of itself between two events; trackers that `watch` look at it."""
         for tracker in self._trackers:
-            if watch := getattr(tracker, "watch", None):
-                watch(self.progress.now)
+            if hasattr(tracker, "watch"):
+                _tell(tracker, "watch", self.progress.now)
 
     def notice(self, message: str) -> None:
         """One line for a person, also kept in the log."""
@@ -68,12 +68,17 @@ class Audience:
         self._call_hook("run_finished", run=self._run, summary=summary)
 
     def _tell(self, event: str, value: object) -> None:
-        """Pass one event on; a tracker that fails stops the run by its name."""
+        """Pass one event on to all trackers."""
         for tracker in self._trackers:
-            try:
-                getattr(tracker, event)(value)
-            except AgentRLError:
-                raise
-            except Exception as error:
-                name = type(tracker).__qualname__
-                raise RunError(f"tracker {name} failed at {event}: {type(error).__name__}: {error}") from error
+            _tell(tracker, event, value)
+
+
+def _tell(tracker: Tracker, event: str, value: object) -> None:
+    """Call a tracker's method; one that fails stops the run by its name."""
+    try:
+        getattr(tracker, event)(value)
+    except AgentRLError:
+        raise
+    except Exception as error:
+        name = type(tracker).__qualname__
+        raise RunError(f"tracker {name} failed at {event}: {type(error).__name__}: {error}") from error
