@@ -71,6 +71,18 @@ class UnservableError(EngineError):
     """The engine cannot run one request as it was put; it goes on with others."""
 
 
+class UnavailableError(UnservableError):
+    """The engine cannot run one request now, or got nothing of use for it; the same may work later.
+
+    `status` is what HTTP says of it (429, 502, 503 or 504), `retry_after_s` how long a client should wait.
+    """
+
+    def __init__(self, message: str, *, status: int = 503, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
 class TrainingError(RunError):
     """An optimizer step would be wrong (not finite, engine and learner disagree)."""
 

@@ -84,6 +84,7 @@ class ModelServer:
         self.reset()
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen()  # whoever comes before the thread serves waits
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(self._app(), log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
         self._server = uvicorn.Server(config)

@@ -1,7 +1,9 @@
 """The engine in front of a model server: it passes the suite on both protocols, and takes no wrong data."""
 
 import asyncio
+import contextlib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import attrs
 import pytest
@@ -9,10 +11,12 @@ import torch
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from tokenizers import Tokenizer
 
+from agentrl_core.backoff import Backoff
 from agentrl_core.engines.openai_compatible import OpenAICompatibleEngine
 from agentrl_core.engines.remote_calls import RemoteCall
+from agentrl_core.engines.server_failures import RETRIES
 from agentrl_core.engines.servers import Part
-from agentrl_core.errors import EngineError, UnservableError
+from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.testing.engines import EngineSuite, ask, collect, request, run
 from agentrl_core.testing.policy import write_tokenizer
 from agentrl_core.types import FinishReason, Grammar
@@ -345,21 +349,85 @@ def stream_of(*bodies):
     return StreamingResponse(pieces(), media_type="text/event-stream")
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    """Waits that take no time worth speaking of; one entry for each."""
+    waits = []
+
+    def count(_least, most):
+        waits.append(most)
+        return most
+
+    for module in ("openai_compatible", "server_control"):
+        backoff = Backoff(first_s=0.001, longest_s=0.01, uniform=count)
+        monkeypatch.setattr(f"agentrl_core.engines.{module}.BACKOFF", backoff)
+    return waits
+
+
+def full(after=None):
+    return JSONResponse({"error": {"message": "full"}}, 429, {"retry-after": after} if after else {})
+
+
+FAULTS = [
+    (lambda: JSONResponse({"error": "out of memory"}, 500), 502, "out of memory"),
+    (lambda: Response(b"<h1>Bad Gateway</h1>", 502), 502, "Bad Gateway"),
+    (lambda: Response(b"", 503), 503, "status 503"),
+    (lambda: Response(b"", 504), 504, "status 504"),
+    (full, 429, "ask for less"),
+    (lambda: Response(b"<html>", 200), 502, "not JSON"),
+    (lambda: Response(b"[1]", 200), 502, "not a JSON object"),
+    (lambda: Response(b"{", 200, {"content-length": "50"}), 502, "ended before|heard"),
+]
+"""Faults that may pass, what an agent is told if they do not, and how."""
+
+
+@pytest.mark.parametrize(("fault", "status", "says"), FAULTS)
+def test_a_fault_that_passes_costs_a_call_nothing(server, start, kind, fault, status, says):
+    engine = start(kind, silence_s=1.0)
+    server.faults = [fault() for _ in range(RETRIES)]
+    assert len(run(ask(engine, PROMPT, max_tokens=3)).ids) == 3
+    assert server.faults == []
+
+
+@pytest.mark.parametrize(("fault", "status", "says"), FAULTS)
+def test_a_fault_that_stays_fails_the_call_and_not_the_run(server, start, kind, fault, status, says):
+    engine = start(kind, silence_s=1.0)
+    server.faults = [fault() for _ in range(RETRIES + 1)]
+    with pytest.raises(UnavailableError, match=says) as raised:
+        run(ask(engine, PROMPT))
+    assert raised.value.status == status
+    assert len(run(ask(engine, PROMPT, max_tokens=3)).ids) == 3
+
+
+def test_a_server_that_wants_more_time_than_is_waited_is_not_asked_again(server, start, kind):
+    engine = start(kind)
+    server.faults = [full("7")]
+    with pytest.raises(UnavailableError) as raised:
+        run(ask(engine, PROMPT))
+    assert (raised.value.status, raised.value.retry_after_s) == (429, 7.0)
+
+
+@pytest.mark.parametrize("status", [301, 402, 404, 405, 418, 505])
+def test_a_status_that_will_not_pass_fails_one_call_at_once(server, start, kind, status):
+    engine = start(kind)
+    server.faults = [Response(b"", status, {"location": "http://elsewhere/"})]
+    with pytest.raises(UnavailableError, match=f"status {status}") as raised:
+        run(ask(engine, PROMPT))
+    assert raised.value.status == 502
+    assert len(run(ask(engine, PROMPT, max_tokens=3)).ids) == 3
+
+
 @pytest.mark.parametrize(
     ("fault", "kind_of_error", "says"),
     [
-        (lambda: JSONResponse({"error": "out of memory"}, 500), EngineError, "out of memory"),
-        (lambda: JSONResponse({"error": {"message": "full"}}, 429, {"retry-after": "7"}), UnservableError, "after 7 s"),
         (lambda: JSONResponse({"error": {"message": "too long"}}, 400), UnservableError, "too long"),
+        (lambda: JSONResponse({"error": {"message": "too long"}}, 413), UnservableError, "too long"),
         (lambda: JSONResponse({"detail": "no"}, 401), EngineError, "api_key_env"),
-        (lambda: Response(b"<html>", 200), EngineError, "not JSON"),
-        (lambda: Response(b"[1]", 200), EngineError, "not a JSON object"),
-        (lambda: JSONResponse({"ok": True}), EngineError, "is not what"),
-        (lambda: Response(b"{", 200, {"content-length": "50"}), EngineError, "ended before|heard"),
+        (lambda: JSONResponse({"ok": True}), UnavailableError, "is not what"),
     ],
 )
-def test_a_fault_of_the_server_is_told_as_such(server, start, kind, fault, kind_of_error, says):
-    engine = start(kind, silence_s=1.0)
+def test_what_asking_again_would_not_change_is_told_at_once(server, start, kind, fault, kind_of_error, says):
+    engine = start(kind)
     server.faults = [fault()]
     with pytest.raises(EngineError, match=says) as raised:
         run(ask(engine, PROMPT))
@@ -373,16 +441,20 @@ def test_a_fault_of_the_server_is_told_as_such(server, start, kind, fault, kind_
         (b'data: {"error": {"message": "out of memory", "code": 500}}\n\n',),
         (b"data: {\n\n",),
         (b"data: [DONE]\n\n",),
+        (b"data: " + b"x" * 2000,),
     ],
 )
-def test_a_stream_that_breaks_off_is_an_error(server, start, kind, events):
+def test_a_stream_that_breaks_off_is_asked_again_then_an_error(server, start, kind, events, monkeypatch):
+    monkeypatch.setattr("agentrl_core.engines.openai_compatible._MOST_REPLY_BYTES", 1000)
     engine = start(kind)
     server.faults = [stream_of(*events)]
-    with pytest.raises(EngineError, match=r"out of memory|not JSON|finish reason"):
+    assert len(run(collect(engine.generate(request(PROMPT, stream=True, max_tokens=3)), PROMPT)).ids) == 3
+    server.faults = [stream_of(*events) for _ in range(RETRIES + 1)]
+    with pytest.raises(UnavailableError, match=r"out of memory|not JSON|finish reason|more than 1000 bytes"):
         run(collect(engine.generate(request(PROMPT, stream=True))))
 
 
-def test_silence_is_an_error(server, start, kind):
+def test_silence_fails_the_call(server, start, kind):
     engine = start(kind, silence_s=0.2)
 
     async def silent():
@@ -390,8 +462,147 @@ def test_silence_is_an_error(server, start, kind):
         await asyncio.Event().wait()
 
     server.faults = [StreamingResponse(silent())]
-    with pytest.raises(EngineError, match=r"nothing was heard for 0\.2 s"):
+    with pytest.raises(UnavailableError, match=r"nothing was heard for 0\.2 s") as raised:
         run(ask(engine, PROMPT))
+    assert raised.value.status == 504
+
+
+# A server that goes away.
+
+
+class Relay:
+    """Leads to the model server, until it is told to cut all connections, and to take none for a while."""
+
+    def __init__(self, url):
+        self._address = urlsplit(url)
+        self._port = 0
+        self._writers = set()
+
+    async def open(self):
+        self._server = await asyncio.start_server(self._talk, "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def cut(self):
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _talk(self, reader, writer):
+        there, back = await asyncio.open_connection(self._address.hostname, self._address.port)
+        ends = {writer, back}
+        self._writers |= ends
+        with contextlib.suppress(asyncio.CancelledError):  # at the end of the test
+            await asyncio.gather(self._pipe(reader, back), self._pipe(there, writer))
+        self._writers -= ends
+        for end in ends:
+            end.transport.abort()
+
+    async def _pipe(self, source, target):
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65536):
+                target.write(data)
+                await target.drain()
+        target.close()
+
+
+@contextlib.asynccontextmanager
+async def behind_relay(server, kind, model_dir, **options):
+    """An engine whose way to its server can be cut; started on a thread, as `start` runs an event loop."""
+    relay = Relay(server.url)
+    await relay.open()
+    try:
+        engine = OpenAICompatibleEngine(url=relay.url, server=kind, model_dir=model_dir, **options)
+        await asyncio.to_thread(engine.start)
+        try:
+            yield engine, relay
+        finally:
+            engine.close()
+    finally:
+        relay.cut()
+
+
+async def until_waited(waits, count):
+    """Let the engine wait `count` more times before it asks again."""
+    wanted = len(waits) + count
+    while len(waits) < wanted:
+        await asyncio.sleep(0.001)
+
+
+def test_a_reply_goes_on_where_its_connection_was_cut(server, servers, model_dir, kind, short_waits):
+    async def cut_in_the_middle():
+        async with behind_relay(server, kind, model_dir) as (engine, relay):
+            chunks = engine.generate(request(PROMPT, stream=True, max_tokens=60))
+            first = await anext(chunks)
+            relay.cut()
+            await until_waited(short_waits, 2)
+            await relay.open()
+            return await collect(chunks, PROMPT, [first])
+
+    result = run(cut_in_the_middle())
+    assert len(result.ids) == 60
+    expected = servers.reference_logprobs(0, PROMPT, result.ids, 1.0)
+    assert list(result.logprobs) == pytest.approx(expected, abs=1e-6)
+
+
+def test_calls_wait_for_a_server_that_is_away_and_can_be_aborted_meanwhile(server, model_dir, kind, short_waits):
+    async def away_and_back():
+        async with behind_relay(server, kind, model_dir) as (engine, relay):
+            relay.cut()
+            asked = [request(PROMPT, max_tokens=3) for _ in range(4)]
+            waiting = [asyncio.ensure_future(collect(engine.generate(item), PROMPT)) for item in asked]
+            await until_waited(short_waits, 4 * 3 * RETRIES)
+            assert not any(task.done() for task in waiting)
+            await engine.abort(asked[0].request_id)
+            aborted = await waiting[0]
+            await relay.open()
+            return aborted, [await task for task in waiting[1:]]
+
+    aborted, replies = run(away_and_back())
+    assert aborted.last.finish_reason is FinishReason.ABORT
+    assert [len(reply.ids) for reply in replies] == [3, 3, 3]
+
+
+def test_a_server_that_stays_away_ends_the_run_in_the_end(server, model_dir, kind):
+    async def away():
+        async with behind_relay(server, kind, model_dir, patience_s=0.2) as (engine, relay):
+            relay.cut()
+            await ask(engine, PROMPT)
+
+    with pytest.raises(EngineError, match=r"away for .* than engine\.patience_s = 0\.2 allows") as raised:
+        run(away())
+    assert not isinstance(raised.value, UnservableError)
+
+
+def test_new_weights_reach_a_server_that_was_away(server, servers, model_dir, new_weights, short_waits):
+    async def load():
+        async with behind_relay(server, "sglang", model_dir) as (engine, relay):
+            relay.cut()
+            loading = asyncio.ensure_future(engine.load_weights(1, new_weights))
+            await until_waited(short_waits, 3)
+            await relay.open()
+            await loading
+            return await ask(engine, PROMPT)
+
+    result = run(load())
+    assert set(result.versions) == {1}
+    assert list(result.logprobs) == pytest.approx(servers.reference_logprobs(1, PROMPT, result.ids, 1.0), abs=1e-6)
+
+
+def test_an_output_whose_end_was_lost_behind_its_last_token_is_whole():
+    def broken_off(text, **sampling):
+        asked = request(PROMPT, **{"max_tokens": 5} | sampling)
+        call = RemoteCall(request=asked, mailbox=None, limit=10, decode=lambda ids: bytes(ids).decode(), seed=0)
+        call.next_ask("policy")
+        call.accept(Part(ids=tuple(text), logprobs=(-1.0,) * len(text)), [0] * len(text))
+        call.end_where_due()
+        return call.reason, call.stop_string
+
+    stop = {"stop": ("bc",)}
+    assert broken_off(b"abxde", **stop) == (FinishReason.LENGTH, None)
+    assert broken_off(b"abc", **stop) == (FinishReason.STOP, "bc")
+    assert broken_off(b"abc", stop_token_ids=(99,), stop=("x",)) == (FinishReason.STOP, None)
+    assert broken_off(b"ab", **stop) == (None, None)
 
 
 def in_sglang(change):

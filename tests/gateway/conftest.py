@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
-from agentrl_core.errors import StoreError
+from agentrl_core.errors import StoreError, UnavailableError
 from agentrl_core.gateway import Gateway
 from agentrl_core.stores.base import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
@@ -85,6 +85,8 @@ class TalkingEngine(ScriptedEngine):
         super().__init__(replies=self._next_reply, model_dir=model_dir, context_length=100_000)
         self.chat = chat
         self.replies = []
+        self.break_at = None
+        """After how many chunks a generation fails."""
         self.begun = [threading.Event() for _ in range(8)]
         """Set when a call is in the engine."""
         self.ended = [threading.Event() for _ in range(8)]
@@ -94,8 +96,12 @@ class TalkingEngine(ScriptedEngine):
     async def generate(self, request):
         try:
             async with aclosing(super().generate(request)) as chunks:
+                count = 0
                 async for chunk in chunks:
+                    if count == self.break_at:
+                        raise UnavailableError("the connection broke")
                     yield chunk
+                    count += 1
         finally:
             if len(self.log) <= len(self.ended):
                 self.ended[len(self.log) - 1].set()

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from agentrl_core.config.schema import GatewayConfig
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import FinishReason, Outcome
 
@@ -318,3 +319,42 @@ def test_a_page_that_changes_something_is_posted_to(rest, path):
 def test_base_url_is_where_the_client_found_the_gateway(rest):
     opened = asyncio.run(rest.start())
     assert opened["base_url"] == rest.gateway.url
+
+
+async def opened_through(rest, **headers):
+    """Open a session as a client does whose proxy adds headers."""
+    await rest.post("/grant_capacity")
+    fields = {"authorization": f"Bearer {rest.key}", "host": "rl.example.com"}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    url = f"{rest.gateway.url}/rl/start_session"
+    return (await rest.gateway.http_client.post(url, json={"task_id": "t"}, headers=fields)).json()["base_url"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "scheme"),
+    [
+        ({}, "http"),
+        ({"x_forwarded_proto": "https"}, "https"),
+        ({"x_forwarded_proto": "HTTPS, http"}, "https"),
+        ({"forwarded": "for=10.0.0.1;proto=https;by=10.0.0.2"}, "https"),
+        ({"forwarded": 'for=10.0.0.1, for="[::1]";proto="https"'}, "https"),
+        ({"x_forwarded_proto": "http"}, "http"),
+        ({"x_forwarded_proto": "httpsx", "forwarded": "host=https;for=_https"}, "http"),
+    ],
+)
+def test_a_client_that_came_by_tls_goes_on_by_it(rest, headers, scheme):
+    assert asyncio.run(opened_through(rest, **headers)) == f"{scheme}://rl.example.com"
+
+
+def test_a_public_url_is_told_whatever_the_headers_say(online):
+    rest = online(public_url="https://rl.example.org/agents/")
+    assert asyncio.run(opened_through(rest, x_forwarded_proto="http")) == "https://rl.example.org/agents"
+
+
+@pytest.mark.parametrize(
+    "url", ["rl.example.com", "https://me:word@host", "https://host/v1", "https://host?x=1", "ftp://host"]
+)
+def test_a_public_url_that_is_no_address_is_refused_without_its_password(url):
+    with pytest.raises(ValueError, match="public_url: expected http") as refused:
+        GatewayConfig(public_url=url)
+    assert ":word" not in str(refused.value)

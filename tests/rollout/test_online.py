@@ -30,6 +30,7 @@ def make_run(database):
     @asynccontextmanager
     async def run(rest, *, scorer=None, tasks=2, ttl_s=0.0, **options):
         agent = {"reward_timeout_s": options.pop("reward_timeout_s", 30.0)}
+        agent["reward_grace_s"] = options.pop("reward_grace_s", 5.0)
         agent["lease_timeout_s"] = options.pop("lease_timeout_s", 30.0)
         config = make_config(agent, **{"group_size": 2, "tasks_per_step": 1, "retries": 0, **options})
         visitors = Visitors(rest.gateway, config, GatewayConfig(session_ttl_s=ttl_s))
@@ -360,3 +361,128 @@ def test_without_tasks_a_group_is_for_one_task_only(rest, make_run):
             return other.status_code, (await begin(rest, "mine"))["task"]["id"]
 
     assert asyncio.run(scenario()) == (429, "mine")
+
+
+# Rewards of single calls, behind the end.
+
+
+async def ended_session(rest, count):
+    """Do an episode of `count` calls without a reward."""
+    opened = await begin(rest)
+    key = opened["api_key"]
+    calls = [(await rest.chat(key, f"call {number}")).json()["id"] for number in range(count)]
+    await rest.post("/rl/end_session", key=key)
+    return opened, calls
+
+
+def reward(rest, opened, value, call=None, **fields):
+    named = {} if call is None else {"interaction_id": call}
+    return rest.post("/rl/set_reward", {"reward": value, **named, **fields}, key=opened["api_key"])
+
+
+def statuses(replies):
+    return [reply.status_code for reply in replies]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_rewards_that_come_one_by_one_behind_the_end_all_count(rest, make_run, database, at_once):
+    async def scenario():
+        async with make_run(rest, reward_grace_s=1000.0):
+            opened, calls = await ended_session(rest, 4)
+            sent = [reward(rest, opened, value, call) for value, call in enumerate(calls)]
+            replies = await asyncio.gather(*sent) if at_once else [await one for one in sent]
+            record = await record_of(database, opened["session_id"])
+            return calls, statuses(replies), record, await reward(rest, opened, 9, calls[0])
+
+    calls, replies, record, late = asyncio.run(scenario())
+    assert replies == [200] * 4
+    assert record.rewards == {call: float(value) for value, call in enumerate(calls)}
+    assert record.reward == 6.0
+    assert late.status_code == 410
+
+
+def test_rewards_from_both_sides_of_the_end_belong_together(rest, make_run, database):
+    async def scenario():
+        async with make_run(rest, reward_grace_s=1000.0):
+            opened = await begin(rest)
+            key = opened["api_key"]
+            calls = []
+            for value in range(3):  # each call is rewarded as it comes, without its id
+                calls.append((await rest.chat(key, f"call {value}")).json()["id"])
+                if value < 2:
+                    await reward(rest, opened, value)
+            await rest.post("/rl/end_session", key=key)
+            replies = [await reward(rest, opened, 7, calls[0]), await reward(rest, opened, 2, calls[2])]
+            return calls, statuses(replies), await record_of(database, opened["session_id"])
+
+    calls, replies, record = asyncio.run(scenario())
+    assert replies == [200, 200]
+    assert record.rewards == dict(zip(calls, (7.0, 1.0, 2.0), strict=True))
+
+
+def test_a_reward_that_is_sent_twice_counts_once_and_completes_nothing(rest, make_run, database):
+    async def scenario():
+        async with make_run(rest, reward_grace_s=1000.0):
+            opened, calls = await ended_session(rest, 2)
+            replies = [await reward(rest, opened, value, calls[0]) for value in (1, 1, 3)]
+            running = (await database.episode(opened["session_id"])).record.outcome
+            replies.append(await reward(rest, opened, 4, calls[1]))
+            return calls, running, statuses(replies), await record_of(database, opened["session_id"])
+
+    calls, running, replies, record = asyncio.run(scenario())
+    assert running is Outcome.RUNNING
+    assert replies == [200] * 4
+    assert record.rewards == dict(zip(calls, (3.0, 4.0), strict=True))
+
+
+@pytest.mark.parametrize("fields", [{"final": True}, {}])
+def test_the_last_reward_ends_the_wait_where_it_says_so(rest, make_run, database, fields):
+    """By `final`, or by naming no call."""
+
+    async def scenario():
+        async with make_run(rest, reward_grace_s=1000.0):
+            opened, calls = await ended_session(rest, 3)
+            await reward(rest, opened, 1, calls[0])
+            named = calls[1] if fields else None
+            await reward(rest, opened, 2, named, **fields)
+            return calls, await record_of(database, opened["session_id"])
+
+    calls, record = asyncio.run(scenario())
+    assert record.rewards == {calls[0]: 1.0, calls[1 if fields else 2]: 2.0}
+
+
+def test_a_reward_without_a_call_may_say_that_others_follow(rest, make_run, database):
+    async def scenario():
+        async with make_run(rest, reward_grace_s=1000.0):
+            opened, calls = await ended_session(rest, 2)
+            replies = [await reward(rest, opened, 1, final=False), await reward(rest, opened, 2, calls[0])]
+            return calls, statuses(replies), await record_of(database, opened["session_id"])
+
+    calls, replies, record = asyncio.run(scenario())
+    assert replies == [200, 200]
+    assert record.rewards == dict(zip(calls, (2.0, 1.0), strict=True))
+
+
+@pytest.mark.parametrize("limit", [{"reward_grace_s": 0.05}, {"reward_grace_s": 1000.0, "reward_timeout_s": 0.05}])
+def test_an_episode_some_of_whose_calls_nobody_rewards_ends_in_time(rest, make_run, database, limit):
+    async def scenario():
+        async with make_run(rest, **limit):
+            opened = await begin(rest)
+            calls = [(await rest.chat(opened["api_key"], text)).json()["id"] for text in ("one", "two")]
+            await reward(rest, opened, 5, calls[0])
+            await rest.post("/rl/end_session", key=opened["api_key"])
+            return calls, await record_of(database, opened["session_id"])
+
+    calls, record = asyncio.run(scenario())
+    assert (record.outcome, record.rewards) == (Outcome.SCORED, {calls[0]: 5.0})
+
+
+@pytest.mark.parametrize("final", ["yes", 1, []])
+def test_a_word_about_the_end_that_is_none_is_refused(rest, make_run, final):
+    async def scenario():
+        async with make_run(rest):
+            opened, calls = await ended_session(rest, 1)
+            return await reward(rest, opened, 1, calls[0], final=final)
+
+    reply = asyncio.run(scenario())
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "final")

@@ -44,6 +44,10 @@ provider_url = Must(
     "http(s)://host[:port][/path], up to what stands before /chat/completions, without user, password or query",
     lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/(?![^?#\s]*/?chat/completions/?$)[^?#\s]*)?", value) is not None,
 )
+_public_url = Must(
+    "http(s)://host[:port][/path], without user, password, query or /v1",
+    lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/(?![^?#\s]*v1/?$)[^?#\s]*)?", value) is not None,
+)
 _proxy = Must(proxies.OPTION, proxies.is_option)
 _no_policy = Must("no model named default: that is the policy", lambda value: "default" not in value)
 _no_episode_variable = Must(
@@ -171,6 +175,9 @@ class GatewayConfig:
     """Address to listen at; one that other machines can reach takes an admin key in `admin_key_env`."""
     port: int = field(default=0, validator=port_number)
     """0 takes any free port."""
+    public_url: str | None = field(default=None, validator=validators.optional(_public_url))
+    """How agents from elsewhere reach the gateway, `https://rl.example.com` where a proxy with TLS stands before it:
+    the `base_url` of their sessions. None: the host that they have asked, by https where a proxy says that they did."""
     history: Literal["exact", "template"] = "exact"
     """`exact` continues a dialogue from the ids that were sampled; `template` renders it anew, and a past that
     the template changes begins a new sequence."""
@@ -229,6 +236,9 @@ class AgentConfig:
     """With `subproc`: an agent that uses more, with all that it starts, is killed and its record fails (Linux)."""
     reward_timeout_s: float = field(default=3600.0, validator=positive)
     """How long a session that an online agent has ended waits for its reward."""
+    reward_grace_s: float = field(default=5.0, validator=positive)
+    """How long an ended session, some of whose calls were rewarded, waits for the next. It does not wait once all
+    calls have theirs, after a reward for the episode (without `interaction_id`), or after one with `final: true`."""
     lease_timeout_s: float = field(default=600.0, validator=positive)
     """Without data.train: how long a group waits for its next session of one task before it ends with those it has."""
 

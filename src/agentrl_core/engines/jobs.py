@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import math
 import random
 from collections.abc import Iterable, Sequence
@@ -36,7 +37,7 @@ class Mailbox:
         chunks, self._arrived = self._arrived, []
         if not chunks and self._failure is not None:
             # A new exception each time: one instance raised in several tasks would mix their tracebacks.
-            raise type(self._failure)(str(self._failure)) from self._failure.__cause__
+            raise copy.copy(self._failure) from self._failure.__cause__
         return chunks
 
     def put(self, post: list[Chunk] | EngineError) -> None:

@@ -18,15 +18,24 @@ import orjson
 from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote_calls import RemoteCall
 from agentrl_core.engines.server_control import ServerControl
-from agentrl_core.engines.servers import VLLM, Ask, Part, ServerFormat, SGLang, check_servable, error_text, read_json
+from agentrl_core.engines.server_failures import BACKOFF, RETRIES, Absence, lost, refusal
+from agentrl_core.engines.servers import (
+    VLLM,
+    Ask,
+    LostReplyError,
+    Part,
+    ServerFormat,
+    SGLang,
+    check_servable,
+    read_json,
+)
 from agentrl_core.engines.stopping import Decode, load_decode
-from agentrl_core.errors import EngineError, UnservableError
+from agentrl_core.errors import EngineError, UnavailableError
 from agentrl_core.server_client import ExchangeError, ServerClient, server_sent_events
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest
 from agentrl_core.weights.folder import WeightsFolder
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Mapping
 
     from agentrl_core.engines.server_control import Served
@@ -36,11 +45,12 @@ log = logging.getLogger(__name__)
 
 _CLOSED = "the engine was closed"
 _OK = 200
-_ABOUT_ONE_CALL = {400: "", 413: "", 422: "", 429: " It has too much to do; ask for less at a time.", 503: ""}
-"""Status of a server that will not do this one call."""
-_UNAUTHORIZED = {401, 403}
+_MOST_REPLY_BYTES = 256 << 20
+"""Of a reply that is not streamed, or of one event of a stream, which SGLang lets grow with the output."""
 _MOST_TOKEN_ID = 2**31
 """The server knows its vocabulary, and refuses what is beyond."""
+_MOST_SHOWN_CHARS = 300
+_MOST_VERSION_DIGITS = 18
 _MOST_EMPTY_ABORTS = 3
 _LAST_PARTS_S = 1.0
 """How long the parts of outputs that a paused server has aborted may take to arrive."""
@@ -50,11 +60,16 @@ class OpenAICompatibleEngine:
     """Samples from a model server (see `Engine`).
 
     `url` is the server's, without `/v1`; `server` its kind. `model` is the name that it serves, the first of its
-    list where None. `api_key_env` names the environment variable that holds its key. `context_length` is asked of
-    the server where None. `max_connections` bounds the calls at a time, per event loop; `connect_timeout_s` how long
-    it may take to be reached, `silence_s` how long it may say nothing, `load_timeout_s` the same while it loads
-    weights. `weights_dir` is where the weights of this process are written for it, a folder that it sees under the
-    same path, in a subfolder that ends with this process; a temporary one where None.
+    list where None. `api_key_env` names the environment variable that holds its key, `proxy` the way to it, as that of
+    an upstream. `context_length` is asked of the server where None. `max_connections` bounds the calls at a time, per
+    event loop; `connect_timeout_s` how long it may take to be reached, `silence_s` how long it may say nothing,
+    `load_timeout_s` the same while it loads weights. `weights_dir` is where the weights of this process are written for
+    it, a folder that it sees under the same path, in a subfolder that ends with this process; a temporary one where
+    None.
+
+    A call that gets no whole reply is repeated, with what it has, after growing waits: a few times where the server is
+    up, then the call fails with `UnavailableError`; where the server is away, until it comes back. After `patience_s`
+    of that the call fails with an `EngineError`, which ends the run.
 
     Policy versions of tokens are the server's own where it tells them. The prompt and what was sampled are submitted
     again after a pause, with the rest of the budget and a seed made from the request's and their length.
@@ -77,6 +92,8 @@ class OpenAICompatibleEngine:
         connect_timeout_s: float = 10.0,
         silence_s: float = 600.0,
         load_timeout_s: float = 1800.0,
+        patience_s: float = 600.0,
+        proxy: str | None = None,
         weights_dir: Path | None = None,
         model_dir: Path | None = None,
         seed: int = 0,
@@ -88,7 +105,6 @@ class OpenAICompatibleEngine:
         self._model = model
         self._api_key_env = api_key_env
         self._context_length = context_length
-        self._connect_timeout_s = connect_timeout_s
         self._folder = WeightsFolder(weights_dir)
         self._model_dir = model_dir
         self._decode: Decode | None = None
@@ -96,13 +112,15 @@ class OpenAICompatibleEngine:
         self._headers: dict[str, str] = {}
         self._client = ServerClient(
             url,
-            ssl_context=_ssl_context,
+            proxy=proxy,
             headers=lambda: self._headers,
             max_connections=max_connections,
             connect_timeout_s=connect_timeout_s,
             silence_s=silence_s,
+            retries=0,  # `_retry` counts them
         )
-        self._control = ServerControl(self._client, self._server, load_timeout_s=load_timeout_s)
+        self._control = ServerControl(self._client, self._server, load_timeout_s=load_timeout_s, patience_s=patience_s)
+        self._absence = Absence(self._client.url, patience_s=patience_s)
         self._scaled = True
         """Whether the server's logprobs take the temperature into account."""
         self._labels: dict[str, int] = {}
@@ -125,27 +143,25 @@ class OpenAICompatibleEngine:
 
     def start(self) -> None:
         """Ask the server what it serves, and have it load the policy's weights where it has others."""
-        import httpx2
-
         self._headers = _authorization(self._api_key_env)
-        with httpx2.Client(
-            headers=self._headers, timeout=httpx2.Timeout(None, connect=self._connect_timeout_s), trust_env=False
-        ) as http:
-            served = self._control.describe(http, self._model)
-            self._model = served.model
-            if self._context_length is None:
-                self._context_length = served.context_length
-            if self._context_length is None:
-                raise EngineError(f"{self._client.url}: does not say how long a context may be; set context_length")
-            self._begin_weights(http, served)
+        asyncio.run(self._begin())
         if self.notice:
             log.warning("%s", self.notice)
         self._ended = None
 
-    def _begin_weights(self, http: Any, served: Served) -> None:
+    async def _begin(self) -> None:
+        served = await self._control.describe(self._model)
+        self._model = served.model
+        if self._context_length is None:
+            self._context_length = served.context_length
+        if self._context_length is None:
+            raise EngineError(f"{self._client.url}: does not say how long a context may be; set context_length")
+        await self._begin_weights(served)
+
+    async def _begin_weights(self, served: Served) -> None:
         """Make sure that version 0 is what the server samples from, or say what cannot be made sure."""
         if self._server.name == "vLLM":
-            self._scaled = self._control.takes_temperature_into_account(http, served.model)
+            self._scaled = await self._control.takes_temperature_into_account(served.model)
             self.notice = f"{self._client.url}: vLLM serves {served.model} as it was started and is given no weights"
             return
         label = served.label
@@ -153,7 +169,7 @@ class OpenAICompatibleEngine:
             label not in {None, "default"} or served.model_path != str(self._model_dir)
         ):
             label = "0"
-            self._control.load_at_start(http, self._model_dir, label)
+            await self._control.load_at_start(self._model_dir, label)
         self._labels = {} if label is None else {label: 0}
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -265,20 +281,54 @@ class OpenAICompatibleEngine:
             while call.reason is None:
                 version = await self._enter(call)
                 if version is not None:
+                    failure: LostReplyError | None = None
                     with call:
-                        await self._ask(call, version)
+                        failure = await self._try(call, version)
                     self._leave(call)
+                    if failure is not None:
+                        await self._retry(call, failure)
             self._forget(call)
             call.mailbox.put(call.take_chunks(self.version))
         except EngineError as error:
             call.mailbox.put(error)
         except Exception as error:  # whatever else goes wrong must reach the consumer, who waits
             log.exception("request %s failed", call.request.request_id)
-            failure = EngineError(f"request {call.request.request_id}: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            call.mailbox.put(failure)
+            unforeseen = EngineError(f"request {call.request.request_id}: {type(error).__name__}: {error}")
+            unforeseen.__cause__ = error
+            call.mailbox.put(unforeseen)
         finally:
             self._forget(call)
+
+    async def _try(self, call: RemoteCall, version: int) -> LostReplyError | None:
+        """Ask once; return the failure after which it may be asked again."""
+        try:
+            await self._ask(call, version)
+        except LostReplyError as failure:
+            call.end_where_due()  # what was lost may be the end behind the last token
+            return None if call.reason is not None else failure
+        self._absence.end()
+        call.failures, call.outlived_absence = 0, False
+        return None
+
+    async def _retry(self, call: RemoteCall, failure: LostReplyError) -> None:
+        """Wait before a call is asked again; raise where that is in vain for this call, or for all of them."""
+        if failure.answered:
+            self._absence.end()
+        else:
+            self._absence.begin(str(failure))
+        wait_s = BACKOFF.wait_s(call.failures, failure.retry_after_s)
+        call.failures += 1
+        call.outlived_absence = call.outlived_absence or failure.unreached
+        if call.failures > RETRIES or failure.waited or wait_s > BACKOFF.longest_s:
+            is_up = failure.answered or await self._control.is_up()
+            if is_up:
+                self._absence.end()
+                if not call.outlived_absence:
+                    raise failure
+                call.failures, call.outlived_absence = 0, False
+            else:
+                call.outlived_absence = True
+        await call.wait(min(wait_s, BACKOFF.longest_s))
 
     async def _enter(self, call: RemoteCall) -> int | None:
         """Wait while the engine is paused; return the policy version, or None where the call was aborted."""
@@ -326,26 +376,28 @@ class OpenAICompatibleEngine:
         try:
             with await self._client.request("POST", self._server.path, orjson.dumps(self._server.body(ask))) as reply:
                 if reply.status != _OK:
-                    raise self._refusal(ask, reply.status, reply.headers, await reply.read())
+                    raise self._refusal(ask, reply.status, await reply.read_beginning(), reply.headers)
                 if ask.stream:
-                    finished = await self._read_stream(call, ask, version, server_sent_events(aiter(reply)))
+                    events = server_sent_events(reply, most_event_bytes=_MOST_REPLY_BYTES)
+                    finished = await self._read_stream(call, ask, version, events)
                 else:
-                    data = await reply.read()
+                    data = await reply.read(_MOST_REPLY_BYTES)
                     finished = self._take(call, ask, version, read_json(self._where(ask), data), before)
         except ExchangeError as error:
             self._check_alive()
-            raise EngineError(f"{self._where(ask)}: {error}") from error
+            raise lost(self._where(ask), error) from error
         finally:
             if not finished:
                 self._abandon(ask)
         if not finished and call.reason is None:
-            raise EngineError(f"{self._where(ask)}: the reply has ended without a finish reason")
+            said = f"{self._where(ask)}: the reply has ended without a finish reason"
+            raise LostReplyError(said) if ask.stream else UnavailableError(said, status=502)
         if call.reason is not None and call.whole:
             await self._score(call, ask)
         if call.reason is None and len(call.ids) == before:
             call.empty_aborts += 1
             if call.empty_aborts >= _MOST_EMPTY_ABORTS and not self._paused:
-                raise EngineError(f"{self._where(ask)}: the server gave it up {_MOST_EMPTY_ABORTS} times in a row")
+                raise UnavailableError(f"{self._where(ask)}: the server gave it up {_MOST_EMPTY_ABORTS} times in a row")
 
     async def _read_stream(self, call: RemoteCall, ask: Ask, version: int, events: Any) -> bool:
         """Hand on a streamed output; return whether it came with a finish reason."""
@@ -356,7 +408,7 @@ class OpenAICompatibleEngine:
                     continue
                 event = read_json(self._where(ask), data)
                 if "error" in event and "meta_info" not in event and "choices" not in event:
-                    raise self._refusal(ask, _code(event), {}, data)
+                    raise self._refusal(ask, _code(event), data, {})
                 finished = self._take(call, ask, version, event, len(call.ids) - before) or finished
                 if call.reason is not None and not finished:  # ended here, at a stop string that the server cannot see
                     break
@@ -373,9 +425,9 @@ class OpenAICompatibleEngine:
         try:
             part = self._server.part(ask, reply, num_seen if ask.stream else 0)
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
-            shown = f"{type(error).__name__}: {error}"
-            raise EngineError(
-                f"{self._where(ask)}: the reply is not what {self._server.name} sends: {shown}"
+            shown = f"{type(error).__name__}: {error}"[:_MOST_SHOWN_CHARS]
+            raise UnavailableError(
+                f"{self._where(ask)}: the reply is not what {self._server.name} sends: {shown}", status=502
             ) from error
         call.accept(part, self._versions(ask, part, version))
         return part.finish_reason is not None
@@ -391,7 +443,8 @@ class OpenAICompatibleEngine:
         if known is not None:
             return known
         with self._lock:
-            if label.isdecimal() and int(label) > self.version:  # another process of this run has loaded them
+            # Another process of this run may have loaded newer ones.
+            if label.isdecimal() and len(label) <= _MOST_VERSION_DIGITS and int(label) > self.version:
                 self._labels[label] = self.version = int(label)
                 return self.version
         raise EngineError(
@@ -403,16 +456,21 @@ class OpenAICompatibleEngine:
         """Replace logprobs by those of all tokens: servers rule out tokens before they take them."""
         reason, call.reason = call.reason, None
         body = orjson.dumps(self._server.scoring_body(ask, call.ids))
-        with await self._client.request("POST", self._server.path, body) as reply:
-            data = await reply.read()
-        if reply.status != _OK:
-            raise self._refusal(ask, reply.status, reply.headers, data)
+        try:
+            with await self._client.request("POST", self._server.path, body) as reply:
+                if reply.status != _OK:
+                    raise self._refusal(ask, reply.status, await reply.read_beginning(), reply.headers)
+                data = await reply.read(_MOST_REPLY_BYTES)
+        except ExchangeError as error:
+            raise lost(self._where(ask), error) from error
         if self._paused:  # what was scored may be the new weights' view of what the old ones sampled
             return
         try:
             call.logprobs = list(self._server.scores(ask, read_json(self._where(ask), data), call.ids))
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise EngineError(f"{self._where(ask)}: the scores are not what {self._server.name} sends") from error
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+            raise UnavailableError(
+                f"{self._where(ask)}: the scores are not what {self._server.name} sends", status=502
+            ) from error
         call.reason = reason
 
     def _abandon(self, ask: Ask) -> None:
@@ -434,15 +492,8 @@ class OpenAICompatibleEngine:
         if self._ended is not None:
             raise EngineError(self._ended)
 
-    def _refusal(self, ask: Ask, status: int, headers: Mapping[str, str], data: bytes) -> EngineError:
-        said = f"{self._where(ask)}: status {status}: {error_text(data)}"
-        if status in _UNAUTHORIZED:
-            key = f"the key in {self._api_key_env}" if self._api_key_env else "no key: set api_key_env"
-            return EngineError(f"{said}. It was sent {key}.")
-        if status in _ABOUT_ONE_CALL:
-            after = headers.get("retry-after")
-            return UnservableError(f"{said}{_ABOUT_ONE_CALL[status]}{f' Retry after {after} s.' if after else ''}")
-        return EngineError(said)
+    def _refusal(self, ask: Ask, status: int, data: bytes, headers: Mapping[str, str]) -> EngineError:
+        return refusal(self._where(ask), status, data, headers=headers, api_key_env=self._api_key_env)
 
     def _where(self, ask: Ask) -> str:
         return f"request {ask.request_id}: {self._client.url}{self._server.path}"
@@ -452,12 +503,6 @@ class OpenAICompatibleEngine:
             assert self._model_dir is not None  # noqa: S101 (the caller's condition)
             self._decode = load_decode(self._model_dir)
         return self._decode
-
-
-def _ssl_context() -> ssl.SSLContext:
-    import httpx2
-
-    return httpx2.create_ssl_context()
 
 
 def _authorization(variable: str | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ import attrs
 
 from agentrl_core.engines.servers import Ask, Part, Top
 from agentrl_core.engines.stopping import Decode, find_stop_string
-from agentrl_core.errors import EngineError
+from agentrl_core.errors import EngineError, UnavailableError
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, run_lengths
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ class RemoteCall:
     reason: FinishReason | None = None
     stop_string: str | None = None
     cached: int | None = None
+    failures: int = 0
+    """Times in a row that no whole reply came."""
+    outlived_absence: bool = False
+    """Whether the server was away meanwhile: then those failures say nothing about the call."""
     empty_aborts: int = 0
     """Times in a row that the server has given it up without a token."""
     _sent: int = 0
@@ -98,9 +102,10 @@ class RemoteCall:
     def accept(self, part: Part, versions: Sequence[int]) -> None:
         """Append what came, and note whether it ends the output."""
         if len(part.ids) > self.remaining:
-            raise EngineError(
+            raise UnavailableError(
                 f"request {self.request.request_id}: the server sent {len(part.ids)} tokens where {self.remaining} "
-                "were asked for"
+                "were asked for",
+                status=502,
             )
         if versions and versions[0] < (self.versions or [0])[-1]:
             raise EngineError(
@@ -118,14 +123,19 @@ class RemoteCall:
         if self._seam and self.decode is not None and self._cut_at_stop_string(before, self.decode):
             return
         if part.finish_reason is FinishReason.ABORT:
-            self._end_where_due()
+            self.end_where_due()
         elif part.finish_reason is not None:
             self.reason, self.stop_string = part.finish_reason, part.stop_string
 
-    def _end_where_due(self) -> None:
-        """An abort may come with the token that would have been the last."""
-        if self.ids and self.ids[-1] in self.request.sampling.stop_token_ids:
+    def end_where_due(self) -> None:
+        """End an output that broke off behind the token that would have been its last."""
+        if self.reason is not None or not self.ids:
+            return
+        sampling = self.request.sampling
+        if self.ids[-1] in sampling.stop_token_ids:
             self.reason = FinishReason.STOP
+        elif self.decode and (found := find_stop_string(sampling.stop, self.ids, 0, self.decode)) is not None:
+            self.reason, self.stop_string = FinishReason.STOP, found
         elif self.remaining <= 0:
             self.reason = FinishReason.LENGTH
 
@@ -170,10 +180,10 @@ class RemoteCall:
 
     # Waiting and being interrupted.
 
-    async def wait(self) -> None:
-        """Sleep until `wake`."""
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Sleep until `wake`, at most for `timeout_s`."""
         self._waiter = self.mailbox.loop.create_future()
-        await self._waiter
+        await asyncio.wait([self._waiter], timeout=timeout_s)
         self._waiter = None
 
     def wake(self) -> None:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import orjson
 
+from agentrl_core.backoff import LATER
+from agentrl_core.engines.server_failures import BACKOFF
 from agentrl_core.engines.servers import Ask, ServerFormat, error_text, read_json
 from agentrl_core.errors import EngineError
 from agentrl_core.server_client import ExchangeError, ServerClient
 
 if TYPE_CHECKING:
-    import httpx2
+    from collections.abc import Iterator
 
     from agentrl_core.engines.servers import Top
 
 _OK = 200
+_FIRST_SERVER_ERROR = 500
+_NOT_READY = LATER - {_FIRST_SERVER_ERROR}
+"""What a router says while the server starts; a 500 is the server's own word that it failed."""
+_HEALTH_S = 10.0
+"""How long a server that is asked whether it is up may say nothing."""
 _PROBE = Ask(
     id="agentrl-probe",
     request_id="probe",
@@ -48,58 +59,77 @@ class Served:
 
 
 class ServerControl:
-    """The calls to a server beside those that sample. `headers` go with all of them."""
+    """The calls to a server beside those that sample; while it is away they are repeated for up to `patience_s`."""
 
-    def __init__(self, client: ServerClient, server: ServerFormat, *, load_timeout_s: float) -> None:
+    def __init__(self, client: ServerClient, server: ServerFormat, *, load_timeout_s: float, patience_s: float) -> None:
         self._client, self._server = client, server
         self._load_timeout_s = load_timeout_s
+        self._patience_s = patience_s
 
-    # While the engine starts, without an event loop.
+    # While the engine starts.
 
-    def describe(self, http: httpx2.Client, model: str | None) -> Served:
+    async def describe(self, model: str | None) -> Served:
         """Ask for the model's name and limits."""
-        cards = self._call(http, "GET", "/v1/models").get("data") or []
-        names = [card.get("id") for card in cards]
-        if not cards or (model is not None and model not in names):
-            raise EngineError(f"{self._client.url}: serves {', '.join(map(str, names)) or 'no model'}, not {model!r}")
-        card = cards[0 if model is None else names.index(model)]
-        served = Served(model=card["id"], context_length=card.get("max_model_len"), model_path=card.get("root") or "")
+        path = "/v1/models"
+        cards = (await self._call("GET", path)).get("data") or []
+        with self._expected(path):
+            names = [card["id"] for card in cards]
+            if not cards or (model is not None and model not in names):
+                known = ", ".join(map(str, names)) or "no model"
+                raise EngineError(f"{self._client.url}: serves {known}, not {model!r}")
+            card = cards[0 if model is None else names.index(model)]
+            length = card.get("max_model_len")
+            if not isinstance(card["id"], str) or (length is not None and (type(length) is not int or length < 1)):
+                raise TypeError(f"found the model {card['id']!r:.60} with max_model_len {length!r:.60}")
+            served = Served(model=card["id"], context_length=length, model_path=str(card.get("root") or ""))
         if self._server.name != "SGLang":
             return served
-        info = self._call(http, "GET", "/model_info")
+        info = await self._call("GET", "/model_info")
         label = info.get("weight_version")
         return attrs.evolve(
             served, label=None if label is None else str(label), model_path=str(info.get("model_path") or "")
         )
 
-    def takes_temperature_into_account(self, http: httpx2.Client, model: str) -> bool:
+    async def takes_temperature_into_account(self, model: str) -> bool:
         """Find out which logprobs a vLLM server returns: its default leaves the temperature out."""
         seen: list[Top] = []
         for temperature in (1.0, 2.0):
             ask = attrs.evolve(_PROBE, model=model, temperature=temperature)
-            reply = self._call(http, "POST", self._server.path, self._server.body(ask))
-            seen += self._server.part(ask, reply, 0).top_logprobs
-        (first, second), (third, fourth) = ([logprob for _, logprob in top] for top in seen)
+            reply = await self._call("POST", self._server.path, self._server.body(ask))
+            with self._expected(self._server.path):
+                seen += self._server.part(ask, reply, 0).top_logprobs
+        with self._expected(self._server.path):
+            (first, second), (third, fourth) = ([logprob for _, logprob in top] for top in seen)
         # Of two tokens, the temperature halves how far apart they are.
         return abs((third - fourth) - (first - second)) > abs((third - fourth) - (first - second) / 2)
 
-    def load_at_start(self, http: httpx2.Client, directory: Path, label: str) -> None:
+    async def load_at_start(self, directory: Path, label: str) -> None:
         """Have an idle server load weights, and go on where a run that ended early has left it paused."""
-        self._call(http, "POST", "/pause_generation", {"mode": "abort"})
-        self._call(http, "POST", "/update_weights_from_disk", _weights(directory, label))
-        self._call(http, "POST", "/continue_generation", {})
+        await self.pause()
+        await self.load(directory, label)
+        await self.resume()
 
-    def _call(self, http: httpx2.Client, method: str, path: str, body: Any = None) -> Any:
-        import httpx2
-
+    async def _call(self, method: str, path: str, body: Any = None) -> Any:
         where = f"{self._client.url}{path}"
         try:
-            reply = http.request(method, where, content=None if body is None else orjson.dumps(body))
-        except httpx2.HTTPError as error:
-            raise EngineError(f"{where}: no answer: {error or type(error).__name__}. Does the server run?") from error
-        if reply.status_code != _OK:
-            raise EngineError(f"{where}: status {reply.status_code}: {error_text(reply.content)}")
-        return read_json(where, reply.content)
+            with await self._client.request(method, path, b"" if body is None else orjson.dumps(body)) as reply:
+                data = await reply.read()
+        except ExchangeError as error:
+            raise EngineError(f"{where}: no answer: {error}. Does the server run?") from error
+        if reply.status != _OK:
+            raise EngineError(f"{where}: status {reply.status}: {error_text(data)}")
+        return read_json(where, data)
+
+    @contextlib.contextmanager
+    def _expected(self, path: str) -> Iterator[None]:
+        """Read what a server says of itself; `EngineError` where that has another form."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise EngineError(
+                f"{self._client.url}{path}: the reply is not what {self._server.name} sends: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     # While it runs.
 
@@ -116,17 +146,42 @@ class ServerControl:
         await self._post("/update_weights_from_disk", _weights(directory, label), silence_s=self._load_timeout_s)
 
     async def abort(self, ask_id: str) -> None:
-        """End one call; the server ignores ids that it does not know."""
-        await self._post("/abort_request", {"rid": ask_id})
+        """End one call; the server ignores ids that it does not know. Tried once: the call would end by itself."""
+        await self._post("/abort_request", {"rid": ask_id}, patience_s=0.0)
 
-    async def _post(self, path: str, body: Any, silence_s: float | None = None) -> None:
+    async def is_up(self) -> bool:
+        """Whether the server answers, or something in its place that does not say that it is away."""
         try:
-            with await self._client.request("POST", path, orjson.dumps(body), silence_s=silence_s) as reply:
-                data = await reply.read()
-        except ExchangeError as error:
-            raise EngineError(f"{path}: {error}") from error
-        if reply.status != _OK:
-            raise EngineError(f"{self._client.url}{path}: status {reply.status}: {error_text(data)}")
+            with await self._client.request("GET", "/v1/models", silence_s=_HEALTH_S) as reply:
+                return reply.status < _FIRST_SERVER_ERROR
+        except ExchangeError:
+            return False
+
+    async def _post(
+        self, path: str, body: Any, *, silence_s: float | None = None, patience_s: float | None = None
+    ) -> None:
+        """Tell the server to do something, again while it cannot be reached or says that it is not ready.
+
+        All of it may be done twice: pausing, going on and aborting change nothing the second time, and a load names a
+        directory and a version that no other load has. Nothing later is asked of the server before this returns, so
+        that a load which it was still at when its connection broke ends in the same weights. Silence is not repeated:
+        a server that takes longer than `load_timeout_s` would only begin anew.
+        """
+        patience_s = self._patience_s if patience_s is None else patience_s
+        begun = time.monotonic()
+        for attempt in itertools.count():
+            try:
+                with await self._client.request("POST", path, orjson.dumps(body), silence_s=silence_s) as reply:
+                    if reply.status == _OK:
+                        return
+                    said = error_text(await reply.read_beginning())
+                failure = EngineError(f"{self._client.url}{path}: status {reply.status}: {said}")
+                again = reply.status in _NOT_READY
+            except ExchangeError as error:
+                failure, again = EngineError(f"{path}: {error}"), error.fault in {"connect", "broken"}
+            if not again or time.monotonic() - begun >= patience_s:
+                raise failure
+            await asyncio.sleep(BACKOFF.wait_s(attempt))
 
 
 def _weights(directory: Path, label: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import attrs
 import orjson
 
-from agentrl_core.errors import EngineError, UnservableError
+from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.types import FinishReason, Grammar
 
 if TYPE_CHECKING:
@@ -62,6 +62,31 @@ class Part:
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     cached_tokens: int | None = None
+
+
+class LostReplyError(UnavailableError):
+    """A reply did not come, or not whole: the same may be asked again, and is lost for good only if that fails, too.
+
+    To sample once more is harmless: what a server may have sampled for a reply that was lost is seen by nobody.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 502,
+        retry_after_s: float | None = None,
+        answered: bool = False,
+        waited: bool = False,
+        unreached: bool = False,
+    ) -> None:
+        super().__init__(message, status=status, retry_after_s=retry_after_s)
+        self.unreached = unreached
+        """Whether there was nobody to be asked, which says nothing of what was asked."""
+        self.answered = answered
+        """Whether it was the model server itself that spoke: one with too much to do is not away."""
+        self.waited = waited
+        """Whether so much time went by that asking again at once would serve nobody."""
 
 
 class ServerFormat(Protocol):
@@ -139,7 +164,7 @@ class SGLang:
         entries = entries or []
         first = num_seen if len(entries) == total else 0
         if len(entries) not in {total, total - num_seen} or first > len(entries):
-            raise EngineError(
+            raise _bad(
                 f"request {ask.request_id}: SGLang says {total} tokens, sends {len(entries)} logprobs, and sent "
                 f"{num_seen} tokens before: none of it can be trusted"
             )
@@ -178,7 +203,7 @@ class SGLang:
         entries = reply["meta_info"]["input_token_logprobs"][1:]
         part = Part(ids=tuple(entry[1] for entry in entries), logprobs=tuple(entry[0] for entry in entries))
         if part.ids != tuple(output_ids):
-            raise EngineError(f"request {ask.request_id}: SGLang scored other tokens than those it had sampled")
+            raise _bad(f"request {ask.request_id}: SGLang scored other tokens than those it had sampled")
         return _checked(ask, part).logprobs
 
 
@@ -236,10 +261,10 @@ class VLLM:
             raise EngineError(_lacks(ask, "logprobs (choices[].logprobs.token_logprobs)"))
         prompt = choice.get("prompt_token_ids")
         if prompt is not None and prompt != list(ask.prompt_ids):
-            raise EngineError(f"request {ask.request_id}: vLLM answered another prompt than the one it was sent")
+            raise _bad(f"request {ask.request_id}: vLLM answered another prompt than the one it was sent")
         told = usage.get("completion_tokens")
         if told is not None and told != num_seen + len(ids):
-            raise EngineError(f"request {ask.request_id}: vLLM says {told} tokens and sent {num_seen + len(ids)}")
+            raise _bad(f"request {ask.request_id}: vLLM says {told} tokens and sent {num_seen + len(ids)}")
         reason, stop = choice.get("finish_reason"), choice.get("stop_reason")
         top = logprobs.get("top_logprobs") or () if ask.top_logprobs else ()
         return _checked(
@@ -303,13 +328,13 @@ def check_servable(request: GenerateRequest, server: ServerFormat, *, scaled: bo
 
 
 def read_json(where: str, data: bytes) -> Any:
-    """Decode a reply; `EngineError` shows how it begins."""
+    """Decode a reply; `LostReplyError` shows how it begins."""
     try:
         reply = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise EngineError(f"{where}: the reply is not JSON: {shown(data)}") from error
+        raise LostReplyError(f"{where}: the reply is not JSON: {shown(data)}") from error
     if not isinstance(reply, dict):
-        raise EngineError(f"{where}: the reply is not a JSON object: {shown(data)}")
+        raise LostReplyError(f"{where}: the reply is not a JSON object: {shown(data)}")
     return reply
 
 
@@ -335,20 +360,25 @@ def _checked(ask: Ask, part: Part) -> Part:
     """Refuse tokens without a logprob each, and values that are neither ids nor logprobs."""
     num_ids, num_logprobs = len(part.ids), len(part.logprobs)
     if num_ids != num_logprobs:
-        raise EngineError(f"request {ask.request_id}: the server sent {num_ids} token ids and {num_logprobs} logprobs")
+        raise _bad(f"request {ask.request_id}: the server sent {num_ids} token ids and {num_logprobs} logprobs")
     for token, logprob in zip(part.ids, part.logprobs, strict=True):
         if type(token) is not int or token < 0:
-            raise EngineError(f"request {ask.request_id}: the server sent {token!r} as a token id")
+            raise _bad(f"request {ask.request_id}: the server sent {token!r} as a token id")
         if type(logprob) not in {float, int} or not math.isfinite(logprob) or logprob <= _NO_LOGPROB:
-            raise EngineError(f"request {ask.request_id}: the server sent {logprob!r} as the logprob of token {token}")
+            raise _bad(f"request {ask.request_id}: the server sent {logprob!r} as the logprob of token {token}")
     if part.labels and len(part.labels) != num_ids:
-        raise EngineError(f"request {ask.request_id}: the server names no weights for some of its {num_ids} tokens")
+        raise _bad(f"request {ask.request_id}: the server names no weights for some of its {num_ids} tokens")
     if ask.top_logprobs and part.ids and len(part.top_logprobs) != num_ids:
-        raise EngineError(
+        raise _bad(
             f"request {ask.request_id}: the server sent {num_ids} token ids and the likeliest tokens of "
             f"{len(part.top_logprobs)} positions"
         )
     return part
+
+
+def _bad(message: str) -> UnavailableError:
+    """Make the error of one reply that cannot be trusted: nothing of it is used, and others may be sound."""
+    return UnavailableError(message, status=502)
 
 
 def _lacks(ask: Ask, what: str) -> str:
@@ -362,7 +392,7 @@ def _check_output_ids(ask: Ask, told: Any, ids: list[int]) -> None:
     """Compare the two places where SGLang tells ids; from one it may have trimmed the stop token."""
     if told is None or told in (ids, ids[:-1]) or (ask.stream and told == ids[len(ids) - len(told) :]):
         return
-    raise EngineError(
+    raise _bad(
         f"request {ask.request_id}: SGLang's output_ids ({len(told)} tokens) are not those of its logprobs ({len(ids)})"
     )
 
@@ -371,6 +401,8 @@ def _labels(meta: Mapping[str, Any], total: int) -> tuple[str, ...]:
     """Return the server's name of the weights behind each token."""
     spans = meta.get("weight_versions")
     if spans:
+        if sum(span["end"] - span["start"] for span in spans) != total:  # before as many labels are made
+            raise _bad(f"SGLang names the weights of {spans!r:.200} in an output of {total} tokens")
         return tuple(str(span["version"]) for span in spans for _ in range(span["start"], span["end"]))
     label = meta.get("weight_version")
     return () if label is None else (str(label),) * total

@@ -7,13 +7,14 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from agentrl_core.errors import AgentRLError, RequestError, RunError, UnservableError, UnstorableError
+from agentrl_core.errors import AgentRLError, RequestError, RunError, UnavailableError, UnservableError, UnstorableError
 from agentrl_core.gateway.dialects.responses import OpenAIResponses
 from agentrl_core.gateway.dialects.responses_stored import with_referenced_items
 from agentrl_core.gateway.exchange import Delta, Reply
 from agentrl_core.gateway.large import LARGE_BYTES
 from agentrl_core.gateway.retries import Attempt, RetryKey, retry_key
 from agentrl_core.gateway.serving.web import EVENTS, HttpRequest, HttpResponse, decode_body, json_response, refused
+from agentrl_core.gateway.streams import StartedStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from agentrl_core.types import Chunk
 
 _logger = logging.getLogger(__name__)
+
+_TOO_MANY = 429
 
 
 class Answerer:
@@ -93,7 +96,7 @@ class Answerer:
         call = service.begin(session, request, dialect.id_prefix, prompts)
         call.attempt = attempt
         if request.stream:
-            return HttpResponse(headers=EVENTS, body=self._stream(dialect, request, call))
+            return await _streaming(self._stream(dialect, request, call))
         with session.attempts.running(attempt):
             reply = await service.complete(call)
         return self._answer(dialect, reply)
@@ -111,8 +114,7 @@ class Answerer:
         request = self._service.continued(session, request)
         reply_id = self._service.forwarded_id(session, dialect.id_prefix)
         if request.stream:
-            body = self._forward_stream(dialect, session, request, attempt, upstream, reply_id)
-            return HttpResponse(headers=EVENTS, body=body)
+            return await _streaming(self._forward_stream(dialect, session, request, attempt, upstream, reply_id))
         with session.attempts.running(attempt):
             reply = await self._forwarder.complete(session, request, upstream, reply_id, attempt)
         return self._answer(dialect, reply)
@@ -127,15 +129,18 @@ class Answerer:
         reply_id: str,
     ) -> AsyncGenerator[bytes, None]:
         writer = dialect.writer(request, reply_id, 0, self._service.chat.decode)
+        begun = False
         try:
             with session.attempts.running(attempt, streamed=True):
-                yield writer.begin()
                 pieces = self._forwarder.stream(session, request, upstream, reply_id, attempt)
                 async with aclosing(pieces):
                     async for piece in pieces:
-                        if data := writer.end(piece) if isinstance(piece, Reply) else writer.delta(piece):
+                        head, begun = b"" if begun else writer.begin(), True
+                        if data := head + (writer.end(piece) if isinstance(piece, Reply) else writer.delta(piece)):
                             yield data
-        except Exception as error:  # noqa: BLE001 - the status is sent: the error goes where the client reads
+        except Exception as error:
+            if not begun:  # the status can still say it
+                raise
             yield writer.error(self.refusal(error, session))
 
     def _answer(self, dialect: Dialect, reply: Reply) -> HttpResponse:
@@ -149,18 +154,21 @@ class Answerer:
         service = self._service
         prompt_tokens = sum(len(generation.prompt.ids) for generation in call.generations[:: request.n])
         writer = dialect.writer(request, call.id, prompt_tokens, service.chat.decode)
+        begun = False
         try:
             with call.session.attempts.running(call.attempt, streamed=True):
-                yield writer.begin()
                 async with aclosing(service.sample(call)) as chunks:
                     async for generation, chunk in chunks:
+                        head, begun = b"" if begun else writer.begin(), True
                         piece = generation.reader.feed(chunk.ids)
-                        if data := writer.delta(_delta(generation.index, piece, chunk)):
+                        if data := head + writer.delta(_delta(generation.index, piece, chunk)):
                             yield data
                 reply = await service.finish(call)
             rests = [writer.delta(_delta(item.index, item.reader.rest())) for item in call.generations]
             yield b"".join([*rests, writer.end(reply)])
-        except Exception as error:  # noqa: BLE001 - the status is sent: the error goes where the client reads
+        except Exception as error:
+            if not begun:  # the status can still say it
+                raise
             yield writer.error(self.refusal(error, call.session))
 
     def refusal(self, error: Exception, session: Session) -> RequestError:
@@ -177,6 +185,9 @@ def as_refusal(error: Exception) -> RequestError:
     """Turn any failure into an HTTP error; what nobody foresaw is logged and told without details."""
     if isinstance(error, RequestError):
         return error
+    if isinstance(error, UnavailableError):
+        code = "rate_limit_exceeded" if error.status == _TOO_MANY else "engine_unavailable"
+        return RequestError(error.status, code, str(error), retry_after_s=error.retry_after_s)
     if isinstance(error, UnservableError | UnstorableError):  # to send the same again would change nothing
         return RequestError(400, "invalid_request", str(error))
     if isinstance(error, AgentRLError):
@@ -196,6 +207,15 @@ def _delta(index: int, piece: Piece, chunk: Chunk | None = None) -> Delta:
         logprobs=chunk.logprobs if chunk else (),
         top_logprobs=chunk.top_logprobs if chunk else (),
     )
+
+
+async def _streaming(body: AsyncGenerator[bytes, None]) -> HttpResponse:
+    """Answer with a stream once there is something to send.
+
+    A failure before that gets a status of its own. SDKs go by it when they decide whether to try again, and do not
+    when an error stands in a stream that began well.
+    """
+    return HttpResponse(headers=EVENTS, body=StartedStream(await anext(body), body))
 
 
 async def _replay(dialect: Dialect, reply: Reply, decode: Decode) -> AsyncGenerator[bytes, None]:

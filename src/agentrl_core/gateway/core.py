@@ -13,7 +13,7 @@ from agentrl_core.chat.probe import Stability
 from agentrl_core.errors import RunError
 from agentrl_core.gateway.forwarding import Forwarder
 from agentrl_core.gateway.large import LargeRequests
-from agentrl_core.gateway.metering import metered, metered_stream
+from agentrl_core.gateway.metering import MeteredStream, metered
 from agentrl_core.gateway.online.admin import Admin, exposed
 from agentrl_core.gateway.online.control import Control
 from agentrl_core.gateway.online.leases import Leases
@@ -96,6 +96,7 @@ class Gateway:
             visits=self._visits,
             leases=self.leases,
             url=lambda: self.url,
+            public_url=config.public_url,
             version=lambda: engine.version,
         )
         self._large = LargeRequests(self._add_cpu)
@@ -296,7 +297,7 @@ class Gateway:
         response = await metered(self._api.handle(request), self._add_cpu)
         if isinstance(response.body, bytes):
             return response
-        return attrs.evolve(response, body=metered_stream(response.body, self._add_cpu))
+        return attrs.evolve(response, body=MeteredStream(response.body, self._add_cpu))
 
     async def ask(self, session: Session, request: ChatRequest, id_prefix: str) -> Reply:
         """Do a session's call without HTTP; `RequestError` where it is refused or fails."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from agentrl_core.gateway.streams import WrappedStream
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 
@@ -16,19 +18,16 @@ async def metered(coroutine: Coroutine[Any, Any, _T], add: Callable[[float], Non
     return await _Steps(coroutine, add)
 
 
-async def metered_stream(
-    stream: AsyncGenerator[bytes, None], add: Callable[[float], None]
-) -> AsyncGenerator[bytes, None]:
-    """Do the same for each item of a stream; closing this closes the stream."""
-    try:
-        while True:
-            try:
-                item = await _Steps(stream.__anext__(), add)
-            except StopAsyncIteration:
-                return
-            yield item
-    finally:
-        await stream.aclose()
+class MeteredStream(WrappedStream):
+    """Does the same for each item of a stream."""
+
+    def __init__(self, stream: AsyncGenerator[bytes, None], add: Callable[[float], None]) -> None:
+        super().__init__(stream)
+        self._add = add
+
+    async def asend(self, value: None) -> bytes:
+        """Return the next item."""
+        return await _Steps(super().asend(value), self._add)
 
 
 class _Steps(Generic[_T]):

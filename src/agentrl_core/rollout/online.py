@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import EpisodeError, RequestError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from agentrl_core.config.schema import GatewayConfig, RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway, Session
     from agentrl_core.gateway.online.leases import Lease
+    from agentrl_core.gateway.online.visit import Visit
     from agentrl_core.types import Record, Task
 
 
@@ -30,6 +32,7 @@ class Visitors:
         self._gateway = gateway
         self._limit_s = config.timeout_s
         self._reward_timeout_s = config.agent.reward_timeout_s
+        self._reward_grace_s = config.agent.reward_grace_s
         self._ttl_s = gateway_config.session_ttl_s
         self._lease_timeout_s = config.agent.lease_timeout_s
         self._first: dict[str, Lease] = {}
@@ -99,6 +102,7 @@ class Visitors:
         last = last_call(session)
         if last is None or (task.scorer is not None and not visit.rewards):
             return Attempt()  # there is nothing to reward, or the task's scorer does that
+        end = time.monotonic() + self._reward_timeout_s
         if not await visit.until(lambda: bool(visit.rewards), timeout_s=self._reward_timeout_s):
             return Attempt(
                 error=EpisodeError(
@@ -107,7 +111,19 @@ class Visitors:
                     "session's end; POST /rl/set_reward before it ends, or soon after",
                 )
             )
+        await self._more_rewards(visit, session, end)
         return Attempt(value=_reward(visit.settle(session), last.id))
+
+    async def _more_rewards(self, visit: Visit, session: Session, end: float) -> None:
+        """Wait for the rewards of single calls, which come one by one: until all are there, or none has come for long.
+
+        To settle with the first would refuse the others, and train what one call was worth as if it were all.
+        """
+        came = True
+        while came and not visit.has_all_rewards(session):
+            seen = visit.num_rewards
+            patience_s = min(self._reward_grace_s, end - time.monotonic())
+            came = await visit.until(lambda: visit.num_rewards != seen, timeout_s=patience_s)  # noqa: B023  (it ends here)
 
 
 async def _taken(lease: Lease) -> None:

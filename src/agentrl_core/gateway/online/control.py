@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_core.errors import RequestError
@@ -36,9 +37,12 @@ _LONGEST_TASK_ID = 500
 _MOST_BYTES = 65_536
 """Of a body; all that a page of these is told is a few short fields."""
 
+_TLS = re.compile(r"(?:^|[,;\s]|proto=\"?)https(?=\"?(?:[,;\s]|$))", re.IGNORECASE)
+"""What `X-Forwarded-Proto` or `Forwarded` says of a request that came by TLS, at whichever of several proxies."""
+
 
 class Control:
-    """The pages. `url()` is where the gateway listens, `version()` the policy's."""
+    """The pages. `url()` is where the gateway listens, `public_url` how others reach it, `version()` the policy's."""
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Control:
         visits: Visits,
         leases: Leases,
         url: Callable[[], str],
+        public_url: str | None,
         version: Callable[[], int],
     ) -> None:
         self._admin = admin
@@ -55,6 +60,7 @@ class Control:
         self._visits = visits
         self._leases = leases
         self._url = url
+        self._public_url = public_url
         self._version = version
 
     def pages(self) -> Mapping[str, Page]:
@@ -112,15 +118,28 @@ class Control:
         return Claim(task_id=task_id, api_key=api_key)
 
     def _opened(self, request: HttpRequest, session: Session, task: Task | None, *, is_eval: bool) -> HttpResponse:
-        host = request.headers.get("host")
         body: dict[str, Any] = {
             "session_id": session.record_id,
             "api_key": session.api_key,
-            "base_url": f"http://{host}" if host else self._url(),
+            "base_url": self._base_url(request),
         }
         if task is not None:
             body |= {"task": {"id": task.id, "data": dict(task.data)}, "is_eval": is_eval}
         return json_response(body)
+
+    def _base_url(self, request: HttpRequest) -> str:
+        """Return the address at which the agent goes on: the configured one, else that at which it has asked.
+
+        A proxy's word that it was asked by TLS is taken from anybody: a client that makes it up gets an address that is
+        safer than its own, and no session's key goes out in clear because the word was not heard.
+        """
+        if self._public_url:
+            return self._public_url.rstrip("/")
+        host = request.headers.get("host")
+        if not host:
+            return self._url()
+        told = f"{request.headers.get('x-forwarded-proto', '')},{request.headers.get('forwarded', '')}"
+        return f"{'https' if _TLS.search(told) else 'http'}://{host}"
 
     async def _end(self, request: HttpRequest) -> HttpResponse:
         count = await self._visits.end(self._sessions.of_key(request.headers))
@@ -130,14 +149,16 @@ class Control:
         """Reward a call. With the admin key, `session_id` names the session: its agent may be gone."""
         fields = Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES))
         session_id, interaction_id = fields.text("session_id"), fields.text("interaction_id")
-        value = fields.take("reward")
+        value, final = fields.take("reward"), fields.take("final")
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise _wrong("reward", "a finite number")
+        if not isinstance(final, bool | None):
+            raise _wrong("final", "true where no more rewards follow, false where some do")
         if self._admin.has(key_of(request.headers) or ""):
             session = self._visit(session_id)
         else:
             session = self._sessions.of_key(request.headers)
-        await self._visits.reward(session, float(value), interaction_id)
+        await self._visits.reward(session, float(value), interaction_id, final=final)
         return json_response({"message": "success"})
 
     async def _list(self, _request: HttpRequest) -> HttpResponse:

@@ -37,6 +37,12 @@ class Visit:
     """Whether all its calls are finished and stored, or aborted."""
     rewards: dict[str, float] = attrs.field(factory=dict)
     """Interaction id -> reward."""
+    num_rewards: int = 0
+    """Rewards that came, those that replaced another one too."""
+    final: bool = False
+    """Whether whoever rewards the session has said that no more rewards follow."""
+    whole_for: str = ""
+    """Id of the call that was the last one when a reward for the whole session came."""
     _changed: Wakeups = attrs.field(factory=Wakeups, init=False)
 
     def wake(self) -> None:
@@ -48,6 +54,18 @@ class Visit:
         with session.lock:
             self.state = "closed"
             return dict(self.rewards)
+
+    def has_all_rewards(self, session: Session) -> bool:
+        """Whether no reward of an ended session is to be waited for.
+
+        That is so once it was said, once the whole session was rewarded behind its last call, and once each call was.
+        """
+        if self.final:
+            return True
+        with session.lock:
+            calls = {interaction.id for interaction in session.interactions if interaction.trainable}
+            last = last_call(session)
+            return calls <= self.rewards.keys() or (last is not None and self.whole_for == last.id)
 
     async def until(self, holds: Callable[[], bool], *, timeout_s: float = math.inf) -> bool:
         """Wait until `holds()`, which is asked after each change; False after `timeout_s`."""

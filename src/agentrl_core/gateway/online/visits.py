@@ -155,8 +155,13 @@ class Visits:
         await self._finish_calls(session, visit)
         return len(session.interactions)
 
-    async def reward(self, session: Session, value: float, interaction_id: str | None) -> None:
-        """Reward a finished call of the policy, without an id the last one; rewarding it again replaces its reward."""
+    async def reward(
+        self, session: Session, value: float, interaction_id: str | None, *, final: bool | None = None
+    ) -> None:
+        """Reward a finished call of the policy, without an id the last one; rewarding it again replaces its reward.
+
+        `final`: whether it completes the session's rewards; None: as `Visit.has_all_rewards` says.
+        """
         visit = _visit(session)
         await self.load(session)
         with session.lock:
@@ -167,6 +172,7 @@ class Visits:
                 raise RequestError(400, "no_interaction", "no call of this session has finished: nothing to reward")
             if interaction_id is None:
                 interaction_id = last.id
+                visit.whole_for = last.id if final is None else ""
             elif not any(item.id == interaction_id and item.trainable for item in session.interactions):
                 raise RequestError(
                     400,
@@ -175,6 +181,8 @@ class Visits:
                     param="interaction_id",
                 )
             visit.rewards[interaction_id] = value
+            visit.num_rewards += 1
+            visit.final = bool(final)
         await self._save(session, visit)
         visit.wake()
 

@@ -154,7 +154,7 @@ START_REQUEST = shaped(
     {"task_id": {"type": "string", "minLength": 1, "maxLength": 500}},
     api_key={"type": ["string", "null"], "minLength": 16, "description": "A key of the agent's own choice."},
 )
-REWARD_REQUEST = shaped({"reward": _NUMBER}, interaction_id=_MAYBE_TEXT, session_id=_MAYBE_TEXT)
+REWARD_REQUEST = shaped({"reward": _NUMBER}, interaction_id=_MAYBE_TEXT, session_id=_MAYBE_TEXT, final=_FLAG)
 EXPORT_REQUEST = shaped(
     {"session_id": _ID},
     discount=_up_to(1.0),

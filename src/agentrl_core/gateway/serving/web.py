@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,7 @@ def _is_deeper(value: Any, limit: int) -> bool:
 def refused(dialect: Dialect, refusal: RequestError) -> HttpResponse:
     """Refuse a request in the shape of its API."""
     wait = refusal.retry_after_s
-    after = () if wait is None else (("retry-after", f"{wait:g}"),)
+    after = () if wait is None else (("retry-after", str(math.ceil(wait))),)  # whole seconds, as HTTP has it
     return HttpResponse(status=refusal.status, headers=(*_JSON, *after), body=orjson.dumps(dialect.error(refusal)))
 
 

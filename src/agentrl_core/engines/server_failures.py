@@ -1,0 +1,87 @@
+"""What a failure of a model server means: for one call, for the calls that follow, and for the run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from agentrl_core.backoff import LATER, Backoff, retry_after_s
+from agentrl_core.engines.servers import LostReplyError, error_text
+from agentrl_core.errors import EngineError, UnavailableError, UnservableError
+
+if TYPE_CHECKING:
+    from agentrl_core.server_client import ExchangeError
+
+log = logging.getLogger(__name__)
+
+RETRIES = 4
+"""Times that a call is sent again, to a server that is up. One that is away is waited for."""
+BACKOFF = Backoff(longest_s=10.0)
+
+_UNAUTHORIZED = frozenset({401, 403})
+_ABOUT_ONE_CALL = frozenset({400, 413, 422})
+"""Statuses of a server that will not do this one call."""
+_TOO_MANY = 429
+_OVERLOADED = frozenset({503, 529})
+_TIMED_OUT = frozenset({408, 504, 522, 524})
+
+
+def lost(where: str, error: ExchangeError) -> LostReplyError:
+    """Return what an exchange without a whole reply means."""
+    silent = error.fault == "silent"
+    unreached = error.fault == "connect"
+    return LostReplyError(f"{where}: {error}", status=504 if silent else 502, waited=silent, unreached=unreached)
+
+
+def refusal(
+    where: str, status: int, data: bytes, *, headers: Mapping[str, str], api_key_env: str | None
+) -> EngineError:
+    """Return what a status other than 200 means.
+
+    Only a refused key ends the run: any other status may be a router's in front of the server, and pass.
+    """
+    said = f"{where}: status {status}: {error_text(data)}"
+    if status in _UNAUTHORIZED:
+        key = f"the key in {api_key_env}" if api_key_env else "no key: set api_key_env"
+        return EngineError(f"{said}. It was sent {key}.")
+    if status in _ABOUT_ONE_CALL:
+        return UnservableError(said)
+    wait_s = retry_after_s(headers)
+    if status == _TOO_MANY:
+        said += " It has too much to do; ask for less at a time."
+        return LostReplyError(said, status=_TOO_MANY, retry_after_s=wait_s, answered=True)
+    if status in _OVERLOADED:
+        return LostReplyError(said, status=503, retry_after_s=wait_s)
+    told = 504 if status in _TIMED_OUT else 502
+    return LostReplyError(said, status=told) if status in LATER else UnavailableError(said, status=told)
+
+
+class Absence:
+    """For how long a server has been away: since the first failure after which nothing was heard of it.
+
+    Shared by all calls of an engine; the moments that two threads may disagree about make no difference.
+    """
+
+    def __init__(self, url: str, *, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._url, self._patience_s, self._clock = url, patience_s, clock
+        self._since: float | None = None
+
+    def begin(self, why: str) -> None:
+        """Note a failure; `EngineError` once the server has been away for longer than `patience_s`."""
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+            log.info("a call to the model server failed and is repeated: %s", why)
+        elif now - self._since > self._patience_s:
+            raise EngineError(
+                f"{self._url}: the model server has been away for {now - self._since:.0f} s, longer than "
+                f"engine.patience_s = {self._patience_s:g} allows; start it, then resume the run. It was at: {why}"
+            )
+
+    def end(self) -> None:
+        """Note that the server answers."""
+        if self._since is not None:
+            log.info("the model server answers again, after %.0f s", self._clock() - self._since)
+            self._since = None
