@@ -2,16 +2,21 @@
 
 import asyncio
 import contextlib
+import functools
 import json
+import re
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import attrs
 import pytest
+from safetensors import SafetensorError
 
+from agentrl_core.config.schema import ModelConfig
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.origin import check_unfinished, newest_checkpoint
+from agentrl_core.run.origin import check_unfinished, model_directory, newest_checkpoint
 from agentrl_core.stores.base import RunRow, StepRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Outcome, Record
@@ -182,3 +187,40 @@ def test_only_a_finished_run_with_all_its_steps_needs_more(directory):
         check_unfinished(store, directory, 5, steps=6)
         with pytest.raises(UsageError, match=r"6 of 6 steps; .*trainer\.steps=12"):
             check_unfinished(store, directory, 6, steps=6)
+
+
+@pytest.fixture
+def build(directory):
+    """Have a builder make the policy; `fails` is raised when half of it is there."""
+
+    def build(fails=None):
+        def fill(*, directory, **_):
+            directory.mkdir()
+            (directory / "config.json").write_text("{}")
+            if fails is not None:
+                raise fails
+            (directory / "model.safetensors").write_bytes(b"weights")
+
+        parts = SimpleNamespace(
+            config=SimpleNamespace(model=ModelConfig(use="mine"), seed=0),
+            where=str,
+            build=lambda *_, **given: functools.partial(fill, **given),
+        )
+        return model_directory(parts, directory, list)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [SafetensorError("I/O error: File too large (os error 27)"), OSError(27, "File too large"), SystemExit(3)],
+)
+def test_a_policy_that_could_not_be_built_leaves_nothing_and_is_built_by_the_next(build, directory, failure):
+    expected = RunError if isinstance(failure, Exception) else SystemExit
+    with pytest.raises(expected) as raised:
+        build(fails=failure)
+    if expected is RunError:
+        assert re.search(r"cannot build the policy in .*/model: .*File too large.*; make room", str(raised.value))
+    assert not [path for path in directory.path.iterdir() if "model" in path.name]
+    assert sorted(path.name for path in build().iterdir()) == ["config.json", "model.safetensors"]
+    assert build(fails=AssertionError("it is there already")) == directory.model

@@ -2,6 +2,7 @@ import json
 import os
 import random
 import re
+import resource
 import stat
 from pathlib import Path
 
@@ -248,3 +249,20 @@ def test_the_draft_of_a_killed_process_goes_with_the_next_checkpoint(learner, tm
     (tmp_path / ".step-1.draft" / "model.safetensors").write_bytes(b"half")
     learner().save(tmp_path / "step-2", step=2, version=2)
     assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
+
+
+def test_a_file_that_may_not_grow_is_the_cause_that_is_told(learner, tmp_path):
+    """As with `ulimit -f`; torch itself says `unexpected pos 20411776 vs 20411664`."""
+    one = learner()
+    one.save(tmp_path / "step-1", step=1, version=1)
+    optimizer, weights = ((tmp_path / "step-1" / name).stat().st_size for name in ("optimizer.pt", "model.safetensors"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (weights // 2, (weights + optimizer) // 2):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            with pytest.raises(RunError, match=r"cannot write the checkpoint .*step-2: .*[Ff]ile too large.*make room"):
+                one.save(tmp_path / "step-2", step=2, version=2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert one.restore(tmp_path / "step-1") == (1, 1)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
 from agentrl_core.config.schema import Component
-from agentrl_core.errors import ConfigError, UsageError
+from agentrl_core.errors import ConfigError, RunError, UsageError
+from agentrl_core.files import flush_to_disk, make_private
 from agentrl_core.invocation import command_line, near
 from agentrl_core.models.folder import no_model_in
 from agentrl_core.stores.base import RunRow
@@ -134,13 +137,35 @@ def model_directory(
     if config.model.use is None:
         raise ConfigError(f"{where('model')}: name the policy: `path: FOLDER` or `use: tiny`")
     if not (directory.model / "config.json").is_file():  # a resumed run has it
-        builder = Component(config.model.use, config.model.options)
-        parts.build(
-            "models",
-            "model",
-            builder,
-            directory=directory.model,
-            seed=config.seed,
-            conversations=conversations(),
-        )()
+        with _appearing(directory.model) as draft:
+            builder = Component(config.model.use, config.model.options)
+            parts.build(
+                "models",
+                "model",
+                builder,
+                directory=draft,
+                seed=config.seed,
+                conversations=conversations(),
+            )()
     return directory.model
+
+
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """Give the path of a folder to make, which appears as `folder` when it is whole; `RunError` where that fails."""
+    from safetensors import SafetensorError
+
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+    try:
+        yield draft
+        make_private(draft)
+        flush_to_disk(draft)
+        shutil.rmtree(folder, ignore_errors=True)  # half of one, which earlier versions left
+        draft.replace(folder)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"cannot build the policy in {folder}: {error}; make room there, or set output_dir elsewhere"
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

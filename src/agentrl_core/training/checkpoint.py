@@ -16,7 +16,7 @@ import attrs
 import torch
 
 from agentrl_core.errors import RunError
-from agentrl_core.files import flush_entry, flush_to_disk, make_private, make_private_folder
+from agentrl_core.files import flush_entry, flush_to_disk, make_private, make_private_folder, private_opener
 from agentrl_core.invocation import command_line
 from agentrl_core.models.loading import advice, load_causal_lm
 from agentrl_core.models.quiet import no_progress_bars
@@ -88,7 +88,8 @@ def save_checkpoint(
         with no_progress_bars():
             model.save_pretrained(draft)
         companions.write(draft)
-        torch.save(optimizer.state_dict(), draft / OPTIMIZER)
+        with open(draft / OPTIMIZER, "wb", opener=private_opener) as file:
+            torch.save(optimizer.state_dict(), file)
         text = json.dumps(state | {_MANIFEST_KEY: MANIFEST}, indent=2)
         (draft / STATE).write_text(text, encoding="utf-8")
         write_manifest(draft, step=state["step"], version=state["version"])
@@ -100,8 +101,9 @@ def save_checkpoint(
         flush_entry(directory.parent)
         shutil.rmtree(former, ignore_errors=True)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors wrap what the disk says
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
         raise RunError(
-            f"cannot write the checkpoint {directory}: {error}; make room or set output_dir elsewhere, then go on "
+            f"cannot write the checkpoint {directory}: {cause}; make room or set output_dir elsewhere, then go on "
             f"from the last checkpoint with `{command_line('runs', 'resume')}`"
         ) from error
     finally:
