@@ -207,8 +207,10 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--upstream", help="URL of a vLLM server that samples, in place of prepared replies")
+    parser.add_argument("--context", type=int, default=ReplayEngine.context_length, help="tokens")
     parser.add_argument("--folder", type=Path, help="where the store is kept; a temporary one by default")
     arguments = parser.parse_args()
+    ReplayEngine.context_length = arguments.context
     with tempfile.TemporaryDirectory() as folder:
         run = Run(arguments.model, arguments.folder or Path(folder), arguments.upstream)
         await run.begin()

@@ -26,7 +26,7 @@ class RoomSize:
     """How much room there is."""
 
     total_bytes: int = 32 * MAX_BODY_BYTES
-    client_bytes: int = 8 * MAX_BODY_BYTES
+    client_bytes: int = 4 * MAX_BODY_BYTES
     """Of bodies with one key, or one token in their URLs."""
     wait_s: float = 20.0
     """How long a body waits for room; a third of the time that a request may take to arrive."""
