@@ -1,10 +1,12 @@
 """Large requests keep neither the event loop nor other sessions waiting, and take a bounded room in memory."""
 
 import asyncio
+import gc
 import json
 import socket
 import sqlite3
 import threading
+import weakref
 from contextlib import ExitStack, closing
 
 import httpx2
@@ -355,6 +357,33 @@ def test_a_store_that_another_process_has_locked_keeps_nobody_else_waiting(rest,
                 return answers, await called
 
     assert asyncio.run(scenario()) == ([200] * 20, 200)
+
+
+class Body(dict):
+    """A decoded body that can be seen to be gone."""
+
+
+@pytest.fixture
+def no_collection():
+    """Let nothing be freed but what nobody refers to any more."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_nothing_of_a_large_request_that_was_refused_is_kept(session, send, engine, monkeypatch, no_collection):
+    seen = []
+
+    def noted(body):
+        value = Body(decode_body(body))
+        seen.append(weakref.ref(value))
+        return value
+
+    monkeypatch.setattr("agentrl_core.gateway.answering.decode_body", noted)
+    monkeypatch.setattr(engine, "context_length", 100)
+    assert send(session, {"messages": messages(LARGE)}).status_code == 400
+    assert [one() for one in seen] == [None]
 
 
 def test_a_request_gives_its_body_up(session, gateway, engine):

@@ -90,6 +90,10 @@ class LargeRequests:
 def _settle(future: concurrent.futures.Future[Any], work: Callable[[], Any]) -> None:
     try:
         result = work()
+    except RequestError as refusal:
+        # Its frames hold texts of megabytes, and refer to themselves by it: they would stay until the next collection.
+        refusal.__cause__ = refusal.__context__ = refusal.__traceback__ = None
+        future.set_exception(refusal)
     except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
         future.set_exception(error)
     else:
