@@ -592,6 +592,8 @@ def broken(**fields):
         broken(message={"content": [7]}),
         broken(message={"content": [{"text": 7}]}),
         broken(message=[1]),
+        broken(message=[]),
+        broken(message=0),
         broken(message={"tool_calls": {"a": 1}}),
         broken(message={"tool_calls": [{"id": "c", "function": {"name": 7}}]}),
         broken(message={"tool_calls": [{"id": 7, "function": {"name": "add"}}]}),
@@ -622,6 +624,14 @@ def test_a_number_of_tokens_that_is_none_counts_as_0(provider, complete, count):
     (piece,) = complete()
     assert piece.usage.prompt_tokens == (count if count == 10**15 else 0)
     assert piece.usage.output_tokens == 3
+
+
+@pytest.mark.parametrize("message", [{}, {"role": "assistant"}, {"text": "elsewhere"}])
+def test_a_message_that_says_nothing_is_no_blank_reply(provider, complete, message):
+    provider.replies = [wire(broken(message=message))]
+    with pytest.raises(RequestError, match="a message that says nothing") as refused:
+        complete()
+    assert refused.value.status == 502
 
 
 def test_a_packed_reply_is_named_and_never_unpacked(provider, complete):

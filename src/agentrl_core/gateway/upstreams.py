@@ -50,6 +50,8 @@ class _UnreadableError(Exception):
 
 _UNREADABLE = (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, _UnreadableError)
 """What reading a body that is no chat completion raises."""
+_SAYS = frozenset({"content", "refusal", "tool_calls", "reasoning_content", "reasoning"})
+"""Keys of a message of which it has one, be it null."""
 _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 """Providers refuse messages with other keys, the thoughts of earlier turns among them."""
 
@@ -360,6 +362,8 @@ def _whole(body: Any, *, most: int) -> tuple[list[UpstreamPiece], Usage | None]:
         if index in found:
             raise _UnreadableError(f"sent choice {index} twice")
         message = choice["message"]
+        if message.keys().isdisjoint(_SAYS):  # not to be taken for a blank reply
+            raise _UnreadableError("sent a message that says nothing")
         calls = tuple(_call(call) for call in message.get("tool_calls") or ())
         found[index] = UpstreamPiece(
             choice=index,
@@ -415,7 +419,7 @@ class _Pieces:
 
     def _choice(self, choice: Any) -> list[UpstreamPiece]:
         number = _index(choice, 0, self._most)
-        delta = choice.get("delta") or {}
+        delta = {} if choice.get("delta") is None else choice["delta"]
         whole = [call for fragment in delta.get("tool_calls") or () for call in self._add(number, fragment)]
         reason = choice.get("finish_reason")
         if reason is not None:
