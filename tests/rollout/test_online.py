@@ -375,9 +375,13 @@ async def ended_session(rest, count):
     return opened, calls
 
 
-def reward(rest, opened, value, call=None, **fields):
+async def reward(rest, opened, value, call=None, **fields):
+    """Send a reward, and let all see it who wait for one: a call in process by itself gives nobody a turn."""
     named = {} if call is None else {"interaction_id": call}
-    return rest.post("/rl/set_reward", {"reward": value, **named, **fields}, key=opened["api_key"])
+    reply = await rest.post("/rl/set_reward", {"reward": value, **named, **fields}, key=opened["api_key"])
+    for _ in range(200):
+        await asyncio.sleep(0)
+    return reply
 
 
 def statuses(replies):
