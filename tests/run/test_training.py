@@ -175,8 +175,9 @@ def test_steps_without_signal_stop_the_run_with_advice(project):
 
 
 def test_a_missing_default_scorer_stops_the_run_naming_the_package(project):
+    absent = {"block": ["agentrl-judge"]}
     with pytest.raises(RunError, match="install agentrl-judge"):
-        Trainer(project("Unscored", name="judged", data={"default_scorer": None})).train()
+        Trainer(project("Unscored", name="judged", data={"default_scorer": None}, plugins=absent)).train()
 
 
 def test_a_default_scorer_that_is_not_there_is_told_before_there_is_a_run(project):
@@ -232,9 +233,10 @@ def test_what_cannot_work_is_refused_before_anything_starts(project, section, er
 
 
 def test_a_run_with_agents_in_processes_trains_as_any_other(project):
+    before = set(psutil.Process().children(recursive=True))
     summary = Trainer(project(name="apart", rollout={"agent": {"mode": "subproc", "subproc_max_workers": 2}})).train()
     assert summary.outcomes == {"scored": 2 * 2 * 4}
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_a_task_without_an_answer_is_refused_when_its_scorer_needs_one(project):

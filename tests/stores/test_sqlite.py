@@ -400,7 +400,7 @@ def test_tasks_of_a_file_of_version_1_are_training_tasks_and_others_may_have_the
         values = [("run", name, "{}", f"answer {name}", None, "answer") for name in "ba"]
         db.executemany("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?)", values)
         db.commit()
-    expected = [Task(id=name, data={}, answer=f"answer {name}") for name in "ba"]
+    expected = [Task(id=name, data={}, answer=f"answer {name}", answer_schema="answer") for name in "ba"]
     reader = SQLiteStore.read(old_path)
     assert asyncio.run(reader.tasks("run", task_set="train")) == expected
     assert asyncio.run(reader.tasks("run", task_set="eval")) == []
