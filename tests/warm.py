@@ -35,8 +35,12 @@ class Server:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
 
     def close(self):
+        before = os.times()
         self._socket.close()
         self._process.wait()
+        after = os.times()
+        # its programs are among these, and are counted already
+        cpu_s[0] -= after.children_user - before.children_user + after.children_system - before.children_system
 
     @contextmanager
     def program(self, *arguments, cwd=None, **variables):

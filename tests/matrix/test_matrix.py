@@ -125,26 +125,32 @@ def test_a_dialogue_with_parallel_calls(client, case, door, stage):
 
 
 @cells("retry")
-def test_a_client_that_asks_again_is_one_call(client, case, door, stage, monkeypatch):
+def test_a_client_that_asks_again_gets_a_reply_of_its_own(client, case, door, stage, monkeypatch):
     check_possible(client, case)
     for sdk in (openai, anthropic):
         monkeypatch.setattr(sdk._base_client, "MAX_RETRY_DELAY", 0.01)
-    stage.engine.replies = ["one", "two", "three", "then", "hello"]
+    texts = ["one", "two", "three", "then", "hello"]
 
     async def scenario(conversation):
+        stage.engine.replies = texts[:1]
         shown = await conversation.say("hello")
-        for direction, after in CUTS:
+        for text, (direction, after) in zip(texts[1:], CUTS, strict=True):
+            stage.engine.replies = [text] * 3
             stage.proxy.cut(direction, after)
             shown += await conversation.say(f"{direction} {after}")
         return shown
 
     shown = stage.play(client, scenario, retries=2, proxied=True)
     assert stage.proxy.cuts == len(CUTS)
-    assert [one.text for one in shown] == ["one", "two", "three", "then", "hello"]
-    episode = stage.judge(calls=5)
-    assert len(stage.log) == 5  # nothing was generated twice, or in vain
+    assert [one.text for one in shown] == texts
+    # a reply that was sent and lost on its way is generated again: it might have been another request's
+    lost = len(stage.log) - len(texts)
+    assert 0 <= lost <= sum(direction == "down" for direction, _ in CUTS)
+    episode = stage.judge(calls=len(stage.log), one_chain=not lost)
     if "id" not in client.hides:
-        assert [one.id for one in shown] == [item.id for item in episode.interactions]
+        ids = [one.id for one in shown]
+        assert len(set(ids)) == len(ids)
+        assert [item.id for item in episode.interactions if item.id in ids] == ids
 
 
 @cells("disconnect")
