@@ -236,8 +236,8 @@ def test_check_notes_tasks_that_only_the_workflow_can_score(folder, agentrl, mon
     [
         ("data.default_scorer=exact_mach", ["no scorer named 'exact_mach' (did you mean exact_match?)"]),
         ("data.default_scorer=nobody/judge", ["no package 'nobody' that plugs into agentrl is installed"]),
-        ("data.default_scorer=judge", ["no scorer named 'judge'", f"; {pip_install('agentrl-judge')}"]),
-        ("data.default_scorer=agentcpm", ["no scorer named 'agentcpm'", f"; {pip_install('agentrl-judge')}"]),
+        ("data.default_scorer=judge", ["no scorer named 'judge'", "; INSTALL"]),
+        ("data.default_scorer=agentcpm", ["no scorer named 'agentcpm'", "; INSTALL"]),
     ],
 )
 def test_check_refuses_a_default_scorer_that_is_named_and_not_there(folder, agentrl, monkeypatch, override, told):
@@ -246,7 +246,8 @@ def test_check_refuses_a_default_scorer_that_is_named_and_not_there(folder, agen
     assert (code, output) == (2, "")
     assert len(errors) == 1
     assert errors[0].startswith(f"error: command line: {override}: data.default_scorer: no ")
-    assert all(part in errors[0] for part in told)
+    install = pip_install("agentrl-judge")  # as it is typed in this folder, not in that of the test run
+    assert [part for part in told if part.replace("INSTALL", install) not in errors[0]] == []
 
 
 @pytest.mark.parametrize("workflow", ["single_turn", "multi_turn"])

@@ -52,7 +52,7 @@ def project(tmp_path, monkeypatch):
         Path("agent_config.yml").write_text(json.dumps({"scorer_agent": scorer}), encoding="utf-8")
         return {
             "name": "judged",
-            "data": {"train": "tasks.jsonl"},
+            "data": {"train": "tasks.jsonl", "allow_code": True},
             "workflow": "agent.py:ask",
             "rollout": {"group_size": 4, "tasks_per_step": 2, "timeout_s": 20.0},
             "trainer": {"steps": 1, "lr": 1e-3, "warmup_steps": 0},
