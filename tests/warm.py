@@ -68,7 +68,7 @@ class Server:
 
 
 class Program:
-    """What tests use of `subprocess.Popen`; both outputs are one."""
+    """The part of `subprocess.Popen` that tests use; standard error goes to standard output."""
 
     def __init__(self, connection, output):
         self._connection = connection

@@ -24,7 +24,7 @@ class Backoff:
     first_s: float = 0.5
     """Before the second attempt."""
     factor: float = 2.0
-    """What each further wait is longer by."""
+    """Factor from each wait to the next."""
     longest_s: float = 30.0
     jitter: float = 0.5
     """The share of a wait that chance may take away."""

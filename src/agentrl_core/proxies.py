@@ -25,7 +25,7 @@ class Proxy:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes to the proxy alone: with CONNECT, or beside the request that it passes on."""
+        """Headers for the proxy alone: with CONNECT, or beside the request that it passes on."""
         if self.user is None:
             return {}
         credentials = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
@@ -33,7 +33,7 @@ class Proxy:
 
 
 OPTION = "http(s)://host:port of a proxy, without user or password (HTTPS_PROXY may have them), or direct for none"
-"""What the option may be. A config is stored with the run, so it holds no password."""
+"""Values of the option. A config is stored with the run, so it holds no password."""
 
 
 def is_option(value: str) -> bool:

@@ -31,8 +31,8 @@ class ScoreRequest:
     """The last interaction's conversation, its reply included."""
     record: Record
     answer_from: AnswerFrom = "schema"
-    """Where the answer was found: between tags or in a box (`schema`), the whole `reply`, `nowhere`, as the reply lacks
-    the schema that the task names, or in what the `workflow` returned."""
+    """Origin of the answer: between tags or in a box (`schema`), the whole `reply`, `nowhere`, as the reply lacks
+    the schema that the task names, or the `workflow`, which returned it."""
     step: int | None = None
     """Optimizer steps done when the record's group was submitted, the same for its whole group; None in evaluations,
     where what follows the steps stands at its end, so that one measure holds for all of them."""

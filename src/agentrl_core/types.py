@@ -33,8 +33,8 @@ class Task:
     scorer: str | None = None
     """Registry name of the scorer; None means `data.default_scorer`."""
     answer_schema: str = ""
-    """Where the last reply has the answer: a tag name, or `boxed`. Empty, where the row names none: in `<answer>` tags,
-    or else the whole reply is the answer."""
+    """Place of the answer in the last reply: a tag name, or `boxed`. Empty, where the row names none: in `<answer>`
+    tags, or else the whole reply is the answer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +64,7 @@ class Sampling:
     """No stop token is sampled before so many tokens. As with a grammar, logprobs stay those of the distribution that
     has them. Not beside stop strings."""
     ignore_eos: bool = False
-    """What the model's own files name as its end ends nothing either; `stop_token_ids` do."""
+    """Sample on past the end-of-sequence tokens that the model's files name; `stop_token_ids` still end a reply."""
     seed: int = 0
     """Seed of the counter-based random numbers of this one call; equal requests with equal seeds sample equally."""
     grammar: Grammar | None = None

@@ -387,7 +387,7 @@ def test_nothing_of_a_large_request_that_was_refused_is_kept(session, send, engi
 
 
 def test_a_request_gives_its_body_up(session, gateway, engine):
-    """What a generation holds on to while it lasts is not the text of its request."""
+    """A generation does not keep the text of its request alive."""
     taken = []
 
     async def scenario(request):

@@ -42,7 +42,7 @@ FAULTS = {
     "ends the session meanwhile": 5,
 }
 AGAIN = ("counted", "by its key", "")
-"""How a client that went away asks again, if it does."""
+"""Ways in which a client that went away asks again, or not."""
 COUNTED = ("x-stainless-retry-count: 0", "x-stainless-retry-count: 1")
 GARBAGE = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,

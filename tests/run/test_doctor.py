@@ -1,4 +1,4 @@
-"""What `agentrl doctor` finds, and what it says to fix it."""
+"""`agentrl doctor` finds faults and says how to fix them."""
 
 import json
 import socket

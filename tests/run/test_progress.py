@@ -1,4 +1,4 @@
-"""What a run tells of itself between two events."""
+"""A run reports its progress between two events."""
 
 import pytest
 

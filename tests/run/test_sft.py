@@ -189,7 +189,7 @@ def test_rows_that_cannot_be_trained_are_all_named(config, tmp_path):
 
 @pytest.fixture
 def notices(monkeypatch):
-    """What runs say to a person, but for what they load."""
+    """Return the messages of runs to a person, without those about loading."""
     said = []
 
     def notice(_audience, message):

@@ -1,4 +1,4 @@
-"""What is computed here against the released files, run side by side."""
+"""Each reward function and option gives the same result as the released file, run side by side."""
 
 import dataclasses
 import itertools

@@ -306,7 +306,7 @@ def test_what_a_constructor_cannot_be_given_is_told_before_anything_starts(train
 
 
 def test_from_python_the_call_is_areals(train, tmp_path, rewards, policy, migrate):
-    """What a training script hands over is taken as it is."""
+    """`Trainer.train` takes the keyword arguments of an AReaL training script."""
     sys.path.insert(0, str(tmp_path))
     try:
         path = migrate("workflow/rlvr.py")

@@ -55,7 +55,7 @@ class Machine:
         assert self._state() == before
 
     def _state(self):
-        """What no program may change: the victim, its files, System V's objects, well-known folders."""
+        """Return the state that no program may change: the victim, its files, System V's objects, well-known folders."""
         files = {}
         for path in (self.file.parent, *self.file.parent.iterdir()):
             stat = path.stat()

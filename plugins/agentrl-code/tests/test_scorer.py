@@ -119,7 +119,7 @@ def test_limits_alone_bound_a_program(own_sandboxes):
 
 
 def notes(**options):
-    """What is told before a run starts."""
+    """Return the notes that the scorer gives before a run starts."""
     return check_scorers([normalize_scorer(Code(**options), "code")], GatewayConfig())
 
 

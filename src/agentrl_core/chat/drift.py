@@ -34,7 +34,7 @@ class Drift:
     token: int = 0
     """Position of the first difference in the exact prompt."""
     exact_text: str = ""
-    """What is there, as far as the texts differ; all of it where they do not."""
+    """The sampled text as far as the two differ; all of it where they do not."""
     rendered_text: str = ""
     exact_ids: tuple[int, ...] = ()
     """The first ids from there on: all that differs where one text has two tokenizations."""

@@ -38,7 +38,7 @@ class QuickCommand(TyperCommand):
 
 
 _TESTING = "agentrl-core[testing]"
-"""What brings pytest along."""
+"""Requirement that installs pytest."""
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -39,7 +39,7 @@ _REPLY_CHARACTERS = 40
 
 
 class Order(StrEnum):
-    """What a list begins with the least of; with a minus, the most."""
+    """Sort key of a list: ascending, or descending with a minus."""
 
     REWARD = "reward"
     MOST_REWARD = "-reward"

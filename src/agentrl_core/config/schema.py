@@ -64,7 +64,7 @@ def _without(*names: str) -> Must:
 
 
 DEFAULT_SCORER = "agentcpm"
-"""What scores a task where neither it nor the config names a scorer."""
+"""Scorer of a task where neither the task nor the config names one."""
 AUTO = "auto"
 """Name of a component that another part of the config decides."""
 
@@ -176,8 +176,8 @@ class GatewayConfig:
     port: int = field(default=0, validator=port_number)
     """0 takes any free port."""
     public_url: str | None = field(default=None, validator=validators.optional(_public_url))
-    """How agents from elsewhere reach the gateway, `https://rl.example.com` where a proxy with TLS stands before it:
-    the `base_url` of their sessions. None: the host that they have asked, by https where a proxy says that they did."""
+    """The `base_url` of sessions for agents elsewhere, such as `https://rl.example.com` behind a proxy with TLS. None:
+    the host that they sent their request to, by https where the proxy's headers say so."""
     history: Literal["exact", "template"] = "exact"
     """`exact` continues a dialogue from the ids that were sampled; `template` renders it anew, and a past that
     the template changes begins a new sequence."""
@@ -188,8 +188,8 @@ class GatewayConfig:
     """Tool-call parser: a registry name, `module:attr` or `file.py:attr`; `auto` recognises the format from the
     model's chat template."""
     unseen_tools: Literal["refuse", "allow"] = "refuse"
-    """What happens when an agent offers tools to a model whose chat template has no place for them: an error, as the
-    policy would never see them; or the call goes on without, is counted, and its trace says so."""
+    """Response to an agent that offers tools to a model whose chat template has no place for them: `refuse` is an
+    error, as the policy would never see them; `allow` goes on without, counts the call and notes it in the trace."""
     reasoning_parser: Literal["auto", "none", "think", "mistral", "minicpm"] = "auto"
     """Where the model writes thoughts, which are kept out of the content; `none` leaves them there."""
     upstreams: Mapping[str, UpstreamConfig] = field(factory=dict, validator=_no_policy)
@@ -237,8 +237,8 @@ class AgentConfig:
     reward_timeout_s: float = field(default=3600.0, validator=positive)
     """How long a session that an online agent has ended waits for its reward."""
     reward_grace_s: float = field(default=5.0, validator=positive)
-    """How long an ended session, some of whose calls were rewarded, waits for the next. It does not wait once all
-    calls have theirs, after a reward for the episode (without `interaction_id`), or after one with `final: true`."""
+    """Wait for further rewards after the end of a session that has some. It ends early once all calls have theirs,
+    after a reward for the episode (without `interaction_id`), or after one with `final: true`."""
     lease_timeout_s: float = field(default=600.0, validator=positive)
     """Without data.train: how long a group waits for its next session of one task before it ends with those it has."""
 
@@ -382,11 +382,11 @@ class RunConfig:
     """The agent; may be left out where Python passes it to `Trainer.train`."""
     sampling: SamplingConfig = field(factory=SamplingConfig)
     engine: Component = Component("embedded")
-    """What samples: `embedded` in this process, `openai_compatible` for a vLLM or SGLang server."""
+    """The engine that samples: `embedded` in this process, `openai_compatible` for a vLLM or SGLang server."""
     gateway: GatewayConfig = field(factory=GatewayConfig)
     rollout: RolloutConfig = field(factory=RolloutConfig)
     credit: Component = Component("tree")
-    """How a record's reward is shared among its LLM calls: `tree` or `insertion_order`."""
+    """Rule that shares a record's reward among its LLM calls: `tree` or `insertion_order`."""
     shaping: tuple[Component, ...] = ()
     """What the advantages see in place of the rewards as given, one after the other."""
     advantage: Component = Component(AUTO)
@@ -398,9 +398,9 @@ class RunConfig:
     trainer: TrainerConfig = field(factory=TrainerConfig)
     eval: EvalConfig = field(factory=EvalConfig)
     store: Component = Component("sqlite")
-    """Where records, calls and steps are kept: `sqlite`, one file per run."""
+    """The store of records, calls and steps: `sqlite`, one file per run."""
     trackers: tuple[Component, ...] = (Component("console"), Component("jsonl"), Component("curve"))
-    """What follows the run: `console` (the terminal), `jsonl` (metrics.jsonl), `curve` (reward.png), or a package's."""
+    """Trackers of the run: `console` (the terminal), `jsonl` (metrics.jsonl), `curve` (reward.png), or a package's."""
     launcher: Component = Component("local")
     """Where the roles of a run live; `local` is this machine."""
     plugins: PluginsConfig = field(factory=PluginsConfig)

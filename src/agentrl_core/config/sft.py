@@ -109,13 +109,13 @@ class SftConfig:
     model: ModelConfig = field(factory=ModelConfig)
     data: SftDataConfig
     loss: Component = field(default=Component("cross_entropy"))
-    """What is minimised, its aggregation and its corrections."""
+    """The loss, its aggregation and its corrections."""
     trainer: SftTrainerConfig = field(factory=SftTrainerConfig)
     eval: SftEvalConfig = field(factory=SftEvalConfig)
     store: Component = field(default=Component("sqlite"))
-    """Where steps are kept: `sqlite`, one file per run."""
+    """The store of steps: `sqlite`, one file per run."""
     trackers: tuple[Component, ...] = (Component("console"), Component("jsonl"))
-    """What follows the run: `console` (the terminal), `jsonl` (metrics.jsonl), or a package's."""
+    """Trackers of the run: `console` (the terminal), `jsonl` (metrics.jsonl), or a package's."""
     plugins: PluginsConfig = field(factory=PluginsConfig)
 
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _OK = 200
 _FIRST_SERVER_ERROR = 500
 _NOT_READY = LATER - {_FIRST_SERVER_ERROR}
-"""What a router says while the server starts; a 500 is the server's own word that it failed."""
+"""Statuses that a router sends while the server starts; a 500 comes from the server itself, which has failed."""
 _HEALTH_S = 10.0
-"""How long a server that is asked whether it is up may say nothing."""
+"""Timeout of a health check."""
 _PROBE = Ask(
     id="agentrl-probe",
     request_id="probe",

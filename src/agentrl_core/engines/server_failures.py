@@ -1,4 +1,4 @@
-"""What a failure of a model server means: for one call, for the calls that follow, and for the run."""
+"""Classifies failures of a model server: by their effect on the call, on the calls that follow, and on the run."""
 
 from __future__ import annotations
 

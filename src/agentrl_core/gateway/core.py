@@ -153,7 +153,7 @@ class Gateway:
 
     @property
     def tools_notice(self) -> str:
-        """What becomes of tools that the chat template has no place for; empty where it shows them."""
+        """Notice about tools that the chat template has no place for; empty where it shows them."""
         if self._chat.takes_tools:
             return ""
         effect = {

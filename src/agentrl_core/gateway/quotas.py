@@ -21,7 +21,7 @@ _LATER_S = 1.0
 
 @attrs.define
 class CallRate:
-    """What a session may still call: full at first, and filled up again within a minute."""
+    """Token bucket of a session's calls: full at first, refilled within a minute."""
 
     num_calls: float | None = None
     """None where it has not called yet."""

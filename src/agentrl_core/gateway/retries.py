@@ -48,7 +48,7 @@ class RetryKey:
 
     @property
     def text(self) -> str:
-        """What is stored of it with the reply; empty where the reply is not given again by another process."""
+        """Form stored with the reply; empty where no other process may give the reply again."""
         return "" if self.name is None else f"{self.body.hex()}/{self.name}"
 
     @classmethod

@@ -53,7 +53,7 @@ class SamplingPolicy:
     """The model's own."""
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
-    """Where the agent gives none."""
+    """Used where the agent gives none."""
     more_stop_token_ids: tuple[int, ...] = ()
     """Beside the model's and the agent's."""
     ignore_eos: bool = False

@@ -138,7 +138,7 @@ class Scheduler:
         return self._tally.records.drain()
 
     def drain_answers(self) -> dict[str, int]:
-        """Where an answer was found (`tally.answer_name`) -> judged training records since the last call."""
+        """Count judged training records since the last call by the place of their answer (`tally.answer_name`)."""
         return self._tally.answers.drain()
 
     @property

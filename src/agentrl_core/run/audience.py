@@ -27,7 +27,7 @@ class Audience:
         self._call_hook = call_hook
         self._run: RunInfo | None = None
         self.progress = Progress(self.notice)
-        """What the run tells of itself between two events; trackers that `watch` look at it."""
+        """Progress between two events, for trackers that `watch`."""
         for tracker in self._trackers:
             if hasattr(tracker, "watch"):
                 _tell(tracker, "watch", self.progress.now)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Saves(Protocol):
-    """What is trained."""
+    """A learner or tuner whose state can be saved."""
 
     def save(self, directory: Path, step: int, version: int) -> None:
         """Write a checkpoint."""

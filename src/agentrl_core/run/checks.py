@@ -104,7 +104,7 @@ class Checks(PartChecks[RunConfig]):
         yield from self._groups()
 
     def _sampling(self) -> Iterator[str]:
-        """What no reply could be sampled by."""
+        """Yield sampling options with which no reply could be sampled."""
         where, sampling = self._given.where("sampling.min_tokens"), self._run.sampling
         if sampling.min_tokens and sampling.stop:
             yield f"{where}: sampling.stop could end a reply before {sampling.min_tokens} tokens; leave one of them out"

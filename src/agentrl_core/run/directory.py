@@ -29,7 +29,7 @@ _ANIMALS = ("badger", "crane", "falcon", "heron", "lynx", "marten", "otter", "ra
 
 @attrs.frozen
 class RunDirectory:
-    """Where everything of one run lies, for its owner alone. Only checkpoints beyond `keep_last` are ever erased."""
+    """The folder of one run, for its owner alone. Only checkpoints beyond `keep_last` are ever erased."""
 
     path: Path
 

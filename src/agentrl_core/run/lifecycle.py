@@ -1,4 +1,4 @@
-"""What every run has around it, whatever it trains by: lock, log, store, trackers, status, last words."""
+"""Life cycle that training and fine-tuning share: lock, log, store, trackers, status, last message."""
 
 from __future__ import annotations
 

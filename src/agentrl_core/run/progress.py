@@ -22,7 +22,7 @@ _TOLD = 10
 
 
 class Progress:
-    """What `Activity` is made of; told on any thread, read on any.
+    """Collects the parts of an `Activity`; thread-safe.
 
     `notice(message)` tells the first episode that ends without a reward, of each kind.
     """

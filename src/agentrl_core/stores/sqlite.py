@@ -39,9 +39,9 @@ RECHECK_S = 0.5
 """How often `take_groups` looks for groups that another process added; this process's own wake it at once."""
 
 _TURN_S = 0.002
-"""How long a call may hold up its event loop while another thread's ends, which takes less as a rule."""
+"""Longest that a call blocks its event loop to wait for another thread's, which usually takes less."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.05
-"""How long a call that met a lock waits before it tries again: each time twice as long."""
+"""First and longest pause of a call that met a lock; each pause is twice the one before."""
 
 
 class SQLiteStore:

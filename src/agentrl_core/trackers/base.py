@@ -59,7 +59,7 @@ class EvalReport:
 
 @attrs.frozen(kw_only=True)
 class RunSummary:
-    """How a run ended."""
+    """The end of a run: status, reason and output."""
 
     name: str
     directory: str
@@ -85,7 +85,7 @@ class RunSummary:
 
 @attrs.frozen(kw_only=True)
 class Activity:
-    """What a run does at this moment."""
+    """A run's current phase, with its progress."""
 
     phase: str
     """loading, warm start, sampling, training, evaluating or saving."""

@@ -44,10 +44,10 @@ class _Column:
     title: str
     width: int
     rank: int
-    """Where the terminal is narrow, the column with the highest one goes first."""
+    """Order of removal where the terminal is narrow: the highest rank goes first."""
     cell: Callable[[StepReport], str]
     meaning: str = ""
-    """What the title does not say."""
+    """Explanation of a title that does not explain itself."""
 
 
 def _number(name: str, form: str) -> Callable[[StepReport], str]:

@@ -1,4 +1,4 @@
-"""What a run does now as one line: as wide as the terminal, or in words for a file."""
+"""Formats a run's current activity as one line: as wide as the terminal, or in words for a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BAR = (8, 30)
 
 
 class Pace:
-    """How fast a run goes, from what was seen of it."""
+    """Estimates a run's speed and remaining time from its activities so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

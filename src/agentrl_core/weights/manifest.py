@@ -1,4 +1,4 @@
-"""What a folder of weights was when it was written: a digest of each file, with the step and version it belongs to."""
+"""Manifest of a folder of weights: a digest of each file, with the step and the policy version."""
 
 from __future__ import annotations
 

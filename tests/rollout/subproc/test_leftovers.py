@@ -1,4 +1,4 @@
-"""What an agent keeps lives as long as its process; what an episode leaves behind is ended with it."""
+"""Processes that an agent keeps live as long as its worker; those that an episode leaves behind are ended."""
 
 import json
 from pathlib import Path

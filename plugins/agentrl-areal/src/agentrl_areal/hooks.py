@@ -1,4 +1,4 @@
-"""What this package plugs into agentrl: AReaL's two workflows, and the numbers that workflows gave `stats_tracker`."""
+"""Hooks of this package: they register AReaL's two workflows and report what workflows gave to `stats_tracker`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ __all__ = ["WorkflowContext", "get", "get_aiohttp_session", "get_httpx_client", 
 
 @attrs.frozen
 class WorkflowContext:
-    """What `get` returns outside an episode, and what `set` is given."""
+    """The context that `get` returns outside an episode, and that `set` takes."""
 
     is_eval: bool = False
     task_id: str | int | None = None

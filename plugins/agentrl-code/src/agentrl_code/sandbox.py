@@ -32,7 +32,7 @@ Role = Literal["script", "serve", "judge"]
 
 _COMMAND = (sys.executable, "-I", "-S", "-B", "-X", "utf8", str(Path(__file__).with_name("inside") / "zygote.py"))
 _GRACE_S = 60.0
-"""What a sandbox may need to be made and to be taken down, beyond the time of its program."""
+"""Time to set a sandbox up and to take it down, beyond the time of its program."""
 _GOODBYE_S = 5.0
 
 
@@ -50,7 +50,7 @@ class RefusedLevelError(Exception):
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What one program may take."""
+    """Resource limits of one program."""
 
     timeout_s: float
     memory_mb: int
@@ -58,14 +58,14 @@ class Limits:
     file_mb: int
     """All files together."""
     output_kb: int
-    """What it may print."""
+    """Longest output."""
     packages: tuple[str, ...] = ()
     """Folders to import from, beside Python's own."""
 
 
 @attrs.frozen(kw_only=True)
 class Ended:
-    """How a run ended."""
+    """The end of a run: status, reason and output."""
 
     status: int
     """Exit code, or minus the number of a signal."""

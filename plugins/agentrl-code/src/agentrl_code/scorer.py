@@ -49,9 +49,9 @@ class Code:
     memory_mb: int = field(default=512, validator=validators.gt(0))
     """Address space of each test's process."""
     file_mb: int = field(default=16, validator=validators.gt(0))
-    """What a test's process may write to files, in all."""
+    """Total size of the files that a test's process may write."""
     output_kb: int = field(default=256, validator=validators.gt(0))
-    """What each test may print."""
+    """Longest output of each test."""
     packages: bool = False
     """Whether programs may import the packages that are installed beside agentrl, numpy for one."""
     isolation: Literal["auto", "full", "confined", "limits"] = "auto"

@@ -44,7 +44,7 @@ class Patience:
     retry_delay_s: float
     """Before the second call."""
     backoff_factor: float
-    """What each further wait is longer by."""
+    """Factor from each wait to the next."""
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -54,7 +54,7 @@ _TEMPLATE_MARKS = re.compile(
     r"|(?<=\[)(?=[/|]?[A-Za-z_][\w|:.-]*\])"  # [INST], [/SYSTEM_PROMPT], [gMASK], [|endofturn|]
     r"|(?<=[\[\]])(?=~)|(?<=~)(?=!?\w?[\[\]])|(?<=\[\w)(?=~)"  # ]~b], ]~!b[, [e~[
 )
-"""Where a space breaks up what servers of open models may read as a special token, wherever it stands in a message.
+"""Matches before text that servers of open models may read as a special token; a space there breaks the token up.
 
 By shape, not by name: every family of models has names of its own, and the next one others.
 """

@@ -38,7 +38,7 @@ _MOST_BYTES = 65_536
 """Of a body; all that a page of these is told is a few short fields."""
 
 _TLS = re.compile(r"(?:^|[,;\s]|proto=\"?)https(?=\"?(?:[,;\s]|$))", re.IGNORECASE)
-"""What `X-Forwarded-Proto` or `Forwarded` says of a request that came by TLS, at whichever of several proxies."""
+"""Matches `X-Forwarded-Proto` or `Forwarded` where the request came by TLS to any of several proxies."""
 
 
 class Control:

@@ -23,13 +23,13 @@ UNCOUNTED_BYTES = 2**20
 
 @attrs.frozen(kw_only=True)
 class RoomSize:
-    """How much room there is."""
+    """Sizes of the room for large bodies."""
 
     total_bytes: int = 32 * MAX_BODY_BYTES
     client_bytes: int = 4 * MAX_BODY_BYTES
     """Of bodies with one key, or one token in their URLs."""
     wait_s: float = 20.0
-    """How long a body waits for room; a third of the time that a request may take to arrive."""
+    """Longest wait of a body for room; a third of the time that a request may take to arrive."""
 
 
 class BodyRoom:

@@ -1,4 +1,4 @@
-"""What a worker says, read within bounds and checked: the agent's code can write to the same socket."""
+"""Reads a worker's messages within bounds and checks them: the agent's code can write to the same socket."""
 
 from __future__ import annotations
 

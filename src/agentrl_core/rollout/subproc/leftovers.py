@@ -28,7 +28,7 @@ _REGISTRIES = (
     ("weakref", "finalize._registry"),
     ("asyncio.events", "_event_loop_policy"),
 )
-"""Where the standard library has every process or thread until its end, whether anybody still wants it or not."""
+"""Registries of the standard library that hold every process or thread until its end, wanted or not."""
 _EARLY = ("multiprocessing", "agentrl_core.processes", "joblib", "loky")
 """Modules that are worth a look before all others."""
 _BATCH = 256

@@ -1,4 +1,4 @@
-"""What workflows and agents import from `areal.api`."""
+"""Names of `areal.api` that workflows and agents import."""
 
 from __future__ import annotations
 

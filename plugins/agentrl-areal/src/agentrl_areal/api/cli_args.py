@@ -1,4 +1,4 @@
-"""How a call is to be sampled, with AReaL's defaults and its arguments for OpenAI's clients."""
+"""AReaL's `GenerationHyperparameters`: sampling options with its defaults, as arguments for OpenAI's clients, too."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What workflows and agents import from `areal.utils`."""
+"""Names of `areal.utils` that workflows and agents import."""

@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ReduceType(enum.Enum):
-    """How the values of one name become numbers."""
+    """Reductions of the values that share a name."""
 
     AVG_MIN_MAX = enum.auto()
     AVG = enum.auto()

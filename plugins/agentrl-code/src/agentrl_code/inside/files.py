@@ -20,7 +20,7 @@ _FIRST_TRUNCATE, _FIRST_NETWORK, _FIRST_SCOPES = 3, 4, 6
 _ONLY_OF_FILES = 0x1 | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 READ, CHANGE, CHANGE_FLAT, DEVICE = "read", "change", "change files", "device"
-"""What may be done at a place and below; CHANGE_FLAT makes no folders, so that nothing grows deep between two looks."""
+"""Permissions for a path and all below it. CHANGE_FLAT creates no folders, so that a size check stays cheap."""
 
 
 def landlock_version(libc: ctypes.CDLL) -> int:

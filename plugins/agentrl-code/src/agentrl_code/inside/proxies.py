@@ -21,7 +21,7 @@ _VERDICTS = {name for kind in (str, set) for name in dir(kind) if name.startswit
 _BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor"
 _UNARY = ("neg", "pos", "abs", "invert")
 _BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError)
-"""What decoding raises for a message that no honest program sends."""
+"""Errors that decoding raises for a message that no honest program sends."""
 
 ENDED_EARLY = "it ended before the test did"
 _UNKNOWN: Any = object()
