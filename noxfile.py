@@ -22,6 +22,8 @@ FRAMEWORKS = [path for path in PLUGINS if (path / "framework.txt").exists()]
 SHARED = ROOT / ".nox" / "tests" / ("Scripts" if sys.platform == "win32" else "bin")
 """Programs of the environment that `tests` makes, for others that need core, plugins and torch."""
 OLDEST_PYTHON = {"agentrl-openhands": (3, 12)}
+COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Else every process that a test starts would compile agentrl and a framework again, where the machine sets it."""
 LINTED = ("src", "plugins", "tests", "cookbook", "noxfile.py")
 
 nox.needs_version = ">=2025.5"
@@ -61,11 +63,11 @@ def tests(session: nox.Session) -> None:
     chosen = "" if "not slow" in session.posargs else " ".join(paths or session.posargs)
     frameworks = _begin_frameworks(path for path in FRAMEWORKS if path.name in chosen)
     _install_all(session)
-    # a file's tests stay together, as they share what is costly to make
-    workers = str(min(os.cpu_count() or 1, 8))
+    # a file's tests stay together, as they share what is costly to make; one more than there are cores, as some wait
+    workers = str(min((os.cpu_count() or 1) + 1, 8))
     # in the order that tests/conftest.py gives them
     spread = ("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder") if paths else ()
-    session.run("python", "-m", "pytest", *spread, *paths, *session.posargs, env=frameworks(session))
+    session.run("python", "-m", "pytest", *spread, *paths, *session.posargs, env=frameworks(session) | COMPILED)
 
 
 def _begin_frameworks(plugins: Iterable[Path]) -> Callable[[nox.Session], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""A framework's agent that gives its reward in one of the forms that a workflow may return."""
+"""A framework's agents, which give their reward in one of the forms that a workflow may return."""
 
 import importlib
 import importlib.util
@@ -8,13 +8,12 @@ from pathlib import Path
 
 
 class Rewarded:
-    """Runs `agent`, "pkg.math_agent.MathAgent"; of its reward it makes the form that the row names.
+    """Runs the agent of `module`, "pkg.math_agent", that the row names; makes the form that it names of the reward.
 
-    `folder` is that of the agent's package, where it is not installed in this interpreter.
+    `folder` is that of the package, where it is not installed in this interpreter.
     """
 
-    def __init__(self, *, agent: str, folder: str = "") -> None:
-        module, _, name = agent.rpartition(".")
+    def __init__(self, *, module: str, folder: str = "") -> None:
         package = module.partition(".")[0]
         if folder:
             spec = importlib.util.spec_from_file_location(
@@ -22,10 +21,10 @@ class Rewarded:
             )
             sys.modules[package] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(sys.modules[package])
-        self.agent = getattr(importlib.import_module(module), name)()
+        self.agents = importlib.import_module(module)
 
     async def run(self, data, **extra_kwargs):
-        reward = self.agent.run(data, **extra_kwargs)
+        reward = getattr(self.agents, data["agent"])().run(data, **extra_kwargs)
         if inspect.isawaitable(reward):
             reward = await reward
         return {"float": reward, "dict": {0: reward}, "none": None}[data["form"]]

@@ -19,7 +19,8 @@ from agentrl_core.scorers.text import numeric
 from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Outcome, Task
 
-TITLE = "frameworks: mode, form of the reward"
+TITLE = "frameworks: mode, agent, form of the reward"
+AGENTS = ("MathAgent", "MathToolAgent")
 MODES = ("inline", "subproc", "other interpreter")
 FORMS = ("float", "dict", "none")
 PLUGINS = Path(__file__).parent.parent.parent / "plugins"
@@ -93,8 +94,8 @@ def rehearse(tmp_path):
         rehearsal.close()
 
 
-def resolve(framework, agent, mode, interpreter):
-    options = {"agent": f"{framework.package}.math_agent.{agent}"}
+def resolve(framework, mode, interpreter):
+    options = {"module": f"{framework.package}.math_agent"}
     if framework.variable:
         options["folder"] = str(Path(importlib.util.find_spec(framework.package).origin).parent)
     use = Component(f"{Path(__file__).parent / 'rewarded.py'}:Rewarded", options)
@@ -111,35 +112,38 @@ def resolve(framework, agent, mode, interpreter):
 CELLS = [
     pytest.param(
         framework,
-        agent,
         mode,
-        id=f"{framework.name}-{agent}-{mode}",
+        id=f"{framework.name}-{mode}",
         marks=[] if (framework.name, mode) == ("openai", "inline") else [pytest.mark.slow],
     )
     for framework in FRAMEWORKS
-    for agent in ("MathAgent", "MathToolAgent")
     for mode in MODES
 ]
 
 
-@pytest.mark.parametrize(("framework", "agent", "mode"), CELLS)
-def test_an_agent_is_rewarded_in_every_form(framework, agent, mode, rehearse, interpreter, tell_row):
+@pytest.mark.parametrize(("framework", "mode"), CELLS)
+def test_both_agents_are_rewarded_in_every_form(framework, mode, rehearse, interpreter, tell_row):
     if framework.variable and mode != "other interpreter":
-        tell_row(TITLE, framework.name, agent, mode, *"---", "its packages cannot share our environment")
+        tell_row(TITLE, framework.name, mode, "", *"---", "its packages cannot share our environment")
         pytest.skip(f"{framework.name} cannot share our environment")
     if framework.variable and not os.environ.get(framework.variable):
-        tell_row(TITLE, framework.name, agent, mode, *"???", f"no interpreter in {framework.variable}")
+        tell_row(TITLE, framework.name, mode, "", *"???", f"no interpreter in {framework.variable}")
         pytest.skip(f"{framework.variable} names no interpreter with {framework.name}")
-    workflow = resolve(framework, agent, mode, interpreter)
+    workflow = resolve(framework, mode, interpreter)
     row = {"messages": [{"role": "user", "content": "What is 12 times 3?"}], "answer": "36"}
-    tasks = [Task(id=form, data=row | {"id": form, "form": form}, answer="36") for form in FORMS]
+    cells = [{"agent": agent, "form": form} for agent in AGENTS for form in FORMS]
+    tasks = [
+        Task(id=str(number), data=row | cell | {"id": str(number)}, answer="36") for number, cell in enumerate(cells)
+    ]
     episodes = rehearse(framework).play(workflow, tasks, scorer=numeric)
-    sound = [episode.record.reward == 1.0 for episode in episodes]
-    told = [f"{form} {'ok' if ok else 'FAIL'}" for form, ok in zip(FORMS, sound, strict=True)]
-    tell_row(TITLE, framework.name, agent, mode, *told, f"{len(episodes[0].interactions)} calls")
-    for form, episode in zip(FORMS, episodes, strict=True):
+    for place, agent in enumerate(AGENTS):
+        of_agent = episodes[place * len(FORMS) : (place + 1) * len(FORMS)]
+        sound = [episode.record.reward == 1.0 for episode in of_agent]
+        told = [f"{form} {'ok' if ok else 'FAIL'}" for form, ok in zip(FORMS, sound, strict=True)]
+        tell_row(TITLE, framework.name, mode, agent, *told, f"{len(of_agent[0].interactions)} calls")
+    for cell, episode in zip(cells, episodes, strict=True):
         record, calls = episode.record, episode.interactions
         assert record.outcome is Outcome.SCORED, record.detail
         assert record.reward == 1.0
-        assert record.rewards == ({calls[0].id: 1.0} if form == "dict" else {})
-        assert len(calls) == 1 + (agent == "MathToolAgent")
+        assert record.rewards == ({calls[0].id: 1.0} if cell["form"] == "dict" else {})
+        assert len(calls) == 1 + (cell["agent"] == "MathToolAgent")

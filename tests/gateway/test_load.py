@@ -25,7 +25,7 @@ from agentrl_core.testing.scripted import ScriptedEngine
 from agentrl_core.types import FinishReason, Record
 
 AGENTS = 64
-EPISODES = int(os.environ.get("AGENTRL_LOAD_EPISODES", "200"))
+EPISODES = int(os.environ.get("AGENTRL_LOAD_EPISODES", "40"))
 """Of each agent."""
 MOST_GROWTH = 16 * 2**20
 """Bytes that the process may grow by over the last three quarters; secrets of ended sessions are a few MB of it."""

@@ -164,26 +164,41 @@ def test_another_system_isolates_nothing(monkeypatch, system):
     assert "nothing keeps programs from the machine" in why
 
 
-def broken(tmp_path, code):
-    """Sandboxes whose process does something else."""
-    script = tmp_path / "zygote.py"
-    script.write_text(code, encoding="utf-8")
-    return Sandboxes((sys.executable, "-S", str(script)))
+@pytest.fixture
+def broken(tmp_path):
+    """Make sandboxes whose process does something else."""
+    made = []
+
+    def make(code):
+        script = tmp_path / "zygote.py"
+        script.write_text(code, encoding="utf-8")
+        made.append(Sandboxes((sys.executable, "-S", str(script))))
+        return made[-1]
+
+    yield make
+    for sandboxes in made:
+        sandboxes.close()
 
 
-def test_a_process_that_makes_no_sandboxes_is_no_score(tmp_path):
-    sandboxes = broken(tmp_path, "raise SystemExit(0)")
+@pytest.fixture
+def real():
+    """Sandboxes of a process of their own."""
+    sandboxes = Sandboxes()
+    yield sandboxes
+    sandboxes.close()
+
+
+def test_a_process_that_makes_no_sandboxes_is_no_score(broken):
+    sandboxes = broken("raise SystemExit(0)")
     with pytest.raises(SandboxLostError, match=r"without a report|does not start"):
         asyncio.run(
             run_tests("pass", read_tests({"tests": PAIRS}), LIMITS, level="full", go_on=False, sandboxes=sandboxes)
         )
-    sandboxes.close()
 
 
-def test_a_sandbox_that_ends_with_its_program_is_tried_again_then_wrong(tmp_path):
+def test_a_sandbox_that_ends_with_its_program_is_tried_again_then_wrong(broken, tmp_path):
     """As when memory is short: a program must not be able to have no score in place of 0."""
     sandboxes = broken(
-        tmp_path,
         "import os, socket, sys\n"
         "control = socket.socket(fileno=int(sys.argv[1]))\n"
         f"seen = open({str(tmp_path / 'seen')!r}, 'a')\n"
@@ -191,28 +206,25 @@ def test_a_sandbox_that_ends_with_its_program_is_tried_again_then_wrong(tmp_path
         "    message, descriptors, _, _ = socket.recv_fds(control, 1, 2)\n"
         "    if not message: break\n"
         "    print('x', file=seen, flush=True)\n"
+        "    with socket.socket(fileno=os.dup(descriptors[0])) as job: job.recv(1 << 16)\n"
         "    os.write(descriptors[0], b'\\0\\0\\0\\x0f{\"ready\": true}')\n"
         "    for descriptor in descriptors: os.close(descriptor)\n",
     )
     tests = read_tests({"tests": PAIRS[:1]})
     (why,) = asyncio.run(run_tests("pass", tests, LIMITS, level="full", go_on=False, sandboxes=sandboxes))
-    sandboxes.close()
     assert "the sandbox ended without a report" in why
     assert (tmp_path / "seen").read_text().split() == ["x", "x"]
 
 
-def test_a_process_that_was_killed_is_started_again():
-    sandboxes = Sandboxes()
-
+def test_a_process_that_was_killed_is_started_again(real):
     async def go():
         with own_folder("confined") as folder:
-            return (await sandboxes.run("script", "print(9)", LIMITS, "confined", folder=folder)).out
+            return (await real.run("script", "print(9)", LIMITS, "confined", folder=folder)).out
 
     assert asyncio.run(go()) == "9\n"
-    os.kill(sandboxes.process_id, 9)
-    os.waitid(os.P_PID, sandboxes.process_id, os.WEXITED | os.WNOWAIT)
+    os.kill(real.process_id, 9)
+    os.waitid(os.P_PID, real.process_id, os.WEXITED | os.WNOWAIT)
     assert asyncio.run(go()) == "9\n"
-    sandboxes.close()
 
 
 @pytest.mark.parametrize("machine_type", ["x86_64", "aarch64"])
