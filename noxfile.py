@@ -150,7 +150,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Check types, strictly, in the environment of the tests."""
-    _in_shared(session, "mypy")
+    _in_shared(session, "mypy", "--num-workers", str(min(os.cpu_count() or 1, 8)))
 
 
 @nox.session(venv_backend="none")

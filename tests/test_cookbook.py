@@ -249,7 +249,7 @@ def test_a_step_of_the_recipe_trains_exact_tokens(run_recipe, tmp_path, recipe, 
 
 @pytest.mark.slow
 def test_losses_are_compared_in_a_table_and_a_picture(tmp_path):
-    overrides = ("warm_start.steps=60", "trainer.steps=2", "rollout.tasks_per_step=4", "eval.tasks=16")
+    overrides = ("warm_start.steps=20", "trainer.steps=1", "rollout.tasks_per_step=4", "eval.tasks=8")
     command = [sys.executable, str(COOKBOOK / "losses/compare.py"), "grpo", "minirl", *overrides]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment)
@@ -272,7 +272,7 @@ def test_the_loop_in_one_file_learns():
 
 @pytest.mark.slow
 def test_a_policy_learns_from_its_own_best_episodes(run_recipe, agentrl, tmp_path):
-    short = ("warm_start.steps=120", "trainer.lr=0", "trainer.steps=1", "eval.tasks=1", "eval.every=0")
+    short = ("trainer.lr=0", "trainer.steps=1", "eval.tasks=1", "eval.every=0")
     run_recipe("quickstart", tmp_path, *short)
     best = tmp_path / "best.jsonl"
     agentrl("trace", "export", tmp_path / "smoke", "--min-reward", "1", "-o", best)

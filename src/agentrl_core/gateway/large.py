@@ -26,6 +26,26 @@ LARGE_BYTES = 32 * 2**10
 _THREADS = 2
 """Each may hold the interpreter's lock for 5 ms in a row, which the event loops wait for."""
 
+_LONG_BYTES = 2**20
+_LONGEST_REST_S = 0.1
+_ALONE = threading.Lock()
+
+
+def in_one_go(num_bytes: int, work: Callable[[], _T]) -> _T:
+    """Return what `work` does, which keeps the interpreter's lock until it has gone through so many bytes.
+
+    For 16 MiB that is 20 to 40 ms. Two threads could take turns in it without any event loop between them: so it is
+    done by one thread at a time, which then rests for as long as it took.
+    """
+    if num_bytes < _LONG_BYTES:
+        return work()
+    with _ALONE:
+        started = time.perf_counter()
+        try:
+            return work()
+        finally:
+            time.sleep(min(time.perf_counter() - started, _LONGEST_REST_S))
+
 
 class LargeRequests:
     """The work of large requests. `add_cpu` is told the CPU seconds that the threads spend."""

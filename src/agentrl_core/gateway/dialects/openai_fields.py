@@ -154,7 +154,9 @@ def kept(unknown: Mapping[str, Any]) -> dict[str, Any]:
     """Return the unknown fields as the trace keeps them: large values as the beginning of their JSON."""
     found: dict[str, Any] = {}
     for name, value in unknown.items():
-        text = orjson.dumps(value).decode()
+        # of a text only the beginning is looked at: to encode megabytes would hold up everybody else
+        shown = value[: _LONGEST_KEPT_CHARS + 1] if isinstance(value, str) else value
+        text = orjson.dumps(shown).decode()
         found[name] = value if len(text) <= _LONGEST_KEPT_CHARS else f"{text[:_LONGEST_KEPT_CHARS]}…"
     if found and len(orjson.dumps(found)) > _MOST_KEPT_BYTES:
         raise RequestError(

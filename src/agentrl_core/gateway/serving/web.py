@@ -10,6 +10,7 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.large import in_one_go
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -83,7 +84,7 @@ def decode_body(body: bytes, *, most_bytes: int = MAX_BODY_BYTES) -> Any:
         raise RequestError(413, "request_too_large", f"the body exceeds {most_bytes} bytes")
     containers = _count_containers(body)
     try:
-        value = orjson.loads(body)
+        value = in_one_go(len(body), lambda: orjson.loads(body))
     except orjson.JSONDecodeError as error:
         found = "compressed: send it as it is" if body.startswith(_GZIP) else f"not valid JSON: {error}"
         raise RequestError(400, "invalid_json", f"the body is {found}") from error
