@@ -1,12 +1,14 @@
 """Large requests keep neither the event loop nor other sessions waiting, and take a bounded room in memory."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import socket
 import sqlite3
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import httpx2
@@ -15,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from agentrl_core.chat.tokenizer import TextTokenizer, TooManyTokensError
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.large import LARGE_BYTES, LargeRequests
+from agentrl_core.gateway.large import LARGE_BYTES, LargeRequests, in_one_go
 from agentrl_core.gateway.serving.limits import Limits
 from agentrl_core.gateway.serving.room import BodyRoom, RoomSize
 from agentrl_core.gateway.serving.server import GatewayServer
@@ -136,6 +138,20 @@ def test_bodies_of_too_many_values_are_not_made(body):
     with pytest.raises(RequestError, match="1,000,000 values") as refused:
         decode_body(body)
     assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(("num_bytes", "wait_s", "meet"), [(2**20, 0.2, False), (9, 60.0, True)])
+def test_no_two_threads_keep_the_interpreter_in_turns(num_bytes, wait_s, meet):
+    inside = threading.Barrier(2)
+
+    def met():
+        with contextlib.suppress(threading.BrokenBarrierError):
+            inside.wait(wait_s)
+            return True
+        return False
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda _: in_one_go(num_bytes, met), range(2))) == [meet, meet]
 
 
 @pytest.mark.parametrize("text", ["[{,]}" * 200_000, '\\"[,' * 200_000, "\\" * 1_000_000])
