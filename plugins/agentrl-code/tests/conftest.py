@@ -44,11 +44,18 @@ class Machine:
         (why,) = asyncio.run(run)
         return why
 
-    def cheat(self, program, test="script", **limits):
-        """Run a program that cheats, and see that it got nothing, left nothing and hurt nobody."""
+    def cheat(self, program, test="script", *, hangs=False, **limits):
+        """Run a program that cheats, and see that it got nothing, left nothing and hurt nobody.
+
+        It must have had the time to try, unless it `hangs` whatever the time.
+        """
+        if hangs:
+            limits["timeout_s"] = 0.5
         program = program.replace("{pid}", str(self.victim.pid)).replace("{file}", str(self.file))
         before = self._state()
-        assert self.why(f"SOLVE = {SOLVE!r}\n{program}", TESTS.get(test) or {"asserts": test}, **limits)
+        why = self.why(f"SOLVE = {SOLVE!r}\n{program}", TESTS.get(test) or {"asserts": test}, **limits)
+        assert why
+        assert hangs or "it took too long" not in why
         sandboxes = psutil.Process(self.sandboxes.process_id)
         _, left = psutil.wait_procs(sandboxes.children(recursive=True), timeout=20)
         assert left == []
