@@ -129,8 +129,16 @@ def test_all_problems_are_reported_at_once_with_their_places(write):
         ("data: {train: a, shuffle: on}", 'data.shuffle: expected true or false, found the text "on"'),
         ("data: {train: ''}", "data.train: expected a text that is not empty, found ''"),
         ("workflow: {use: 5}", "workflow.use: expected a text, found 5; put it in quotes: '5'"),
+        (
+            "data: {train: a, default_scorer: {use: numeric, rel: 0.1}}",
+            "data.default_scorer: expected a text, found a section; write its options under `scorers:`",
+        ),
         ("workflow: ''", "workflow.use: expected a name, found an empty text"),
         ("workflow: {turns: 5}", "workflow.use: missing: the name of the component"),
+        (
+            "model: {path: x, size: 0.3M}",
+            "model.size: unknown option; beside path and dtype, options are those of a builder, which `use` names",
+        ),
         ("model: {path: x, dtpye: float32}", "model.dtpye: unknown option (did you mean dtype?)"),
         ("model: {path: x, use: tiny}", "model.use: expected either path or use, found both"),
         ("model: {use: tiny, dtype: int8}", 'model.dtype: expected float32 or bfloat16, found the text "int8"'),

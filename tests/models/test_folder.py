@@ -1,5 +1,7 @@
 """A path without a model: what is there instead, and how to get one."""
 
+from pathlib import Path
+
 import pytest
 
 from agentrl_core.models.folder import no_model_in
@@ -28,10 +30,18 @@ def test_an_id_of_the_hub_gets_the_command_that_downloads_it_and_the_path_to_wri
     assert told.endswith("name the folder: models/Qwen3-0.6B")
 
 
-@pytest.mark.parametrize("written", ["models/Qwen3-0.6B", "./local/model", "nowhere"])
-def test_a_path_to_nowhere_gets_the_command_that_would_fill_it(folder, written):
+@pytest.mark.parametrize(
+    ("written", "owner"),
+    [
+        ("models/Qwen3-0.6B", "Qwen"),
+        ("SmolLM2-135M", "HuggingFaceTB"),
+        ("./own/model", "OWNER"),
+        ("nowhere", "OWNER"),
+    ],
+)
+def test_a_path_to_nowhere_gets_the_command_that_would_fill_it(folder, written, owner):
     told = no_model_in(written, folder)
-    assert told.startswith(f"there is no folder {folder / written}; `hf download OWNER/")
+    assert told.startswith(f"there is no folder {folder / written}; `hf download {owner}/{Path(written).name} ")
     assert f"--local-dir {(folder / written).relative_to(folder.parent)}`" in told
 
 

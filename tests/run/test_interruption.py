@@ -248,6 +248,11 @@ def test_wherever_a_signal_comes_a_run_is_saved_and_resumed_as_if_it_had_gone_on
         assert f"interrupted after step {saved}, which is saved" in stopped.value.message
         assert f"agentrl runs resume {name}" in stopped.value.message
         assert RunDirectory.open(Path("runs") / name).all_checkpoints()[0][0] == saved
+        with monkeypatch.context() as patch:
+            patch.setattr(BatchCollector, "__init__", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+            with pytest.raises(Terminated) as stopped:
+                resume(Path("runs") / name)
+        assert f"interrupted before its next step: step {saved} is saved" in stopped.value.message
         resume(Path("runs") / name)
         assert outcome(name)[0] == expected[0] == [1, 2, 3, 4]
         assert outcome(name)[1:] == (0, *expected[2:]), name  # no step was taken twice

@@ -138,6 +138,23 @@ def test_the_summary_says_what_the_training_changed_and_how_to_use_the_model(tra
     assert f"train it further   agentrl run CONFIG model.path={model}" in text
 
 
+@pytest.mark.parametrize(("warm_start", "told"), [({"data": "demos.jsonl"}, " warm_start=null\n"), (None, "\n")])
+def test_training_further_repeats_no_warm_start(tracker, output, reports, tmp_path, warm_start, told):
+    (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
+    tracker.run_started(reports.run(config={"warm_start": warm_start}))
+    tracker.run_finished(reports.summary())
+    assert f"agentrl run CONFIG model.path={tmp_path / 'checkpoints' / 'step-3'}{told}" in output.getvalue()
+
+
+def test_a_run_that_trained_nothing_offers_no_trained_model_and_no_curve(tracker, output, reports, tmp_path):
+    (tmp_path / "checkpoints" / "step-0").mkdir(parents=True)
+    tracker.run_started(reports.run(components={"trackers:curve": "agentrl-core==0.1.0 a:B"}))
+    tracker.run_finished(reports.summary(status="failed", evals=()))
+    text = output.getvalue()
+    assert f"untrained model      {tmp_path / 'checkpoints' / 'step-0'}, as no step was finished" in text
+    assert not any(word in text for word in ("reward curve", "vllm", "further"))
+
+
 def test_one_step_has_nothing_to_compare(tracker, output, reports):
     tracker.step_finished(reports.step(1, 0.5))
     tracker.run_finished(reports.summary())

@@ -114,7 +114,8 @@ def _model(value: Any, _: Any) -> ModelConfig:
     options = {name: item for name, item in value.items() if name not in _MODEL_OPTIONS}
     findings = []
     if options and known.get("use") is None:
-        findings = [Finding((name,), f"unknown option{did_you_mean(name, _MODEL_OPTIONS)}") for name in options]
+        why = "; beside path and dtype, options are those of a builder, which `use` names"
+        findings = [Finding((name,), f"unknown option{did_you_mean(name, _MODEL_OPTIONS) or why}") for name in options]
     if known.get("use") is not None and known.get("path") is not None:
         findings.append(Finding(("use",), "expected either path or use, found both"))
     with _collect(findings):
@@ -129,8 +130,10 @@ _MODEL_OPTIONS = ("path", "use", "dtype")
 
 def _text(value: Any, _: Any) -> str:
     if not isinstance(value, str):
-        quoted = f"; put it in quotes: '{value}'" if isinstance(value, int | float) else ""
-        raise InvalidError(Finding((), f"expected a text, found {describe(value)}{quoted}"))
+        fix = f"; put it in quotes: '{value}'" if isinstance(value, int | float) else ""
+        if isinstance(value, Mapping) and "use" in value:  # of scorers only names are texts
+            fix = "; write its options under `scorers:`, as `NAME: {use: …}`, and that NAME here"
+        raise InvalidError(Finding((), f"expected a text, found {describe(value)}{fix}"))
     return value
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from agentrl_core.invocation import hf_download, near
 
 _CONFIG = "config.json"
+_OWNERS = {"Qwen": "Qwen", "SmolLM": "HuggingFaceTB", "Llama": "meta-llama", "gemma": "google"}
 _LOCAL = ("checkpoints", "model", "models", "runs")
 """Folders that people keep models in; no owner of a repository, as `Qwen` in `Qwen/Qwen3-0.6B` is."""
 
@@ -31,8 +32,13 @@ def no_model_in(written: str, base_dir: Path) -> str | None:
             f"there is no folder {folder}, and a run downloads nothing. If '{written}' is a model of the Hugging Face "
             f"Hub, download it with `{download}`, and name the folder: models/{name}"
         )
-    download = hf_download(f"OWNER/{folder.name}", folder)
+    download = hf_download(f"{_owner_of(folder.name)}/{folder.name}", folder)
     return f"there is no folder {folder}; `{download}` downloads a model of the Hugging Face Hub into it"
+
+
+def _owner_of(model: str) -> str:
+    """Return who publishes models of such a name, as far as the name tells; else OWNER, to be replaced."""
+    return next((owner for family, owner in _OWNERS.items() if model.startswith(family)), "OWNER")
 
 
 def _inside(folder: Path) -> str:

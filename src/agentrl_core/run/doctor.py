@@ -81,7 +81,7 @@ def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterat
     if not port.ok:  # told once: the rest is tried where the gateway can listen
         gateway = attrs.evolve(given.run.gateway, host="127.0.0.1", port=0)
         given = attrs.evolve(given, run=attrs.evolve(given.run, gateway=gateway))
-    yield from _run(given)
+    yield from _run(given, config)
 
 
 def _versions() -> Finding:
@@ -147,7 +147,7 @@ def _disk(output_dir: Path) -> Finding:
     )
 
 
-def _run(given: Given[RunConfig]) -> Iterator[Finding]:
+def _run(given: Given[RunConfig], config: Path) -> Iterator[Finding]:
     """What the config names, and one episode of it."""
     checks = Checks(given, load_registry(given.run.plugins.block), load_datasets=True, binds=False)
     problems = list(dict.fromkeys([*checks.all(), *checks.workflow()]))
@@ -156,7 +156,7 @@ def _run(given: Given[RunConfig]) -> Iterator[Finding]:
             check="config",
             ok=False,
             told=problem,
-            fix=f"correct it there; `{command_line('config', 'show')} CONFIG` prints every option",
+            fix=f"correct it there; `{command_line('config', 'show', str(config))}` prints every option",
         )
     if problems:
         return

@@ -32,7 +32,7 @@ def carry_out(parts: Parts[Any], directory: RunDirectory, work: Callable[[Store,
             with _status(store, directory.name):
                 return work(store, audience)
         except KeyboardInterrupt as stop:
-            what = str(stop) or "before the first step: nothing of it is saved yet"
+            what = str(stop) or _before_any_step(directory)
             message = f"interrupted {what}. Go on with: {command_line('runs', 'resume', directory.reference)}"
             logger.warning("%s", message)
             raise KeyboardInterrupt(message) from None
@@ -44,6 +44,14 @@ def carry_out(parts: Parts[Any], directory: RunDirectory, work: Callable[[Store,
             raise RunError(
                 f"{type(error).__name__}: {error} (unforeseen; the traceback is in {directory.log('run')})"
             ) from error
+
+
+def _before_any_step(directory: RunDirectory) -> str:
+    """Say what is saved of a run that was interrupted before it took a step, as one that has just been resumed."""
+    saved = directory.all_checkpoints()
+    if not saved or saved[0][0] == 0:
+        return "before the first step: nothing of it is saved yet"
+    return f"before its next step: step {saved[0][0]} is saved"
 
 
 def _trackers(parts: Parts[Any], directory: RunDirectory, closing: ExitStack) -> list[Tracker]:

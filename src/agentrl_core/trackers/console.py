@@ -131,6 +131,7 @@ class ConsoleTracker:
         self._shown: tuple[_Column, ...] = ()
         self._rewards: dict[int, float] = {}
         self._components: Mapping[str, str] = {}
+        self._warm_starts = False
         self._supervised = False
 
     def watch(self, look: Callable[[], Activity]) -> None:
@@ -149,6 +150,7 @@ class ConsoleTracker:
     def run_started(self, run: RunInfo) -> None:
         """Say what starts, and where it is kept."""
         self._components, self._supervised = run.components, run.command == "sft"
+        self._warm_starts = bool(run.config.get("warm_start"))
         self._print(f"run {run.name} in {_near(Path(run.directory))}", style="bold")
 
     def evaluated(self, report: EvalReport) -> None:
@@ -232,10 +234,11 @@ class ConsoleTracker:
         rows.append(("CPU seconds", f"{' + '.join(parts)} = {total:.1f}" if parts else "-"))
         directory = Path(summary.directory)
         picture = directory / PICTURE_NAME
-        if not self._supervised and (picture.exists() or "trackers:curve" in self._components):
+        will_exist = "trackers:curve" in self._components and bool(self._rewards or summary.evals)
+        if not self._supervised and (picture.exists() or will_exist):
             rows.append(("reward curve", _near(picture)))
         run = summary.name if directory.parent == Path("runs").resolve() else _near(directory)
-        rows += _model_rows(directory / "checkpoints")
+        rows += _model_rows(directory / "checkpoints", warm_starts=self._warm_starts)
         if not self._supervised:
             rows.append(("episodes", command_line("trace", "list", run)))
         if summary.status != "finished":
@@ -284,19 +287,25 @@ def _first_and_last(rewards: Mapping[int, float]) -> str:
     return f"{first:.3f} at step {steps[0]} -> {last:.3f} at step {steps[-1]} ({each} each)"
 
 
-def _model_rows(checkpoints: Path) -> list[tuple[str, str]]:
-    """Say where the trained model is, and what can be done with it."""
+def _model_rows(checkpoints: Path, *, warm_starts: bool) -> list[tuple[str, str]]:
+    """Say where the trained model is, and what can be done with it.
+
+    `warm_starts`: whether the run began with demonstrations, which would undo the training if they came again.
+    """
     found = {
         int(match[1]): path for path in checkpoints.glob("step-*") if (match := re.fullmatch(r"step-(\d+)", path.name))
     }
     if not found:
         return [("checkpoints", f"none in {_near(checkpoints)}")]
     model = _near(found[max(found)])
+    if not max(found):
+        return [("untrained model", f"{model}, as no step was finished")]
+    overrides = [f"model.path={found[max(found)].resolve()}", *(["warm_start=null"] if warm_starts else [])]
     return [
         ("trained model", f"{model}, a Hugging Face directory"),
         ("  serve it", shlex.join(["vllm", "serve", model])),
         ("  load it", f"AutoModelForCausalLM.from_pretrained({model!r})"),
-        ("  train it further", command_line("run", "CONFIG", f"model.path={found[max(found)].resolve()}")),
+        ("  train it further", command_line("run", "CONFIG", *overrides)),
     ]
 
 
