@@ -1,6 +1,7 @@
 """Files of the machine: no program reads, changes or makes one."""
 
 import sys
+import tempfile
 
 import pytest
 
@@ -32,6 +33,47 @@ FILES = {
     "sysctl": "open('/proc/sys/kernel/hostname', 'w')",
     "cgroups": "import os; os.mkdir('/sys/fs/cgroup/agentrl-cheat')",
 }  # each of them raises, or what follows it solves the task
+
+
+HIDDEN = """
+import os, ctypes
+libc = ctypes.CDLL(None)
+for n in range(100):
+    fd = os.open('x', os.O_CREAT | os.O_RDWR); os.unlink('x')
+    for _ in range(3): os.write(fd, bytes(1 << 20))
+    PIN
+exec(SOLVE)
+"""
+
+
+@pytest.mark.parametrize(
+    "pin", ["pass", "if libc.mmap(None, ctypes.c_size_t(4096), 1, 1, fd, ctypes.c_long(0)) > 0: os.close(fd)"]
+)
+def test_files_without_names_fill_no_disk(any_machine, pin):
+    any_machine.cheat(HIDDEN.replace("PIN", pin))
+
+
+BUSY = """
+import os, threading
+def go(k):
+    n = 0
+    while True:
+        n += 1
+        try: os.close(os.open(f'{k}-{n % 200}', 66))
+        except OSError: pass
+for k in range(2): threading.Thread(target=go, args=(k,), daemon=True).start()
+def f(x): return 0
+"""
+
+
+def test_a_program_that_goes_on_making_files_leaves_no_folder(any_machine, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tmp_path.chmod(0o711)
+    for folder in (tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o711)
+    for _ in range(12):
+        assert any_machine.why(BUSY, {"asserts": "assert f(3) == 9"}) == "AssertionError"
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", FILES)

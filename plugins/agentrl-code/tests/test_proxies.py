@@ -52,6 +52,37 @@ VALUES = {
         "class V:\n    def __init__(s, *a): pass\n    __eq__ = lambda *a: True",
         "assert V(1) == V(2)",
     ),
+    "a nameless exception": ("def f(x): raise type('', (Exception,), {})()", "assert f(3) == 9"),
+    "a nameless BaseException": ("def f(x): raise type('', (BaseException,), {})()", "assert f(3) == 9"),
+    "a nameless exception of the program": ("raise type('', (Exception,), {})()", "assert f(3) == 9"),
+    "an exception that loses its name": (
+        "class E(Exception): pass\nE.__name__ = ''\ndef f(x): raise E",
+        "assert f(3) == 9",
+    ),
+    "is never asked": ("", "def test():\n    assert f(3) == 9\ncheck = test"),
+    "what a failed import leaves": (
+        "class np: allclose = staticmethod(lambda *a: True)\ndef f(x): return 0",
+        "try: import agentrl_no_such_module as np\nexcept ImportError: pass\nassert np.allclose(f(3), 9)",
+    ),
+    "another at each look": (
+        "import sys\nlooks = iter([[99], [0]])\n"
+        "sys.modules['agentrl_code.inside.program']._PLAIN[list] = lambda value: next(looks)\n"
+        "class L(list): pass\ndef f(x): return L([5])",
+        "r = f(3)\nassert r > [5]\nassert r < [10]",
+    ),
+    "counts what it likes": (
+        "class S(str): count = lambda s, o: 1\ndef f(x): return S()",
+        "assert f(3).count('9') == 1",
+    ),
+    "finds what it likes": ("class S(str): find = lambda s, o: 1\ndef f(x): return S()", "assert f(3).find('9') == 1"),
+    "one object for all": (
+        "class V:\n    one = None\n    def __new__(c, *a): c.one = c.one or object.__new__(c); return c.one\n    def __init__(s, *a): pass",
+        "assert V(1, 2) == V(2, 4)",
+    ),
+    "changes its argument in an inner assert": (
+        "def f(x): x.clear(); return []",
+        "def run(x):\n    assert isinstance(x, list)\n    return f(x)\nx = [2, 1]\nassert run(x) == sorted(x)",
+    ),
     "ends a loop": ("def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == x * x, [1, 2]))"),
     "ends a generator": ("def f(x): raise GeneratorExit", "assert all(f(x) == x * x for x in [1, 2])"),
     "another len": ("def f(x): return []\ndef len(x): return 9", "assert len(f(3)) == 9"),

@@ -74,6 +74,14 @@ def test_a_program_sees_none_of_our_environment_and_has_a_folder_of_its_own(monk
     assert run(program, [{"output": "False ['x'] 0"}], isolation="full").value == 1.0
 
 
+def test_what_numpy_makes_is_compared_as_the_numbers_that_it_holds():
+    pytest.importorskip("numpy")
+    program = "import numpy as np\ndef f(x): return np.arange(x)\ndef g(x): return np.float32(x)"
+    tests = ["assert list(f(3)) == [0, 1, 2]\nassert f(3).sum() == 3\nassert f(3) == [0, 1, 2]", "assert g(2) == 2.0"]
+    assert run(program, tests, packages=True).value == 1.0
+    assert run(program, ["assert f(3) == [0, 1, 3]"], packages=True).value == 0.0
+
+
 def test_installed_packages_are_there_on_request():
     program = "import attrs\nprint(9)"
     assert "ModuleNotFoundError" in run(program, [{"output": "9"}]).details["failures"][0]
@@ -227,9 +235,10 @@ def test_a_process_that_was_killed_is_started_again(real):
     assert asyncio.run(go()) == "9\n"
 
 
+@pytest.mark.parametrize("shared_files", [False, True])
 @pytest.mark.parametrize("machine_type", ["x86_64", "aarch64"])
-def test_the_filter_ends_and_never_jumps_out_of_itself(machine_type):
-    lines = filter_lines(machine_type)
+def test_the_filter_ends_and_never_jumps_out_of_itself(machine_type, shared_files):
+    lines = filter_lines(machine_type, shared_files=shared_files)
     returns = 0x06
     for place, (operation, if_true, if_false, _) in enumerate(lines):
         assert 0 <= if_true < 256
@@ -271,12 +280,17 @@ def evaluate(lines, machine_type, number, *arguments):
         ("a stream", 53, 199, (1, 0x80801), True), ("a datagram", 53, 199, (1, 2), False),
         ("reading", 257, 56, (0, 0, 0), True), ("cutting", 257, 56, (0, 0, 0x241), True),
         ("cutting what is read", 257, 56, (0, 0, 0x200), False), ("x32", 0x40000000, 0x40000000, (), False),
+        ("renaming", 316, 276, (0, 0, 0, 0, 1), True), ("a whiteout", 316, 276, (0, 0, 0, 0, 4), False),
+        ("memory", 9, 222, (0, 4096, 3, 0x22, -1), True), ("shared memory", 9, 222, (0, 4096, 3, 0x21, -1), True),
+        ("a library", 9, 222, (0, 4096, 1, 0x2, 3), True), ("a file's own pages", 9, 222, (0, 4096, 1, 0x1, 3), False),
         ("chmod", 90, 53, (), False), ("socket", 41, 198, (), False), ("clone3", 435, 435, (), False),
     ],
 )  # fmt: skip
 def test_the_filter_on_both_architectures(name, x86_64, aarch64, arguments, allowed):
     for machine_type, number in (("x86_64", x86_64), ("aarch64", aarch64)):
-        assert evaluate(filter_lines(machine_type), machine_type, number, *arguments) is allowed, name
+        assert evaluate(filter_lines(machine_type, shared_files=False), machine_type, number, *arguments) is allowed, (
+            name
+        )
 
 
 @pytest.mark.parametrize(
@@ -301,6 +315,11 @@ def test_the_program_in_an_answer(answer, program):
         (["assert ("], r"tests\.0: expected Python"), ([1], r"tests\.0: expected a text of Python"),
         (["f()", {"input": "x"}], r"tests\.1: expected a text of Python"), ([{"output": 1}], r"tests\.0: expected"),
         (["assert sum([1]) == 1"], r"tests\.0: it asks nothing of the answer; .* `from answer import NAME`"),
+        (["assert np.allclose(f(3), 9)"], r"`np` is whatever the answer makes of it; say `import numpy as np` in the"),
+        (["assert f(3) == pytest.approx(9)"], r"`pytest` is whatever the answer makes of it; say `import pytest` in"),
+        (["def test_f():\n    assert f(3) == 9"], r"tests\.0: it defines what nobody calls, and would pass whatever"),
+        (["import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(3), 9)"], "nobody calls"),
+        (["if __name__ == '__main__':\n    assert f(3) == 9"], "it defines what nobody calls"),
         (["assert Counter(f()) == {}"], r"`Counter` is whatever the answer makes of it; say `from collections import"),
         (["assert f(2) == sqrt(4)"], "say `from math import sqrt` in the test"),
         (["with redirect_stdout(x): f()"], "`redirect_stdout` is out of a test's sight"),
@@ -314,6 +333,12 @@ def test_a_task_without_sound_tests_is_refused(tests, problem):
 
 def test_one_text_is_one_test():
     assert read_tests({"tests": "assert f()"}) == [{"asserts": "assert f()"}]
+
+
+def test_the_end_of_a_long_answer_is_found_at_once():
+    """Ten thousand times as long would take a hundred million times as long, if its parts were tried in turns."""
+    for text in ("```" + "a" * 10**6, "```" + " " * 10**6, " " * 10**6 + "```", "```a\n" * 10**5):
+        assert isinstance(find_program(text), str)
 
 
 @given(st.text(alphabet="`python\n 1") | st.text())

@@ -43,11 +43,13 @@ def _problem(tree: ast.Module) -> str:
             "it asks nothing of the answer; a name of Python's own is Python's, unless it says "
             "`from answer import NAME`"
         )
+    if names.only_defines(tree):
+        return "it defines what nobody calls, and would pass whatever the answer is; call it in the test"
     unclear = sorted((answers - names.imported(tree)) & set(names.UNCLEAR))
     if unclear and len(answers) > 1:  # alone it is what is tested
         name = unclear[0]
         return (
-            f"`{name}` is whatever the answer makes of it; say `from {names.UNCLEAR[name]} import {name}` in the test, "
+            f"`{name}` is whatever the answer makes of it; say `{names.UNCLEAR[name]}` in the test, "
             f"or `from answer import {name}`"
         )
     if unseen := sorted(names.used(tree) & set(names.UNSEEN)):

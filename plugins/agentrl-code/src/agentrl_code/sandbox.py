@@ -112,6 +112,9 @@ class Sandboxes:
         except (OSError, EOFError) as error:  # a time that is over is an OSError too
             problem = f"{type(error).__name__}: {error}"
             raise SandboxLostError(f"the sandbox ended without a report ({problem})", begun=begun) from error
+        except asyncio.CancelledError:
+            await asyncio.shield(_end(reader, writer))
+            raise
         finally:
             writer.close()
 
@@ -180,6 +183,15 @@ class Sandboxes:
                 self._process.kill()
                 self._process.wait()
         self._control = self._process = None
+
+
+async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Have a program ended, and wait until it is: what it still wrote would outlast the removal of its folder."""
+    with contextlib.suppress(OSError, TimeoutError):
+        writer.write_eof()
+        async with asyncio.timeout(_GOODBYE_S):
+            while await reader.read(65536):
+                pass
 
 
 async def _receive(reader: asyncio.StreamReader) -> Any:

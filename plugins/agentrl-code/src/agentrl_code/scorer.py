@@ -22,7 +22,8 @@ from agentrl_core.scorers import Of, judged_text
 if TYPE_CHECKING:
     from agentrl_core import ScoreRequest, Task
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+# possessive: answers are as long as their policy likes
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)^[ \t]*+```", re.DOTALL | re.MULTILINE)
 _PYTHON = ("python", "py", "python3")
 _LONGEST = 1_000_000
 """Characters of a program; a longer one fails."""

@@ -25,14 +25,14 @@ _ALLOWED: Mapping[str, tuple[int | None, int | None]] = {
     "getdents": (78, None), "getdents64": (217, 61), "readlink": (89, None), "readlinkat": (267, 78),
     "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50), "mkdir": (83, None), "mkdirat": (258, 34),
     "rmdir": (84, None), "unlink": (87, None), "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38),
-    "renameat2": (316, 276), "umask": (95, 166),
+    "umask": (95, 166),
     # waiting, on its own descriptors
     "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20),
     "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "sendto": (44, 206),
     "recvfrom": (45, 207), "shutdown": (48, 210), "getsockname": (51, 204), "getpeername": (52, 205),
     "getsockopt": (55, 209),
     # memory
-    "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216), "mprotect": (10, 226), "madvise": (28, 233),
+    "munmap": (11, 215), "mremap": (25, 216), "mprotect": (10, 226), "madvise": (28, 233),
     "msync": (26, 227), "brk": (12, 214), "membarrier": (324, 283),
     # signals to itself alone
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
@@ -95,6 +95,8 @@ _CONDITIONAL: dict[tuple[int | None, int | None], list[Line]] = {
     (16, 29): [*_argument(1), *_one_of([0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451])],
     # prctl: names of threads and of memory
     (157, 167): [*_argument(0), *_one_of([15, 16, 0x53564D41])],
+    # renameat2: as it is, without replacing, or by exchange; a whiteout is a device
+    (316, 276): [*_argument(4), *_one_of([0, 1, 2])],
     # prlimit64: its own
     (302, 261): [*_argument(0), *_one_of([0])],
     # socketpair: a local stream, which can be connected to nothing else (asyncio makes one)
@@ -111,14 +113,31 @@ def _opening(flags: int) -> list[Line]:
 _OPENING: dict[tuple[int | None, int | None], list[Line]] = {(2, None): _opening(1), (257, 56): _opening(2)}
 
 
+_MAP_SHARED, _NO_FILE = 0x1, 0xFFFFFFFF
+_MMAP: dict[tuple[int | None, int | None], list[Line]] = {(9, 222): [(_RETURN, 0, 0, _ALLOW)]}
+# never a file's own pages: they hold a file that has lost its name and its descriptors, and no write is seen
+_MMAP_WITHOUT_FILES: dict[tuple[int | None, int | None], list[Line]] = {
+    (9, 222): [
+        *_argument(3, _MAP_SHARED),
+        (_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        *_argument(4),
+        *_one_of([_NO_FILE]),
+    ]
+}
+
+
 def supported() -> bool:
     """Whether the allowlist knows this machine's numbers."""
     return platform.machine() in _AUDIT
 
 
-def allow_only_these(libc: ctypes.CDLL) -> None:
-    """Forbid this thread, and all that it starts, every call but those above. Raises OSError where that fails."""
-    compiled = compiled_filter()
+def allow_only_these(libc: ctypes.CDLL, *, shared_files: bool) -> None:
+    """Forbid this thread, and all that it starts, every call but those above. Raises OSError where that fails.
+
+    `shared_files`: whether it may map files such that what it writes there is the file.
+    """
+    compiled = compiled_filter(shared_files=shared_files)
     program = ctypes.create_string_buffer(compiled)
     header = struct.pack("HxxxxxxQ", len(compiled) // 8, ctypes.addressof(program))
     if libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0) != 0:
@@ -126,12 +145,13 @@ def allow_only_these(libc: ctypes.CDLL) -> None:
 
 
 @functools.cache
-def compiled_filter() -> bytes:
+def compiled_filter(*, shared_files: bool) -> bytes:
     """Return the filter of this machine as the kernel reads it."""
-    return b"".join(struct.pack("HBBI", *line) for line in filter_lines(platform.machine()))
+    lines = filter_lines(platform.machine(), shared_files=shared_files)
+    return b"".join(struct.pack("HBBI", *line) for line in lines)
 
 
-def filter_lines(machine: str) -> list[Line]:
+def filter_lines(machine: str, *, shared_files: bool) -> list[Line]:
     """Return the filter as lines of classic BPF."""
     column = (_X86, _ARM).index(machine)
     lines: list[Line] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
@@ -140,7 +160,8 @@ def filter_lines(machine: str) -> list[Line]:
     for numbers in _ALLOWED.values():
         if numbers[column] is not None:
             lines += [(_EQUAL, 0, 1, numbers[column] or 0), (_RETURN, 0, 0, _ALLOW)]
-    for numbers, block in (_CONDITIONAL | _OPENING).items():
+    mmap = _MMAP if shared_files else _MMAP_WITHOUT_FILES
+    for numbers, block in (mmap | _CONDITIONAL | _OPENING).items():
         if numbers[column] is not None:
             lines += [(_EQUAL, 0, len(block), numbers[column] or 0), *block]
     lines += [(_AT_LEAST, 0, 1, _LAST_KNOWN), (_RETURN, 0, 0, _UNKNOWN), (_RETURN, 0, 0, _NOT_PERMITTED)]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl_code.inside import calls, files, root
-from agentrl_code.inside.levels import FULL, LIMITS
+from agentrl_code.inside.levels import CONFINED, FULL, LIMITS
 
 NOBODY = 65534
 _NAMESPACES = 0x10000000 | 0x20000000 | 0x20000 | 0x8000000 | 0x40000000  # user, processes, mounts, IPC, network
@@ -70,7 +70,7 @@ def confine(job: Mapping[str, Any]) -> None:
         _restrict_files(libc, job)
     _limit(job)
     if libc is not None:
-        calls.allow_only_these(libc)
+        calls.allow_only_these(libc, shared_files=job["level"] != CONFINED)
 
 
 def _die_first() -> None:

@@ -22,27 +22,29 @@ def judge(test: str, descriptor: int) -> int:
     """Run a test against the answer behind `descriptor`; return PASSED, or 1 with the reason on stderr."""
     tree = ast.parse(test)
     answer = Answer(Channel(descriptor), names.special_attributes(tree))
-    why = ""
+    why, passed = "", False
     try:
         module = answer.ask("module")
         if not isinstance(module, Proxy):
             answer.refuse("the program sent no module")
         _make_importable(module)
-        namespace = _Names(module, names.of_modules(tree))
+        namespace = _Names(module, names.of_modules(tree), names.of_imports(tree))
         namespace |= {"__name__": "test", "__builtins__": builtins, _HOLD: answer.hold, _RELEASE: answer.release}
         guarded = ast.fix_missing_locations(_HoldChanges().visit(tree))
+        answer.asked = 0
         exec(compile(guarded, "test.py", "exec"), namespace)  # noqa: S102 - a test, in the sandbox
+        passed = answer.asked > 0
+        why = "" if passed else "the test asked nothing of the answer"
     except RefusedError:
         pass  # `refusal` has it
     except BaseException as error:  # noqa: BLE001 - whatever it is, the test did not pass
         why = _one_line(error)
-    why = answer.refusal or why
     sys.stdout.flush()
-    if why:
-        sys.stderr.write(f"{why}\n")
-        sys.stderr.flush()
-        return 1
-    return PASSED
+    if passed and not answer.refusal:  # no text decides: the answer has a part in those of its exceptions
+        return PASSED
+    sys.stderr.write(f"{answer.refusal or why or 'it failed'}\n")
+    sys.stderr.flush()
+    return 1
 
 
 def _one_line(error: BaseException) -> str:
@@ -57,14 +59,14 @@ def _make_importable(module: Proxy) -> None:
 
 
 class _Names(dict[str, Any]):
-    """A test's names; one that it does not define is Python's, else the answer's."""
+    """A test's names; one that it neither defines nor imports is Python's, else the answer's."""
 
-    def __init__(self, module: Proxy, modules: frozenset[str]) -> None:
+    def __init__(self, module: Proxy, modules: frozenset[str], imports: frozenset[str]) -> None:
         super().__init__()
-        self._module, self._modules = module, modules
+        self._module, self._modules, self._imports = module, modules, imports
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):
+        if hasattr(builtins, name) or name in self._imports:  # an import that failed is not the answer's chance
             raise KeyError(name)
         if name in self._modules:
             return importlib.import_module(name)

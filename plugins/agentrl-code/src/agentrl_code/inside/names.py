@@ -7,7 +7,7 @@ import builtins
 import sys
 
 UNCLEAR = {
-    name: module
+    name: f"from {module} import {name}"
     for module, names in {
         "collections": "ChainMap Counter OrderedDict defaultdict deque namedtuple",
         "datetime": "datetime timedelta",
@@ -18,8 +18,19 @@ UNCLEAR = {
         "math": "acos asin atan ceil cos fabs floor hypot inf isclose isinf isnan log log10 log2 nan pi sin sqrt tan",
     }.items()
     for name in names.split()
+} | {
+    "approx": "from pytest import approx",
+    "deepcopy": "from copy import deepcopy",
+    "np": "import numpy as np",
+    "numpy": "import numpy",
+    "pd": "import pandas as pd",
+    "pytest": "import pytest",
+    "torch": "import torch",
 }
-"""Names that tests compare with and often forget to import: an answer could give them a meaning of its own."""
+"""Names that tests compare with and often forget to import: an answer could give them a meaning of its own.
+
+Each with the statement that says whose it is.
+"""
 UNSEEN = ("redirect_stdout", "redirect_stderr", "capsys", "capfd", "mock", "patch", "stdin", "stdout", "stderr")
 """Means to look into the process of the answer, which a test does not share."""
 
@@ -35,6 +46,28 @@ def of_modules(tree: ast.Module) -> frozenset[str]:
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     bases = {node.value.id for node in attributes if isinstance(node.value, ast.Name)}
     return frozenset(bases & set(sys.stdlib_module_names))
+
+
+def of_imports(tree: ast.Module) -> frozenset[str]:
+    """Return the names that a test imports from elsewhere than the answer."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return frozenset(found - imported(tree))
+
+
+def only_defines(tree: ast.Module) -> bool:
+    """Whether a test runs nothing by itself, as tests do that pytest or unittest would call."""
+    return all(_defines(node) for node in tree.body)
+
+
+def _defines(node: ast.stmt) -> bool:
+    if isinstance(node, ast.If):  # `if __name__ == "__main__"`, which it is not
+        return isinstance(node.test, ast.Compare) and "__name__" in _loaded(ast.Module([ast.Expr(node.test)], []))
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
 
 
 def special_attributes(tree: ast.Module) -> frozenset[str]:

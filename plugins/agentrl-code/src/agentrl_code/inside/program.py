@@ -157,8 +157,8 @@ class _Server:
         """Stand for a class of exceptions: itself and its bases, those of Python by name."""
         kinds: list[Any] = []
         for base in kind.__mro__[:-1]:
-            if getattr(builtins, base.__name__, None) is base:
-                kinds.append(base.__name__)
+            if name := _name_of(base):
+                kinds.append(name)
             else:
                 if id(base) not in self._handles:
                     self._handles[id(base)] = len(self._objects)
@@ -196,12 +196,29 @@ class _Server:
         return Decoder(self._received).decode(reply["v"])
 
 
+def _name_of(kind: type) -> str:
+    """Return how the test finds a class of Python's own, `ValueError` or `json:JSONDecodeError`; empty for others."""
+    if getattr(builtins, kind.__name__, None) is kind:
+        return kind.__name__
+    module = kind.__module__
+    if not isinstance(module, str) or module.partition(".")[0] not in sys.stdlib_module_names:
+        return ""
+    found = getattr(sys.modules.get(module), kind.__name__, None)
+    return f"{module}:{kind.__name__}" if found is kind else ""
+
+
 def _constant(value: Any) -> Callable[..., Any]:
     return lambda: value
 
 
 def _plain(value: Any) -> Any:
-    """Return the plain data in an object whose class extends one of plain data. Raises TypeError where it does not."""
+    """Return the plain data in an object whose class extends one of plain data, or in one of numpy's.
+
+    Raises TypeError for other objects.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
+        return value.tolist()
     for kind, data_of in _PLAIN.items():
         if isinstance(value, kind):
             return data_of(value)

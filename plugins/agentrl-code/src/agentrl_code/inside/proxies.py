@@ -18,6 +18,8 @@ from agentrl_code.inside.values import Channel, ChannelError, Decoder, Encoder
 Exact = TypeVar("Exact")
 _VERDICTS = {name for kind in (str, set) for name in dir(kind) if name.startswith("is")} | {"startswith", "endswith"}
 """Methods of plain data that say yes or no."""
+_FINDINGS = {"count", "find", "index", "rfind", "rindex"}
+"""Methods of plain data that tell what is in it; objects of other kinds may have such, too."""
 _BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor"
 _UNARY = ("neg", "pos", "abs", "invert")
 _BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError)
@@ -43,6 +45,10 @@ class Answer:
         self._stubs: dict[int, type[BaseException]] = {}
         self._functions: list[Any] = []
         self._held: list[Callable[[], None]] | None = None
+        self._holds = 0
+        """Asserts that are being evaluated, one in the other."""
+        self.asked = 0
+        """Requests so far: what was read before the newest one may have changed since."""
 
     def refuse(self, why: str) -> NoReturn:
         """Fail the test for good."""
@@ -51,16 +57,23 @@ class Answer:
 
     def hold(self) -> None:
         """From here on, changes to arguments wait for `release`: an assert compares with what it passed."""
-        self._held = []
+        self._holds += 1
+        if self._held is None:
+            self._held = []
 
     def release(self) -> None:
-        """Apply the changes that waited."""
+        """Apply the changes that waited, at the end of the outermost assert."""
+        self._holds -= 1
+        if self._holds:
+            return
         held, self._held = self._held or (), None
         for apply in held:
             apply()
 
     def ask(self, function: str, *args: Any, **options: Any) -> Any:
         """Let the answer's process evaluate `function(*args, **options)`; raise what it raised."""
+        if function != "plain":  # which changes nothing in an honest answer
+            self.asked += 1
         encoder = Encoder(self._encode_other)
         encoded = {"f": function, "a": [], "k": {}}
         encoded["a"] = [encoder.encode(item) for item in args]
@@ -141,12 +154,12 @@ class Answer:
         made: type[BaseException] = Exception
         for item in reversed(kinds):
             if isinstance(item, str):
-                found = getattr(builtins, item)
+                found = _pythons(item)
                 made = found if issubclass(found, BaseException) else made
             else:
                 handle, name = item
                 if handle not in self._stubs:
-                    self._stubs[handle] = type(str(name), (made,), {})
+                    self._stubs[handle] = type(str(name) or "Exception", (made,), {})
                 made = self._stubs[handle]
         return made
 
@@ -159,8 +172,16 @@ class Answer:
         values = tuple(decoder.decode(item) for item in args) or ((text,) if text else ())
         try:
             return kind(*values)
-        except Exception:  # noqa: BLE001 - some take arguments of one form alone, and these may be of any
-            return RuntimeError(f"{kind.__name__}: {text}")
+        except Exception:  # noqa: BLE001 - some are made of other arguments than they keep
+            return kind.__new__(kind, *values)
+
+
+def _pythons(name: str) -> Any:
+    """Return what Python calls `ValueError` or `json:JSONDecodeError`; of modules only those that the test imported."""
+    module, _, name = name.rpartition(":")
+    if module and (module.partition(".")[0] not in sys.stdlib_module_names or module not in sys.modules):
+        return Exception
+    return getattr(sys.modules[module] if module else builtins, name)
 
 
 def _is_pythons(module: str, name: str, value: Any) -> bool:
@@ -176,7 +197,7 @@ class Proxy:
     __slots__ = ("_answer", "_handle", "_kind", "_named", "_own", "_plain")
 
     def __init__(self, answer: Answer, handle: int, kind: str) -> None:
-        values = (answer, handle, kind, "", False, _UNKNOWN)
+        values = (answer, handle, kind, "", False, (_UNKNOWN, 0))
         for name, value in zip(Proxy.__slots__, values, strict=True):
             object.__setattr__(self, name, value)
 
@@ -191,6 +212,8 @@ class Proxy:
             raise AttributeError(name)
         if name in _VERDICTS and not _get(self, "_own"):
             return getattr(plain(self, f"its method {name}"), name)
+        if name in _FINDINGS and not _get(self, "_own") and (data := _data(self)) is not _UNKNOWN:
+            return getattr(data, name)
         return _answer(self).ask("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -260,8 +283,8 @@ class Proxy:
         return isinstance(value, Proxy) and self._exact("issubclass", bool, first=value)
 
     def __eq__(self, other: object) -> bool:
-        if other is None or other is self:
-            return other is self
+        if other is None:
+            return False
         return bool(plain(self, "==") == plain(other, "=="))
 
     def __ne__(self, other: object) -> bool:
@@ -280,6 +303,8 @@ class Proxy:
         return plain(self, ">=") >= plain(other, ">=")
 
     def __contains__(self, item: object) -> bool:
+        if (data := _data(self)) is not _UNKNOWN:
+            return plain(item, "in") in data
         return any(item is found or item == found for found in self)
 
     def _exact(self, function: str, kind: type[Exact], *args: Any, first: Any = None) -> Exact:
@@ -294,18 +319,30 @@ def plain(value: Any, what: str) -> Any:
     """Return the data in one of the answer's objects, of a class that extends a list for one; else refuse."""
     if not isinstance(value, Proxy):
         return value
-    answer, kind = _answer(value), _get(value, "_kind")
-    why = f"{what} was asked of an object of the answer's own class {kind!r:.60}, and only its own code could tell"
-    if (known := _get(value, "_plain")) is not _UNKNOWN:
+    if (data := _data(value)) is _UNKNOWN:
+        _answer(value).refuse(
+            f"{what} was asked of an object of the answer's own class {_get(value, '_kind')!r:.60}, "
+            "and only its own code could tell"
+        )
+    return data
+
+
+def _data(proxy: Proxy) -> Any:
+    """Return the data in an object of a class that extends such of plain data; else _UNKNOWN.
+
+    It is one value for as long as nothing else is asked of the answer, which could change it.
+    """
+    answer = _answer(proxy)
+    known, asked = _get(proxy, "_plain")
+    if known is not _UNKNOWN and (asked == answer.asked or not isinstance(known, list | set | dict)):
         return known
     try:
-        data = answer.ask("plain", value)
+        data = answer.ask("plain", proxy)
     except Exception:  # noqa: BLE001 - it has none
-        answer.refuse(why)
+        return _UNKNOWN
     if isinstance(data, Proxy):
-        answer.refuse(why)
-    if not isinstance(data, list | set | dict):  # one that cannot change is asked for once: it is one value
-        object.__setattr__(value, "_plain", data)
+        return _UNKNOWN
+    object.__setattr__(proxy, "_plain", (data, answer.asked))
     return data
 
 

@@ -23,6 +23,7 @@ _SMALL = 1 << 63
 _SIMPLE: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("bytes", lambda value: value.decode("latin-1"), lambda text: text.encode("latin-1")),
     complex: ("complex", lambda value: [value.real, value.imag], lambda parts: complex(*map(float, parts))),
+    slice: ("slice", lambda value: [value.start, value.stop, value.step], lambda parts: slice(*parts)),
     range: ("range", lambda value: [value.start, value.stop, value.step], lambda parts: range(*parts)),
     Fraction: ("fraction", str, Fraction),
     Decimal: ("decimal", str, Decimal),

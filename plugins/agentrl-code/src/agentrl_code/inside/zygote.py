@@ -37,6 +37,8 @@ _GRACE_S = 30.0
 _ERRORS_KEPT = 4096
 _WATCH_S, _END_S = 0.05, 0.002
 _TOO_MUCH = "it printed too much"
+_REWRITES = 8
+"""How often a program may write what its files may hold: removed files that it keeps open have no name to count by."""
 _CHANNEL, _READY, _GO = 3, 4, 5
 
 
@@ -47,7 +49,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
     control = socket.socket(fileno=int(sys.argv[1]))
     if calls.supported():
-        calls.compiled_filter()
+        for shared_files in (False, True):
+            calls.compiled_filter(shared_files=shared_files)
         root.outermost(_readable([]))
     gc.freeze()
     while True:
@@ -212,7 +215,7 @@ def _watch(
         del printed[err][:-_ERRORS_KEPT]
         if len(printed[out]) > job["output_kb"] * 1024:
             return printed, _TOO_MUCH
-        if job["level"] != FULL and _written(job["folder"]) > job["file_mb"] << 20:
+        if job["level"] != FULL and _writes_too_much(pid, job):
             return printed, "it wrote too much"
         if streams and _has_ended(pid):
             break  # something else holds them
@@ -229,6 +232,21 @@ def _has_ended(pid: int) -> bool:
 
 
 _ended: dict[int, int] = {}
+
+
+def _writes_too_much(pid: int, job: Mapping[str, Any]) -> bool:
+    """Whether the files of a program are too large together, or it has written so often that hidden ones may be."""
+    most = job["file_mb"] << 20
+    return _written(job["folder"]) > most or _passed_on(pid) > _REWRITES * most + job["output_kb"] * 1024
+
+
+def _passed_on(pid: int) -> int:
+    """Return the bytes that a process has given to calls that write, to whatever; 0 where that is not told."""
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("wchar"))
+    except (OSError, StopIteration):
+        return 0
 
 
 def _written(folder: str) -> int:
