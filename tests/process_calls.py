@@ -2,8 +2,10 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.connection import Connection
 
@@ -74,6 +76,28 @@ def hang_with_a_child(path):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     path.write_text(str(child.pid))
     child.wait()
+
+
+def _with_a_silent_child(path):
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    path.write_text(str(child.pid))
+
+
+def die_with_a_child(path):
+    _with_a_silent_child(path)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_later_with_a_child(path):
+    _with_a_silent_child(path)
+    threading.Timer(0.2, os._exit, [1]).start()
+
+
+def say_without_end():
+    sys.stdout.write("x" * 20_000)
+    sys.stdout.flush()
 
 
 def fork():

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -62,6 +63,22 @@ def test_one_that_hangs_is_killed_with_what_it_started_and_the_next_call_has_a_w
             call(hang, tmp_path / "pid", timeout_s=2.0)
         assert ended((tmp_path / "pid").read_text())
         assert call(calls.add, 1, 1) == 2
+
+
+def test_what_a_worker_started_ends_with_it_however_that_ends(tmp_path):
+    for end in (calls.die_with_a_child, calls.die_later_with_a_child):
+        with contextlib.suppress(WorkerDiedError):
+            call(end, tmp_path / "pid")
+        assert ended((tmp_path / "pid").read_text()), end
+
+
+def test_a_line_without_an_end_is_told_in_pieces(caplog):
+    with caplog.at_level(logging.INFO):
+        call(calls.say_without_end)
+        with pytest.raises(WorkerDiedError, match="it printed last"):
+            call(calls.die)
+    longest = max(len(record.getMessage()) for record in caplog.records)
+    assert 4000 < longest < 5000
 
 
 def test_one_that_ends_its_process_is_told_from_one_that_fails():

@@ -42,6 +42,8 @@ _LOADING_S = 60.0
 _LAST_LINES = 5
 _READ_BYTES = 2**20
 _LONGEST_TEXT = 400
+_LONGEST_LINE = 4096
+"""Of what a process prints; a longer one counts as several."""
 
 
 class CallTimeoutError(Exception):
@@ -212,7 +214,7 @@ class _Worker:
     @property
     def is_alive(self) -> bool:
         """Whether it takes another call; one that has more to say after its answer does not."""
-        return not self._dead and self._process.poll() is None and not self._connection.poll()
+        return not self._dead and not self._has_ended(os.WNOHANG) and not self._connection.poll()
 
     def call(self, payload: bytes, timeout_s: float, memory_mb: int | None) -> Any:
         """Call and wait; the process is killed where it gives no answer."""
@@ -276,6 +278,18 @@ class _Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
+    def _has_ended(self, flags: int = 0) -> bool:
+        """Wait for the end of the process, or with WNOHANG see whether it has come; nothing is reaped.
+
+        Until it is reaped its number stays its own, and that of its group: what it started can still be killed.
+        """
+        if self._process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | flags) is not None
+        except ChildProcessError:
+            return True
+
     def _last_words(self) -> str:
         """Say how the process ended, and what it printed last."""
         code = self._process.wait()
@@ -287,10 +301,12 @@ class _Worker:
     def _listen(self, stdout: IO[bytes]) -> None:
         """Keep what the process prints off the terminal, and reap it at its end."""
         with stdout:
-            for line in stdout:
+            while line := stdout.readline(_LONGEST_LINE):
                 text = line.decode(errors="replace").rstrip()
                 self._said.append(text)
                 logger.info("a worker process printed: %s", text)
+        self._has_ended()
+        self.kill()
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()

@@ -56,6 +56,18 @@ def test_boxed_answers_end_where_latex_ends_them(content, answer):
     assert extract_answer(content, "boxed") == answer
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "So <answer>42</answer></answer>",
+        "<answer>42</answer> I closed the tag with </answer>.",
+        "<answer>1</answer> no: <answer>42</answer> </answer> 7",
+    ],
+)
+def test_a_closing_tag_too_many_changes_no_answer(reply):
+    assert find_answer(reply).text == "42"
+
+
 def test_the_tag_answer_is_the_default():
     assert extract_answer("<answer>4</answer>") == "4"
 
@@ -63,7 +75,7 @@ def test_the_tag_answer_is_the_default():
 @pytest.mark.parametrize(
     ("content", "answer"),
     [
-        ("<answer>a</answer> tail </answer>", "a</answer> tail "),
+        ("<answer>a</answer> tail </answer>", "a"),
         ("<answer>a</answer> <answer>b", "a"),
         ("</answer><answer>a", ""),
         ("<ANSWER>a</ANSWER>", ""),

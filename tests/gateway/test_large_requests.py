@@ -7,6 +7,7 @@ import json
 import socket
 import sqlite3
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -268,6 +269,23 @@ def test_room_is_bounded_in_all_and_for_a_client():
         await asyncio.sleep(0)
         assert not room._taken
         assert not room._waiting
+
+    asyncio.run(scenario())
+
+
+def test_room_that_comes_in_the_turn_in_which_the_wait_ends_is_not_lost():
+    room = BodyRoom(RoomSize(total_bytes=4 * MB, client_bytes=4 * MB, wait_s=0.05))
+
+    async def scenario():
+        await room.take(b"one", 4 * MB)
+        waiting = asyncio.ensure_future(room.take(b"other", 2 * MB))
+        await asyncio.sleep(0)
+        time.sleep(0.2)
+        room._give_back(b"one", [4 * MB])
+        free = await waiting
+        free()
+        await asyncio.sleep(0)
+        assert not room._taken
 
     asyncio.run(scenario())
 

@@ -83,6 +83,22 @@ def test_the_second_signal_ends_a_step_that_is_held():
     assert done == ["first"]
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_a_step_that_was_ended_in_its_midst_is_known(held):
+    interruption = Interruption()
+
+    def work(interruption):
+        with interruption.whole_step():
+            if held:
+                interruption.hold()
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        interruption.run(work)
+    assert interruption.broke_step is held
+
+
 def test_what_goes_wrong_in_a_held_step_is_not_hidden_by_a_signal():
     def work(interruption):
         with interruption.whole_step():
@@ -183,6 +199,14 @@ def test_an_interrupted_run_says_what_it_has_saved(checkpoints):
     trained.fails = KeyboardInterrupt()
     said = writes.save_interrupted(6, 6, notices.append)
     assert said.startswith("after step 6, and again while it was saved: the newest checkpoint is that of step 4, ")
+
+
+def test_weights_of_no_step_are_not_saved(checkpoints):
+    trained, _, writes = checkpoints(step=3)
+    said = writes.save_interrupted(4, 4, pytest.fail, broke_step=True)
+    assert said.startswith("in the midst of a step, which keeps its weights from being saved: the newest checkpoint is")
+    assert said.endswith("that of step 3, later steps are taken again")
+    assert trained.saved == []
 
 
 def test_a_terminal_that_is_gone_does_not_keep_a_run_from_being_saved(checkpoints):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.scorers.choice import Choice
+from agentrl_core.scorers.choice import Choice, _leading, _stated
 from agentrl_core.testing import ScorerSuite
 from agentrl_core.testing.scorers import score_request
 
@@ -94,3 +94,14 @@ def test_any_text_picks_one_option_or_none(answer):
 @pytest.mark.parametrize("piece", ["A", "(", "the answer is ", "A, ", "\\boxed{", "A or ", " "])
 def test_a_megabyte_is_judged(piece):
     assert Choice()(score_request(piece * (10**6 // len(piece)) + " B", "B")) in (0.0, 1.0)
+
+
+def test_a_choice_is_read_in_a_moment_whatever_a_policy_repeats():
+    """It took hours when the blanks could be shared out in many ways; the test's limit is the proof."""
+    for text in (
+        "The answer is" + " " * 20_000 + "unknown",
+        "(" * 20_000,
+        "A" + " " * 20_000 + "x",
+        "answer is " * 2_000,
+    ):
+        assert list(_stated(text, {"A": "one", "B": "two"})) == list(_leading(text, {"A": "one", "B": "two"})) == []

@@ -72,10 +72,10 @@ def _inside(text: str, schema: str) -> str | None:
 
 
 def _tagged(text: str, tag: str) -> str | None:
-    end = text.rfind(f"</{tag}>")
-    opening = f"<{tag}>"
-    start = text.rfind(opening, 0, max(end, 0))
-    return None if start < 0 else text[start + len(opening) : end]
+    """Return what stands in the last pair of tags; a closing one that is doubled, or spoken of, makes no pair."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    start = text.rfind(opening, 0, max(text.rfind(closing), 0))
+    return None if start < 0 else text[start + len(opening) : text.index(closing, start)]
 
 
 def _boxed(text: str) -> str | None:

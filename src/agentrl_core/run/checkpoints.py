@@ -65,10 +65,17 @@ class Checkpoints:
         self._trained.save(self._directory.checkpoints / f"step-{step}", step=step, version=version)
         self._saved, self._saved_at = step, self._clock()
 
-    def save_interrupted(self, step: int, version: int, notice: Callable[[str], None]) -> str:
-        """Save the state after the last whole step of a run that is to end; return what is saved, for a person."""
+    def save_interrupted(
+        self, step: int, version: int, notice: Callable[[str], None], *, broke_step: bool = False
+    ) -> str:
+        """Save the state after the last whole step of a run that is to end; return what is saved, for a person.
+
+        `broke_step`: the next step has changed a part of the weights, so that there is no such state any more.
+        """
         if not step:
             return "before the end of the first step: there is nothing to save yet"
+        if broke_step:
+            return f"in the midst of a step, which keeps its weights from being saved: {self._newest()}"
         try:
             try:
                 if step != self._saved:
@@ -77,6 +84,9 @@ class Checkpoints:
                 self.save(step, version)
         except KeyboardInterrupt:
             logger.warning("interrupted again while step %d was saved", step)
-            since = f"the newest checkpoint is that of step {self._saved}" if self._saved else "there is no checkpoint"
-            return f"after step {step}, and again while it was saved: {since}, later steps are taken again"
+            return f"after step {step}, and again while it was saved: {self._newest()}"
         return f"after step {step}, which is saved: no step is lost"
+
+    def _newest(self) -> str:
+        since = f"the newest checkpoint is that of step {self._saved}" if self._saved else "there is no checkpoint"
+        return f"{since}, later steps are taken again"

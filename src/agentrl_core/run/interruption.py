@@ -27,6 +27,8 @@ class Interruption:
     def __init__(self) -> None:
         self._direct = True
         self._held = self._pending = False
+        self.broke_step = False
+        """Whether a step that had begun to change the weights was ended in its midst: they are of no step any more."""
         self._count = 0
         self._signal = signal.SIGINT
 
@@ -81,6 +83,7 @@ class Interruption:
                 return  # whoever waits on the other thread asks
             self.check()
         else:
+            self.broke_step = self.broke_step or self._held
             self._held = self._pending = False
             raise KeyboardInterrupt
 

@@ -246,7 +246,9 @@ class _Loop:
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
-            message = self._checkpoints.save_interrupted(self._step, self._version, self._audience.notice)
+            message = self._checkpoints.save_interrupted(
+                self._step, self._version, self._audience.notice, broke_step=self._interruption.broke_step
+            )
             raise KeyboardInterrupt(message) from None
         except BaseException as error:
             message = str(error)

@@ -100,7 +100,7 @@ def _bare(text: str, options: Mapping[str, str]) -> Iterator[str]:
 def _leading(text: str, options: Mapping[str, str]) -> Iterator[str]:
     """Rule 3: a label before a bracket, a colon or a full stop."""
     label = _labels(options)
-    if match := re.match(rf"[(\[{{\s]*({label})\s*(?:[)\]}}:]|\.\s)", text):
+    if match := re.match(rf"[(\[{{\s]*+({label})\s*+(?:[)\]}}:]|\.\s)", text):
         yield match[1].upper()
         yield from _listed_after(text, match.end(), label)
 
@@ -109,7 +109,7 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[str]:
     """Rule 2: the label after the last words that announce one."""
     label = _labels(options)
     for statement in reversed(list(_STATED.finditer(text))):
-        rest = re.compile(rf"\s*[:=]?\s*[(\[{{\s]*({label})\b(?![\u2019'\w])", re.IGNORECASE).match(
+        rest = re.compile(rf"\s*+(?:[:=]\s*+)?[(\[{{\s]*+({label})\b(?![\u2019'\w])", re.IGNORECASE).match(
             text, statement.end()
         )
         if rest and (rest[1].isupper() or rest[1].isdigit() or not _is_word(text, rest)):
@@ -148,7 +148,7 @@ def _alone(text: str, options: Mapping[str, str]) -> Iterator[str]:
 
 def _listed_after(text: str, start: int, label: str) -> Iterator[str]:
     """Labels that follow as in a list, `A or B`: then none is picked."""
-    following = re.compile(rf"[)\]}}\s]*(?:,|/|&|\bor\b|\band\b)[(\[{{\s]*({label})\b(?![\u2019'\w])")
+    following = re.compile(rf"[)\]}}\s]*+(?:,|/|&|\bor\b|\band\b)[(\[{{\s]*+({label})\b(?![\u2019'\w])")
     while match := following.match(text, start):
         yield match[1].upper()
         start = match.end()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentrl_core.scoring import ScoreRequest
     from agentrl_core.types import Task
 
-_FENCED = re.compile(r"```[ \t]*([A-Za-z0-9_+-]*)[ \t]*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```[ \t]*+([A-Za-z0-9_+-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
 _OPENING = re.compile(r"""\{\s*["}]|\[\s*["\[\]{}\dtfn-]""")
 _EFFORT = 4_000_000
 """Characters that are read, some of them again and again, in search of JSON amid text."""

@@ -84,6 +84,7 @@ def _close(found: tuple[float | None, ...], expected: tuple[float | None, ...], 
 def _plain(text: str) -> str:
     r"""Return a text in which numbers are written in one way: `1{,}234` and `1\,234` as `1,234`."""
     text = text[-_LONGEST:].replace("\N{MINUS SIGN}", "-").replace("\N{MULTIPLICATION SIGN}", "x")
+    text = _BARE_FRACTION.sub(lambda found: f"{found[1]}{{{found[2] or found[3]}}}{{{found[4] or found[5]}}}", text)
     return _THOUSANDS.sub(",", text)
 
 
@@ -114,7 +115,7 @@ _VALUE = re.compile(
     (?P<sign>(?<![\w)\]}}])[-+])?  # after a number or a bracket it is an operator
     (?:\\?\$)?
     (?:
-        (?P<whole>\d+)?\s*
+        (?P<whole>\d+)?(?:(?<=\S)\s*+)?
         \\[dt]?frac\{{\s*(?P<numerator>[-+]?{_UNSIGNED})\s*\}}\{{\s*(?P<denominator>[-+]?{_UNSIGNED})\s*\}}
     |
         (?:(?P<before>\d+)\ (?=\d+\s*/\s*\d))?
@@ -130,10 +131,15 @@ _VALUE = re.compile(
     """,
     re.VERBOSE,
 )
+_BARE_FRACTION = re.compile(r"(\\[dt]?frac)\s?(?:(\d)|\{([^{}]{1,40})\})\s?(?:(\d)|\{([^{}]{1,40})\})")
+"""Also `\\frac12`, where a digit needs no braces."""
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[!,]|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _IN_A_WORD = re.compile(r"(?:(?<!\d)[A-Za-z_]|[A-WYZa-wyz_]|[A-Za-z)\]}][\^_]\{?)-?$")
 """Before digits of a word (`cm2`; not `2x10`), of a power or of an index (`m^2`, `x_1`)."""
 _BETWEEN_LISTED = re.compile(
-    r"[ \t$%*]*(?:[,;/|&]|or|and|to|-|[ \t])[ \t$%*]*(?:(?:or|and)[ \t]+)?[$*]*", re.IGNORECASE
+    r"(?:[ \t$%*]*+(?:[,;/|&]|or|and|to|-)|[$%*]*+[ \t])[ \t$%*]*+(?:(?:or|and)[ \t]++[$*]*+)?", re.IGNORECASE
 )
-"""Between the items of a list of numbers; a line's end is not."""
+"""Between the items of a list of numbers; a line's end is not.
+
+Possessive, as all that reads replies: they may end in thousands of blanks, which `re` would share out in every way.
+"""

@@ -144,6 +144,36 @@ def test_an_agent_that_heeds_its_cancellation_keeps_its_process(agents, resolve,
     assert before.record.reward == after.record.reward
 
 
+THREADED = """
+import asyncio
+import time
+
+
+def slowly(data):
+    time.sleep(4)
+    open(f"{data['id']} saw {os.environ['OPENAI_API_KEY']}", "w").close()
+
+
+class Agent:
+    async def run(self, data, *, base_url, api_key):
+        ask(data, base_url, api_key)
+        if data["id"] == "t0":
+            await asyncio.to_thread(slowly, data)
+        return float(os.getpid())
+"""
+
+
+def test_a_thread_of_a_cancelled_agent_never_runs_on_in_the_next_episode(agents, resolve, rehearsal, task, folder):
+    resolved = resolve(f"{agents(THREADED)}:Agent")
+    (before,) = rehearsal.play(resolved, [task(1)])
+    (timed_out,) = rehearsal.play(resolved, [task(0)], timeout_s=1.0)
+    (after,) = rehearsal.play(resolved, [task(2)])
+    assert timed_out.record.outcome.value == "timed_out"
+    assert after.record.outcome.value == "scored"
+    assert before.record.reward != after.record.reward
+    assert list(folder.glob("t0 saw*")) == []
+
+
 FORKS = """
 import subprocess
 import sys

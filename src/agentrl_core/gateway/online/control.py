@@ -186,7 +186,8 @@ class Control:
             raise session_ended()
         rewards, interactions = taken
         outcome, reason = (Outcome.SCORED, "") if rewards else (Outcome.REJECTED, "no_reward")
-        await self._visits.finish(session, outcome, reason=reason, rewards=rewards)
+        # to its end even if the client leaves: nobody could finish a session that is closed
+        await asyncio.shield(self._visits.finish(session, outcome, reason=reason, rewards=rewards))
         record = Record(id=session.record_id, run_id="", task_id=visit.task_id, group_id="", sample_index=0)
         rows = trajectories(
             Episode(record=record, interactions=interactions),

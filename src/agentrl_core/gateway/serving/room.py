@@ -68,12 +68,13 @@ class BodyRoom:
             async with asyncio.timeout(self._size.wait_s):
                 await room
         except TimeoutError:
-            raise RequestError(
-                503,
-                "no_room",
-                f"other large bodies took all room for {self._size.wait_s:g} s; try again",
-                retry_after_s=1.0,
-            ) from None
+            if not room.done() or room.cancelled():  # else it became free in the same turn of the loop
+                raise RequestError(
+                    503,
+                    "no_room",
+                    f"other large bodies took all room for {self._size.wait_s:g} s; try again",
+                    retry_after_s=1.0,
+                ) from None
         except asyncio.CancelledError:
             if room.done() and not room.cancelled():  # it had just become free
                 self._give_back(client, [num_bytes])

@@ -453,6 +453,8 @@ class Worker:
         self._requests: queue.SimpleQueue[tuple[dict[str, Any], bytes] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._current: tuple[str, asyncio.Task[Any]] | None = None
+        self._cancelled = self._stale = False
+        """Whether the episode was cancelled, and whether one of its threads may run on in the next."""
         self._environ, self._folder = dict(os.environ), os.getcwd()
         leftovers = _beside("leftovers").Leftovers
         self._leftovers = leftovers(loaded.function, children, own=self._pid, above=self._guard)
@@ -460,8 +462,11 @@ class Worker:
     def serve(self) -> None:
         """Run what is asked for until the run says stop, or is gone."""
         threading.Thread(target=self._listen, name="agentrl-control", daemon=True).start()
+        self._threads = set(threading.enumerate())
         for header, body in iter(self._requests.get, None):
             if header["op"] == "over":
+                if self._stale:
+                    return
                 self._send({"op": "idle", "id": header["id"]})
             else:
                 self._episode(header, body)
@@ -486,11 +491,13 @@ class Worker:
         """Cancel an episode, and say so: of an agent that blocks the loop the run never hears that."""
         if not task.done():
             self._send({"op": "cancelling", "id": number})
+            self._cancelled = True
             task.cancel()
 
     def _episode(self, header: dict[str, Any], body: bytes) -> None:
         number = header["id"]
         self._send({"op": "began", "id": number})
+        self._cancelled = False
         answer: dict[str, Any]
         try:
             data = pickle.loads(body) if header["pickled"] else json.loads(body.decode())  # noqa: S301  (the run's)
@@ -499,6 +506,8 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  (whatever an agent raises is data)
             answer = dict(self._told(error), op="raised")
         self._tidy()
+        # what a cancelled agent awaited of a thread goes on there, and would find the next episode's key
+        self._stale = self._cancelled and not self._threads.issuperset(threading.enumerate())
         self._send(dict(answer, id=number))
 
     def _send(self, answer: dict[str, Any]) -> None:
@@ -553,7 +562,10 @@ class Worker:
         with contextlib.suppress(FileNotFoundError):  # the agent has removed the folder that it is in
             if os.getcwd() == self._folder:
                 return
-        os.chdir(self._folder)
+        try:
+            os.chdir(self._folder)
+        except OSError:  # it is gone, and the agent's answer must not go with it
+            os.chdir(os.sep)
 
     @staticmethod
     def _end(processes: Sequence[int]) -> None:

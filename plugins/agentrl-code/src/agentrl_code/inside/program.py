@@ -198,13 +198,13 @@ class _Server:
 
 def _name_of(kind: type) -> str:
     """Return how the test finds a class of Python's own, `ValueError` or `json:JSONDecodeError`; empty for others."""
-    if getattr(builtins, kind.__name__, None) is kind:
-        return kind.__name__
+    name = str(kind.__name__)
+    if getattr(builtins, name, None) is kind:
+        return name
     module = kind.__module__
     if not isinstance(module, str) or module.partition(".")[0] not in sys.stdlib_module_names:
         return ""
-    found = getattr(sys.modules.get(module), kind.__name__, None)
-    return f"{module}:{kind.__name__}" if found is kind else ""
+    return f"{module}:{name}" if getattr(sys.modules.get(module), name, None) is kind else ""
 
 
 def _constant(value: Any) -> Callable[..., Any]:

@@ -236,8 +236,8 @@ _ended: dict[int, int] = {}
 
 def _writes_too_much(pid: int, job: Mapping[str, Any]) -> bool:
     """Whether the files of a program are too large together, or it has written so often that hidden ones may be."""
-    most = job["file_mb"] << 20
-    return _written(job["folder"]) > most or _passed_on(pid) > _REWRITES * most + job["output_kb"] * 1024
+    most = int(job["file_mb"]) << 20
+    return _written(job["folder"]) > most or _passed_on(pid) > _REWRITES * most + int(job["output_kb"]) * 1024
 
 
 def _passed_on(pid: int) -> int:
