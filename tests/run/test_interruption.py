@@ -15,6 +15,7 @@ from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.progress import Progress
+from agentrl_core.run.sampling import SamplingSide
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.training.learner import Learner
 from agentrl_core.training.optimizer import Updater
@@ -273,7 +274,7 @@ def test_wherever_a_signal_comes_a_run_is_saved_and_resumed_as_if_it_had_gone_on
         assert f"agentrl runs resume {name}" in stopped.value.message
         assert RunDirectory.open(Path("runs") / name).all_checkpoints()[0][0] == saved
         with monkeypatch.context() as patch:
-            patch.setattr(BatchCollector, "__init__", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+            patch.setattr(SamplingSide, "__init__", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
             with pytest.raises(Terminated) as stopped:
                 resume(Path("runs") / name)
         assert f"interrupted before its next step: step {saved} is saved" in stopped.value.message

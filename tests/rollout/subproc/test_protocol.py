@@ -84,7 +84,7 @@ def close_all(worker, sock, number):
     """Leaves a pool behind that the interpreter would wait for when it ends."""
     POOLS.append(concurrent.futures.ProcessPoolExecutor(1))
     POOLS[0].submit(os.getpid).result()
-    os.closerange(0, 64)
+    os.closerange(0, 4096)
 
 
 FAULTS = {
