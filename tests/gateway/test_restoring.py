@@ -242,18 +242,18 @@ def test_an_idle_session_expires(online, database, engine):
 
 
 def test_a_session_that_generates_is_not_idle(online, engine):
-    rest = online(session_ttl_s=0.05)
+    rest = online(session_ttl_s=1.5)
 
     async def scenario():
         opened = await rest.start()
         await engine.pause()
         call = asyncio.create_task(rest.chat(opened["api_key"], "hello"))
-        await asyncio.to_thread(engine.begun[0].wait, 5)
+        await asyncio.to_thread(engine.begun[0].wait, 30)
         export = asyncio.create_task(rest.post("/export_trajectories", {"session_id": opened["session_id"]}))
-        done, _ = await asyncio.wait({export}, timeout=0.3)
+        done, _ = await asyncio.wait({export}, timeout=2.5)
         assert not done
         await engine.resume()
-        return (await call).status_code, (await asyncio.wait_for(export, 5)).status_code
+        return (await call).status_code, (await asyncio.wait_for(export, 60)).status_code
 
     assert asyncio.run(scenario()) == (200, 410)
 
