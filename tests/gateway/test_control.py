@@ -221,6 +221,34 @@ def test_calls_that_are_not_trained_get_no_reward_and_no_row(rest):
     assert asyncio.run(scenario()) == ((400, "no_interaction"), {"interaction_count": 1}, {})
 
 
+def test_a_client_that_leaves_during_its_export_leaves_no_record_without_an_end(rest, database, monkeypatch):
+    finish, began, left, done = SQLiteStore.finish_record, threading.Event(), threading.Event(), threading.Event()
+
+    async def slow(store, record):
+        began.set()
+        assert await asyncio.to_thread(left.wait, 20)
+        await finish(store, record)
+        done.set()
+
+    monkeypatch.setattr(SQLiteStore, "finish_record", slow)
+
+    async def scenario():
+        opened = await rest.start()
+        await rest.chat(opened["api_key"], "hello")
+        await rest.post("/rl/set_reward", {"reward": 1}, key=opened["api_key"])
+        await rest.post("/rl/end_session", key=opened["api_key"])
+        export = asyncio.create_task(rest.post("/export_trajectories", {"session_id": opened["session_id"]}))
+        assert await asyncio.to_thread(began.wait, 20)
+        export.cancel()
+        await asyncio.wait({export})
+        left.set()
+        assert await asyncio.to_thread(done.wait, 20)
+
+    asyncio.run(scenario())
+    (record,) = asyncio.run(database.records("run"))
+    assert (record.outcome, record.reward) == (Outcome.SCORED, 1.0)
+
+
 def test_an_export_waits_for_the_end(rest):
     async def scenario():
         opened = await rest.start()

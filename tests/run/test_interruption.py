@@ -248,6 +248,32 @@ def outcome(name):
 
 
 @pytest.mark.slow
+def test_a_run_that_is_ended_within_a_step_saves_none_of_it_and_is_resumed_exactly(small, monkeypatch):
+    Trainer(small("undisturbed")).train()
+    expected = outcome("undisturbed")
+    update, calls = Updater.update, []
+
+    def signalled(*args, **options):
+        calls.append(1)
+        result = update(*args, **options)
+        if len(calls) == 5:  # of two in each step: the weights of step 3 are half changed
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Updater, "update", signalled)
+        with pytest.raises(Interrupted, match="in the midst of a step") as stopped:
+            Trainer(small("twice")).train()
+    assert "there is no checkpoint, later steps are taken again" in str(stopped.value)
+    assert list(RunDirectory.open(Path("runs/twice")).all_checkpoints()) == []
+    resume(Path("runs/twice"))
+    steps, voided, consumed, weights = outcome("twice")
+    assert (steps, voided) == ([1, 2, 3, 4], 2)
+    assert (consumed, weights) == expected[2:]
+
+
+@pytest.mark.slow
 def test_wherever_a_signal_comes_a_run_is_saved_and_resumed_as_if_it_had_gone_on(small, monkeypatch):
     Trainer(small("undisturbed")).train()
     expected = outcome("undisturbed")

@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -66,14 +67,14 @@ def f(x): return 0
 """
 
 
-def test_a_program_that_goes_on_making_files_leaves_no_folder(any_machine, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    tmp_path.chmod(0o711)
-    for folder in (tmp_path.parent, tmp_path.parent.parent):
+def test_a_program_that_goes_on_making_files_leaves_no_folder(any_machine, monkeypatch):
+    with tempfile.TemporaryDirectory() as name:  # everybody reaches what is in it, unlike pytest's own
+        folder = Path(name)
         folder.chmod(0o711)
-    for _ in range(12):
-        assert any_machine.why(BUSY, {"asserts": "assert f(3) == 9"}) == "AssertionError"
-        assert list(tmp_path.iterdir()) == []
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        for _ in range(12):
+            assert any_machine.why(BUSY, {"asserts": "assert f(3) == 9"}) == "AssertionError"
+            assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -174,6 +174,23 @@ def test_a_thread_of_a_cancelled_agent_never_runs_on_in_the_next_episode(agents,
     assert list(folder.glob("t0 saw*")) == []
 
 
+def test_an_agent_that_removes_its_working_folder_keeps_its_answer(agents, resolve, rehearsal, task, folder):
+    code = """
+import shutil
+
+
+class Agent:
+    async def run(self, data, *, base_url, api_key):
+        ask(data, base_url, api_key)
+        shutil.rmtree(os.getcwd()) if data["id"] == "t0" else None
+        return 1.0
+"""
+    resolved = resolve(f"{agents(code)}:Agent")
+    for number in range(2):
+        (episode,) = rehearsal.play(resolved, [task(number)])
+        assert (episode.record.outcome.value, episode.record.reward) == ("scored", 1.0), episode.record.detail
+
+
 FORKS = """
 import subprocess
 import sys

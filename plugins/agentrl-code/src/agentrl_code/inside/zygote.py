@@ -38,7 +38,7 @@ _ERRORS_KEPT = 4096
 _WATCH_S, _END_S = 0.05, 0.002
 _TOO_MUCH = "it printed too much"
 _REWRITES = 8
-"""How often a program may write what its files may hold: removed files that it keeps open have no name to count by."""
+"""Times that a program may write the size of its files; removed files that it keeps open have no name to count by."""
 _CHANNEL, _READY, _GO = 3, 4, 5
 
 
