@@ -18,17 +18,17 @@ import attrs
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentrl_core.api.losses import LossBatch
+from agentrl_core.api.weights import ModuleWeights
 from agentrl_core.batching import advantages
 from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import Sample
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.losses.aggregate import AggregationConfig, aggregate
-from agentrl_core.losses.base import LossBatch
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.models.quiet import no_progress_bars
 from agentrl_core.training.policy import Policy
 from agentrl_core.types import GenerateRequest, Sampling
-from agentrl_core.weights.base import ModuleWeights
 
 START, HIGHER, LOWER, VOCABULARY = 0, 8, 9, 10  # of token ids; 1 to 7 are the numbers
 SECRETS, GUESSES = range(1, 8), 3

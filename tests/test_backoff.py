@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl_core.backoff import Backoff, retry_after_s
+from agentrl_core.http.backoff import Backoff, retry_after_s
 
 
 def longest(_least, most):

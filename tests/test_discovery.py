@@ -1,6 +1,6 @@
 from importlib.metadata import EntryPoint
 
-from agentrl_core.discovery import (
+from agentrl_core.plugins.discovery import (
     CORE,
     Distribution,
     block_rule,
@@ -42,14 +42,14 @@ def test_core_is_there_even_without_metadata(install, monkeypatch):
     monkeypatch.setattr("sys.path", [str(install("agentrl-made", {"agentrl": {"made": "made"}}))])
     core, made = find_distributions()
     assert (core.name, core.version, made.name) == (CORE, "unknown", "agentrl-made")
-    assert [point.value for point in core.entry_points] == ["agentrl_core.builtins"]
+    assert [point.value for point in core.entry_points] == ["agentrl_core.plugins.builtins"]
     assert core_version() == "unknown"
 
 
 def test_stale_metadata_of_core_do_not_hide_its_components(install, monkeypatch):
     monkeypatch.setattr("sys.path", [str(install(CORE, {"agentrl.commands": {"old": "x:y"}}))])
     (core,) = find_distributions()
-    assert [point.value for point in core.entry_points] == ["agentrl_core.builtins"]
+    assert [point.value for point in core.entry_points] == ["agentrl_core.plugins.builtins"]
 
 
 def test_a_damaged_distribution_is_named_by_its_module(install, monkeypatch):

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from agentrl_core.folder_lock import FolderInUseError, folder_lock, is_abandoned
+from agentrl_core.stores.folder_lock import FolderInUseError, folder_lock, is_abandoned
 
 HOLDER = (
-    "import sys, time; from pathlib import Path; from agentrl_core.folder_lock import folder_lock\n"
+    "import sys, time; from pathlib import Path; from agentrl_core.stores.folder_lock import folder_lock\n"
     "with folder_lock(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()\n"
 )
 

@@ -9,12 +9,12 @@ from types import ModuleType, SimpleNamespace
 import pluggy
 import pytest
 
-from agentrl_core import hookspecs
+from agentrl_core.api.trackers import RunInfo, RunSummary, StepReport
 from agentrl_core.config.schema import Component, DataConfig, RolloutConfig, RunConfig
 from agentrl_core.errors import ConfigError
-from agentrl_core.plugins import PluginManager
-from agentrl_core.registry import KINDS
-from agentrl_core.trackers.base import RunInfo, RunSummary, StepReport
+from agentrl_core.plugins import hookspecs
+from agentrl_core.plugins.manager import PluginManager
+from agentrl_core.plugins.registry import KINDS
 from agentrl_core.types import Record
 
 SNAPSHOT = Path(__file__).parent / "hookspecs.txt"

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from agentrl_core import invocation
-from agentrl_core.invocation import command_line, pip_install
+from agentrl_core.plugins import invocation
+from agentrl_core.plugins.invocation import command_line, pip_install
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_core.errors import ConfigError, RunError
-from agentrl_core.options import construct
+from agentrl_core.plugins.options import construct
 
 if TYPE_CHECKING:
     from decimal import Decimal

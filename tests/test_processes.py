@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests import process_calls as calls
 
-from agentrl_core.processes import CallTimeoutError, WorkerDiedError, close_workers, pack, run_in_process
-from agentrl_core.references import resolve
+from agentrl_core.concurrency.processes import CallTimeoutError, WorkerDiedError, close_workers, pack, run_in_process
+from agentrl_core.plugins.references import resolve
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.proxies import Proxy, is_option, proxy_of
-from agentrl_core.server_client import ExchangeError, ServerClient
-from agentrl_core.tls_context import ssl_context
+from agentrl_core.http.proxies import Proxy, is_option, proxy_of
+from agentrl_core.http.server_client import ExchangeError, ServerClient
+from agentrl_core.http.tls_context import ssl_context
 
 CERTIFICATE = Path(__file__).parent / "certificates" / "server.pem"
 """Of server.test, with its key; good for nothing else."""

@@ -123,7 +123,7 @@ import json
 import sys
 sys.path.insert(0, {str(site)!r})
 from agentrl_core import ScoreRequest
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.types import Record, Task
 
 registry = load_registry()

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_core import references
 from agentrl_core.errors import PluginError
-from agentrl_core.references import is_reference, one_line, resolve, user_folders
+from agentrl_core.plugins import references
+from agentrl_core.plugins.references import is_reference, one_line, resolve, user_folders
 from agentrl_core.testing.plugins import isolated_plugins
 
 

@@ -6,8 +6,8 @@ import pytest
 from agentrl_core import hookimpl
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError, UsageError
-from agentrl_core.plugins import load_registry
-from agentrl_core.registry import Entry
+from agentrl_core.plugins.manager import load_registry
+from agentrl_core.plugins.registry import Entry
 from agentrl_core.testing.plugins import isolated_plugins
 
 

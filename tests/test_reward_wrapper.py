@@ -5,8 +5,8 @@ import pytest
 from tests import reward_calls as calls
 
 from agentrl_core import AsyncRewardWrapper
+from agentrl_core.concurrency.processes import close_workers
 from agentrl_core.errors import EpisodeError
-from agentrl_core.processes import close_workers
 
 
 @pytest.fixture(autouse=True)

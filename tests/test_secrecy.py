@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
+from agentrl_core.concurrency.processes import close_workers, run_in_process
 from agentrl_core.gateway.online.admin import key_from_environment
-from agentrl_core.processes import close_workers, run_in_process
 
 SEALED = """
 import ctypes
 import os
 import subprocess
 
-from agentrl_core.secrecy import seal
+from agentrl_core.concurrency.secrecy import seal
 
 if os.getuid() == 0:
     os.setgroups([])
@@ -47,7 +47,7 @@ def test_other_processes_of_the_user_cannot_read_the_environment_of_a_sealed_one
 
 
 def test_processes_of_scorers_do_not_get_the_admin_key(monkeypatch):
-    monkeypatch.setattr("agentrl_core.secrecy._withheld", set())
+    monkeypatch.setattr("agentrl_core.concurrency.secrecy._withheld", set())
     monkeypatch.setenv("ZOO_ADMIN_KEY", "z" * 32)
     monkeypatch.setenv("ZOO_OTHER", "a lion")
     assert key_from_environment("ZOO_ADMIN_KEY") == "z" * 32
@@ -61,7 +61,7 @@ def test_processes_of_scorers_do_not_get_the_admin_key(monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such setting")
 def test_a_run_that_starts_agents_on_this_machine_is_sealed(tmp_path):
     from agentrl_core.config.schema import AgentConfig, RolloutConfig
-    from agentrl_core.plugins import load_registry
+    from agentrl_core.plugins.manager import load_registry
     from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 
     libc = ctypes.CDLL(None)

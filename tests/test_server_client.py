@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from agentrl_core.backoff import Backoff
-from agentrl_core.server_client import ExchangeError, ServerClient, server_sent_events
+from agentrl_core.http.backoff import Backoff
+from agentrl_core.http.server_client import ExchangeError, ServerClient, server_sent_events
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -147,7 +147,7 @@ def test_a_request_whose_reply_has_begun_is_not_sent_anew(part):
 
 
 def test_a_request_that_got_nothing_is_sent_anew(monkeypatch):
-    monkeypatch.setattr("agentrl_core.server_client._RETRIES", Backoff(first_s=0.001))
+    monkeypatch.setattr("agentrl_core.http.server_client._RETRIES", Backoff(first_s=0.001))
 
     async def once():
         async with serving(b"", b"", OK, retries=2) as (client, requests, _):

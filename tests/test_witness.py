@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_core.types import Episode, Interaction, Record
-from agentrl_core.witness import verify, witness
+from agentrl_core.weights.witness import verify, witness
 
 RECORD = Record(id="r", run_id="run", task_id="t", group_id="g", sample_index=0)
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5).map(tuple)

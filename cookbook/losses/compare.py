@@ -17,7 +17,7 @@ from agentrl_core.trackers.curve import draw_side_by_side
 from agentrl_core.trackers.jsonl import FILE_NAME, read_events
 
 if TYPE_CHECKING:
-    from agentrl_core.trackers.base import EvalReport, RunSummary
+    from agentrl_core.api.trackers import EvalReport, RunSummary
 
 CONFIG = Path(__file__).with_name("config.yaml")
 VARIANTS: Mapping[str, Sequence[str]] = {

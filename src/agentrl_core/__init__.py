@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrl_core import errors
+    from agentrl_core.api import context as workflow_context
+    from agentrl_core.api.losses import LossBatch, LossOutput
+    from agentrl_core.api.scoring import Answer, Score, ScoreRequest
+    from agentrl_core.api.token_level import GenerationHyperparameters, ModelRequest, ModelResponse
+    from agentrl_core.api.workflow import AgentWorkflow, RolloutWorkflow, Workflow
     from agentrl_core.config.schema import RunConfig
-    from agentrl_core.generation import GenerationHyperparameters, ModelRequest, ModelResponse
-    from agentrl_core.hookspecs import hookimpl, hookspec
-    from agentrl_core.losses.base import LossBatch, LossOutput
-    from agentrl_core.reward_wrapper import AsyncRewardWrapper
-    from agentrl_core.rollout import context as workflow_context
+    from agentrl_core.plugins.hookspecs import hookimpl, hookspec
     from agentrl_core.rollout.ready_made.samplers import AsyncSampler
     from agentrl_core.run import FineTuner, Trainer
     from agentrl_core.scorers.registration import register_scorer
-    from agentrl_core.scoring import Answer, Score, ScoreRequest
+    from agentrl_core.scorers.reward_wrapper import AsyncRewardWrapper
     from agentrl_core.types import Interaction, Record, Task
-    from agentrl_core.workflow import AgentWorkflow, RolloutWorkflow, Workflow
 
     __version__: str
 
@@ -52,36 +52,36 @@ __all__ = [
 
 # Imported on first use (PEP 562): `import agentrl_core` costs nothing, so that the command line starts at once.
 _HOMES = {
-    "AgentWorkflow": "agentrl_core.workflow:AgentWorkflow",
-    "Answer": "agentrl_core.scoring:Answer",
-    "AsyncRewardWrapper": "agentrl_core.reward_wrapper:AsyncRewardWrapper",
+    "AgentWorkflow": "agentrl_core.api.workflow:AgentWorkflow",
+    "Answer": "agentrl_core.api.scoring:Answer",
+    "AsyncRewardWrapper": "agentrl_core.scorers.reward_wrapper:AsyncRewardWrapper",
     "AsyncSampler": "agentrl_core.rollout.ready_made.samplers:AsyncSampler",
     "FineTuner": "agentrl_core.run:FineTuner",
-    "GenerationHyperparameters": "agentrl_core.generation:GenerationHyperparameters",
+    "GenerationHyperparameters": "agentrl_core.api.token_level:GenerationHyperparameters",
     "Interaction": "agentrl_core.types:Interaction",
-    "LossBatch": "agentrl_core.losses.base:LossBatch",
-    "LossOutput": "agentrl_core.losses.base:LossOutput",
-    "ModelRequest": "agentrl_core.generation:ModelRequest",
-    "ModelResponse": "agentrl_core.generation:ModelResponse",
+    "LossBatch": "agentrl_core.api.losses:LossBatch",
+    "LossOutput": "agentrl_core.api.losses:LossOutput",
+    "ModelRequest": "agentrl_core.api.token_level:ModelRequest",
+    "ModelResponse": "agentrl_core.api.token_level:ModelResponse",
     "Record": "agentrl_core.types:Record",
-    "RolloutWorkflow": "agentrl_core.workflow:RolloutWorkflow",
+    "RolloutWorkflow": "agentrl_core.api.workflow:RolloutWorkflow",
     "RunConfig": "agentrl_core.config.schema:RunConfig",
-    "Score": "agentrl_core.scoring:Score",
-    "ScoreRequest": "agentrl_core.scoring:ScoreRequest",
+    "Score": "agentrl_core.api.scoring:Score",
+    "ScoreRequest": "agentrl_core.api.scoring:ScoreRequest",
     "Task": "agentrl_core.types:Task",
     "Trainer": "agentrl_core.run:Trainer",
-    "Workflow": "agentrl_core.workflow:Workflow",
+    "Workflow": "agentrl_core.api.workflow:Workflow",
     "errors": "agentrl_core.errors:",
-    "hookimpl": "agentrl_core.hookspecs:hookimpl",
-    "hookspec": "agentrl_core.hookspecs:hookspec",
+    "hookimpl": "agentrl_core.plugins.hookspecs:hookimpl",
+    "hookspec": "agentrl_core.plugins.hookspecs:hookspec",
     "register_scorer": "agentrl_core.scorers.registration:register_scorer",
-    "workflow_context": "agentrl_core.rollout.context:",
+    "workflow_context": "agentrl_core.api.context:",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from agentrl_core.discovery import core_version
+        from agentrl_core.plugins.discovery import core_version
 
         value: Any = core_version()
     elif name in _HOMES:

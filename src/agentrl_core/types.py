@@ -156,7 +156,7 @@ class Interaction:
     tool_errors: int = 0
     """Malformed tool calls in this output."""
     witness: str = ""
-    """Digest of what went into the engine and came out (`agentrl_core.witness`); empty where nobody took it."""
+    """Digest of what went into the engine and came out (`agentrl_core.weights.witness`); empty where nobody took it."""
     retry_key: str = ""
     """Digest of the request and its name, where its client gave it one to ask for the same reply again."""
     started_at: float = 0.0

@@ -4,13 +4,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrl_core.api.losses import LossOutput
 from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses.aggregate import AggregationConfig, aggregate
-from agentrl_core.losses.base import LossOutput
 from agentrl_core.types import FinishReason, Sampling
-from agentrl_core.witness import witness
+from agentrl_core.weights.witness import witness
 
 
 def lay_out(members, group, advantages=None, *, style="individual"):

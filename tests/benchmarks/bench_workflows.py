@@ -24,9 +24,9 @@ from openai import AsyncOpenAI
 from tests.benchmarks.report import Row, report
 
 from agentrl_core.config.schema import AgentConfig, RolloutConfig
-from agentrl_core.plugins import load_registry
+from agentrl_core.http.tls import shared_tls
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
-from agentrl_core.rollout.tls import shared_tls
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
 from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Outcome, Task

@@ -6,6 +6,7 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.chat import Chat
 from agentrl_core.chat.parsers.glm4 import Glm4Parser
 from agentrl_core.chat.parsers.harmony import HarmonyParser
@@ -15,7 +16,6 @@ from agentrl_core.chat.parsers.minicpm import MiniCPMParser
 from agentrl_core.chat.parsers.mistral import MistralParser
 from agentrl_core.chat.parsers.qwen3_coder import Qwen3CoderParser
 from agentrl_core.chat.parsers.sections import DeepSeekParser, KimiK2Parser
-from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.chat.replies import ReplyFormat
 from agentrl_core.engines.grammars import Grammars, allowed_tokens
 from agentrl_core.types import Grammar

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.chat.parsers.glm4 import Glm4Parser
 from agentrl_core.chat.parsers.harmony import HarmonyParser
 from agentrl_core.chat.parsers.hermes import HermesParser
@@ -20,7 +21,6 @@ from agentrl_core.chat.parsers.minicpm import MiniCPMParser
 from agentrl_core.chat.parsers.mistral import MistralParser
 from agentrl_core.chat.parsers.qwen3_coder import Qwen3CoderParser
 from agentrl_core.chat.parsers.sections import DeepSeekParser, KimiK2Parser
-from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.chat.recognition import recognise_parser
 from agentrl_core.chat.replies import ReplyFormat, ReplyReader, parse_reply
 from agentrl_core.chat.template import ChatTemplate

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.chat.parsers.hermes import HermesParser
-from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.chat.replies import ReplyFormat, parse_reply
 
 

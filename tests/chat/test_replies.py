@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from agentrl_core.api.reasoning import REASONING_FORMATS, THINK
 from agentrl_core.chat import Chat, Piece
 from agentrl_core.chat.parsers.harmony import HarmonyParser
-from agentrl_core.chat.reasoning import REASONING_FORMATS, THINK
 from agentrl_core.chat.recognition import recognise_reasoning
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

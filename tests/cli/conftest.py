@@ -8,8 +8,8 @@ import json
 import attrs
 import pytest
 
+from agentrl_core.api.stores import RunRow, StepRow
 from agentrl_core.cli import main
-from agentrl_core.stores.base import RunRow, StepRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import FinishReason, Interaction, Outcome, Record, Task
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from agentrl_core.cli import main
-from agentrl_core.discovery import core_version
+from agentrl_core.plugins.discovery import core_version
 
 CLASH = (
     "scorer 'gsm8k' is registered by agentrl-clash and agentrl-direct; "

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from agentrl_core.stores.base import RunRow
+from agentrl_core.api.stores import RunRow
+from agentrl_core.api.trackers import RunSummary
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.trackers.base import RunSummary
 
 
 def test_runs_are_listed_by_their_last_write(agentrl, make_run):

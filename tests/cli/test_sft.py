@@ -6,8 +6,8 @@ import json
 import attrs
 import pytest
 
+from agentrl_core.api.stores import StepRow
 from agentrl_core.data.demonstrations import load_demonstrations
-from agentrl_core.stores.base import StepRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Outcome, Record
 

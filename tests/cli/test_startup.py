@@ -5,8 +5,9 @@ import json
 import pytest
 import typer
 
-from agentrl_core import builtins, cli
+from agentrl_core import cli
 from agentrl_core.errors import ConfigError, Interrupted, RunError, Terminated
+from agentrl_core.plugins import builtins
 
 HEAVY = {"torch", "transformers", "openai", "anthropic", "langchain_core", "motor", "fastapi", "starlette"}
 HTTP_CLIENTS = {"aiohttp", "httpx2"}

@@ -14,7 +14,7 @@ import pytest
 from agentrl_core.cli.episode_text import episode_lines
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Episode, Outcome, Record, Task
-from agentrl_core.witness import witness
+from agentrl_core.weights.witness import witness
 
 
 def test_episodes_are_listed_with_outcome_reward_and_tokens(agentrl, make_run):

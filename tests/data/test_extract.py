@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.data.extract import extract_answer, find_answer, without_thoughts
+from agentrl_core.api.extract import extract_answer, find_answer, without_thoughts
 
 AGENTCPM = [
     ("<answer>a</answer> <answer>b</answer>", "answer", "b"),

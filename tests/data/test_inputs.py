@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl_core.data.inputs import agent_input, as_messages, as_text
+from agentrl_core.api.inputs import agent_input, as_messages, as_text
 from agentrl_core.errors import DataError
 
 ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "1+1?"}]

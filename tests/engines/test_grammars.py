@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.engines.grammars import KEPT_GRAMMARS, Grammars
 from agentrl_core.errors import UnservableError
@@ -16,7 +17,6 @@ from agentrl_core.models import tiny
 from agentrl_core.testing.engines import ask, collect, request, run
 from agentrl_core.testing.policy import toy_policy
 from agentrl_core.types import FinishReason, Grammar
-from agentrl_core.weights.base import DirectoryWeights
 
 PROMPT = list(range(10, 74))
 IM_END = 2

@@ -11,16 +11,16 @@ import torch
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from tokenizers import Tokenizer
 
-from agentrl_core.backoff import Backoff
+from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
 from agentrl_core.engines.openai_compatible import OpenAICompatibleEngine
 from agentrl_core.engines.remote_calls import RemoteCall
 from agentrl_core.engines.server_failures import RETRIES
 from agentrl_core.engines.servers import Part
 from agentrl_core.errors import EngineError, UnavailableError, UnservableError
+from agentrl_core.http.backoff import Backoff
 from agentrl_core.testing.engines import EngineSuite, ask, collect, request, run
 from agentrl_core.testing.policy import write_tokenizer
 from agentrl_core.types import FinishReason, Grammar
-from agentrl_core.weights.base import DirectoryWeights, ModuleWeights
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.testing.engines import EngineSuite
 from agentrl_core.testing.policy import write_tokenizer
-from agentrl_core.weights.base import DirectoryWeights, ModuleWeights
 
 
 class OfArchitecture(EngineSuite):

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from agentrl_core.config.schema import AgentConfig, Component, RolloutConfig
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.text import numeric

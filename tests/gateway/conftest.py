@@ -11,14 +11,14 @@ import pytest
 from openai import AsyncOpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from agentrl_core.api.stores import RunRow
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+from agentrl_core.engines.scripted import ScriptedEngine
 from agentrl_core.errors import StoreError, UnavailableError
 from agentrl_core.gateway import Gateway
-from agentrl_core.stores.base import RunRow
+from agentrl_core.http.tls_context import ssl_context
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.testing.scripted import ScriptedEngine
-from agentrl_core.tls_context import ssl_context
 from agentrl_core.types import Record
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 
+from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.chat import Chat
-from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.gateway.dialects.anthropic_messages import AnthropicMessages
 
 USER = {"role": "user", "content": "hello"}

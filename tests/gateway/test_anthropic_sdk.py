@@ -8,10 +8,10 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from pydantic import BaseModel
 
+from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.chat import Chat
-from agentrl_core.chat.reasoning import REASONING_FORMATS
 from agentrl_core.errors import EngineError
-from agentrl_core.tls_context import ssl_context
+from agentrl_core.http.tls_context import ssl_context
 from agentrl_core.types import FinishReason
 
 USER = [{"role": "user", "content": "what is 1 + 2?"}]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentrl_core.chat.reasoning import REASONING_FORMATS
+from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.chat.replies import ReplyFormat
 from agentrl_core.errors import EngineError, UnservableError, UnstorableError
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from openai import OpenAI
 
+from agentrl_core.api.reasoning import THINK
 from agentrl_core.chat import Chat
-from agentrl_core.chat.reasoning import THINK
 
 USER = [{"role": "user", "content": "hello"}]
 

@@ -18,10 +18,10 @@ import psutil
 import pytest
 import uvloop
 
+from agentrl_core.api.stores import RunRow
 from agentrl_core.chat import Chat
-from agentrl_core.stores.base import RunRow
+from agentrl_core.engines.scripted import ScriptedEngine
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.testing.scripted import ScriptedEngine
 from agentrl_core.types import FinishReason, Record
 
 AGENTS = 64

@@ -16,8 +16,8 @@ from agents import (
 from agents.exceptions import ModelBehaviorError
 from openai import AsyncOpenAI
 
+from agentrl_core.api.reasoning import THINK
 from agentrl_core.chat import Chat
-from agentrl_core.chat.reasoning import THINK
 
 ONE, TWO = '{"a":1,"b": 2}', '{"a": 3, "b": 4}'
 MODELS = [OpenAIResponsesModel, OpenAIChatCompletionsModel]

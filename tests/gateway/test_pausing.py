@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentrl_core.weights.base import DirectoryWeights
+from agentrl_core.api.weights import DirectoryWeights
 
 
 @pytest.fixture

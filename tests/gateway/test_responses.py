@@ -6,8 +6,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from agentrl_core.api.reasoning import THINK
 from agentrl_core.chat import Chat
-from agentrl_core.chat.reasoning import THINK
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.dialects.responses import OpenAIResponses
 from agentrl_core.types import FinishReason, Grammar

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
+from agentrl_core.api.reasoning import THINK
 from agentrl_core.chat import Chat
-from agentrl_core.chat.reasoning import THINK
 from agentrl_core.config.schema import UpstreamConfig
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.dialects.responses import OpenAIResponses

@@ -8,8 +8,8 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
+from agentrl_core.api.reasoning import THINK
 from agentrl_core.chat import Chat
-from agentrl_core.chat.reasoning import THINK
 
 ONE, TWO = '{"a":1,"b": 2}', '{"a": 3, "b": 4}'
 

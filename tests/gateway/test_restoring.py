@@ -264,9 +264,9 @@ from pathlib import Path
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
 from agentrl_core.gateway import Gateway
-from agentrl_core.stores.base import RunRow
+from agentrl_core.api.stores import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.testing.scripted import ScriptedEngine
+from agentrl_core.engines.scripted import ScriptedEngine
 
 model_dir, database, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 chat = Chat.from_directory(model_dir)

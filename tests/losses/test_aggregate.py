@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from agentrl_core.api.losses import LossBatch, LossOutput
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.aggregate import Denominators, aggregate
-from agentrl_core.losses.base import LossBatch, LossOutput
 from agentrl_core.losses.grpo import GRPO
 
 

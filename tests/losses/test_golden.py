@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl_core.api.losses import LossBatch
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators, aggregate
-from agentrl_core.losses.base import LossBatch
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.losses.logprob import logits_logprobs
 from agentrl_core.losses.minirl import MiniRL

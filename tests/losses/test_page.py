@@ -10,7 +10,7 @@ import torch
 
 from agentrl_core import config
 from agentrl_core.losses.aggregate import Aggregation
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checks import check_config
 from agentrl_core.testing import check_correction, check_loss
 from agentrl_core.testing.losses import loss_batch

@@ -2,10 +2,10 @@ import attrs
 import pytest
 from tests.losses.test_values import THETA, batch_of
 
+from agentrl_core.api.losses import LossOutput
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses import AggregationConfig, Corrected, LossSection, corrected
-from agentrl_core.losses.base import LossOutput
 from agentrl_core.losses.entropy_bonus import EntropyBonus
 from agentrl_core.losses.gspo import GSPO
 from agentrl_core.losses.importance import MaskedIS, TruncatedIS

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl_core.api.losses import LossBatch
 from agentrl_core.losses import LossSection, corrected
 from agentrl_core.losses.aggregate import Denominators, aggregate
-from agentrl_core.losses.base import LossBatch
 from agentrl_core.losses.cispo import CISPO
 from agentrl_core.losses.dapo import DAPO
 from agentrl_core.losses.dr_grpo import DrGRPO

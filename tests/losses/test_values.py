@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 
-from agentrl_core.losses.base import LossBatch, LossOutput
+from agentrl_core.api.losses import LossBatch, LossOutput
 from agentrl_core.losses.cispo import CISPO
 from agentrl_core.losses.cross_entropy import CrossEntropy
 from agentrl_core.losses.dapo import DAPO

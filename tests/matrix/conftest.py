@@ -6,12 +6,12 @@ import attrs
 import httpx2
 import pytest
 
+from agentrl_core.api.stores import RunRow
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
 from agentrl_core.gateway import Gateway
-from agentrl_core.stores.base import RunRow
+from agentrl_core.http.tls_context import ssl_context
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.tls_context import ssl_context
 from agentrl_core.types import Outcome, Record
 
 from .clients.base import Door

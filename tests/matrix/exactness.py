@@ -9,7 +9,7 @@ import attrs
 
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.types import FinishReason, Group
-from agentrl_core.witness import verify
+from agentrl_core.weights.witness import verify
 
 
 @attrs.frozen(kw_only=True)

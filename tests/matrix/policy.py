@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agentrl_core.testing.scripted import ScriptedEngine
+from agentrl_core.engines.scripted import ScriptedEngine
 
 TEMPLATE = Path(__file__).parent.parent / "chat" / "templates" / "hermes.jinja"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -9,8 +9,8 @@ from tests.gateway import conftest as parts
 
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import RolloutConfig
-from agentrl_core.registry import Registry
-from agentrl_core.rollout.borrowed import close_borrowed
+from agentrl_core.http.borrowed import close_borrowed
+from agentrl_core.plugins.registry import Registry
 from agentrl_core.rollout.calling import WorkflowCall
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler

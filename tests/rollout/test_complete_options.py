@@ -7,7 +7,7 @@ import pytest
 from agentrl_core import RolloutWorkflow, RunConfig
 from agentrl_core.config.schema import Component, SamplingConfig
 from agentrl_core.errors import ConfigError
-from agentrl_core.registry import Registry
+from agentrl_core.plugins.registry import Registry
 from agentrl_core.rollout.workflows import resolve_workflow
 
 

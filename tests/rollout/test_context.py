@@ -5,7 +5,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentrl_core import workflow_context
-from agentrl_core.rollout.context import WorkflowContext
+from agentrl_core.api.context import WorkflowContext
 
 
 @pytest.fixture

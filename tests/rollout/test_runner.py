@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from agentrl_core import workflow_context
+from agentrl_core.api.scoring import Answer, Score
 from agentrl_core.config.schema import SamplingConfig
 from agentrl_core.errors import EngineError, EpisodeError, RunError, StoreError
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.scorers.text import exact_match
-from agentrl_core.scoring import Answer, Score
 from agentrl_core.types import Outcome
 
 EXACT_MATCH = normalize_scorer(exact_match, "exact_match")

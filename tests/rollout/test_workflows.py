@@ -10,7 +10,7 @@ import pytest
 from agentrl_core import AgentWorkflow, RunConfig
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.registry import Registry
+from agentrl_core.plugins.registry import Registry
 from agentrl_core.rollout.workflows import resolve_workflow, with_options
 
 OFFERED = {"base_url": "http://gateway/s/1", "api_key": "k", "http_client": None, "record_id": "r", "is_eval": False}

@@ -19,7 +19,7 @@ import random
 
 import attrs
 
-from agentrl_core.testing.scripted import ScriptedEngine
+from agentrl_core.engines.scripted import ScriptedEngine
 
 
 class Engine(ScriptedEngine):

@@ -10,7 +10,7 @@ from agentrl_core import hookimpl
 from agentrl_core.config import load
 from agentrl_core.config.schema import GatewayConfig
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.registry import PROGRAM
+from agentrl_core.plugins.registry import PROGRAM
 from agentrl_core.run.checks import check_config
 from agentrl_core.run.scorers import check_scorers
 from agentrl_core.scorers.call import normalize_scorer

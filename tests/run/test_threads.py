@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from agentrl_core.daemons import DaemonExecutor
+from agentrl_core.concurrency.threads import DaemonExecutor
 from agentrl_core.errors import RunError
 from agentrl_core.run import threads
 from agentrl_core.run.threads import LoopThread

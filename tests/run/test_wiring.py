@@ -17,7 +17,7 @@ from agentrl_core.batching.filters import ZeroVariance
 from agentrl_core.batching.shaping import Overlong, Rank
 from agentrl_core.errors import RunError
 from agentrl_core.losses.minirl import MiniRL
-from agentrl_core.plugins import PluginManager
+from agentrl_core.plugins.manager import PluginManager
 from agentrl_core.rollout.order import TaskOrder
 from agentrl_core.run import resume
 from agentrl_core.stores.sqlite import SQLiteStore

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from agentrl_core.errors import PluginError
-from agentrl_core.registry import KINDS
+from agentrl_core.plugins.registry import KINDS
 from agentrl_core.scaffold.kinds import SCAFFOLDS
 from agentrl_core.scaffold.package import write_package
 

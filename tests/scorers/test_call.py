@@ -11,9 +11,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from agentrl_core.api.scoring import Score
 from agentrl_core.errors import EpisodeError, PluginError
 from agentrl_core.scorers.call import finite_number, normalize_scorer
-from agentrl_core.scoring import Score
 from agentrl_core.testing.scorers import score_request
 
 

@@ -7,11 +7,11 @@ import attrs
 import pytest
 
 from agentrl_core import hookimpl
+from agentrl_core.api.scoring import Score
 from agentrl_core.config import parse
 from agentrl_core.errors import ConfigError, EpisodeError
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.scorers.table import ScorerTable
-from agentrl_core.scoring import Score
 from agentrl_core.testing import isolated_plugins
 from agentrl_core.testing.scorers import score_request
 

@@ -8,11 +8,11 @@ from tests.scorers import calls
 
 import agentrl_core
 from agentrl_core import hookimpl, register_scorer
+from agentrl_core.api.scoring import Score
 from agentrl_core.config import parse
 from agentrl_core.errors import EpisodeError, PluginError
-from agentrl_core.registry import PROGRAM
+from agentrl_core.plugins.registry import PROGRAM
 from agentrl_core.scorers.table import ScorerTable
-from agentrl_core.scoring import Score
 from agentrl_core.testing import isolated_plugins
 from agentrl_core.testing.scorers import score_request
 

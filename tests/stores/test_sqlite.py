@@ -18,9 +18,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+from agentrl_core.api.stores import RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite, sqlite_file, sqlite_schema
-from agentrl_core.stores.base import RunRow, SessionRow, StepRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.stores import StoreSuite
 from agentrl_core.types import Interaction, Outcome, Record, Task
@@ -565,7 +565,7 @@ _WRITER = """
 import asyncio, itertools, resource, sys
 from pathlib import Path
 from agentrl_core.errors import StoreError
-from agentrl_core.stores.base import RunRow
+from agentrl_core.api.stores import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Interaction, Record
 

@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentrl_core import workflow_context
-from agentrl_core.registry import Registry
+from agentrl_core.plugins.registry import Registry
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.testing.adapters import AdapterSuite, questions
 from agentrl_core.testing.workflows import Rehearsal

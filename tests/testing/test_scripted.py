@@ -8,12 +8,12 @@ import sys
 import pytest
 from tokenizers import Tokenizer
 
+from agentrl_core.api.weights import DirectoryWeights
+from agentrl_core.engines.scripted import ScriptedEngine
 from agentrl_core.errors import EngineError
 from agentrl_core.testing.engines import EngineSuite, ask, collect, request, run
 from agentrl_core.testing.policy import write_tokenizer
-from agentrl_core.testing.scripted import ScriptedEngine
 from agentrl_core.types import FinishReason
-from agentrl_core.weights.base import DirectoryWeights
 
 
 @pytest.fixture(scope="module")
@@ -162,5 +162,5 @@ def test_stop_strings_without_a_tokenizer_are_refused(start):
 
 
 def test_it_needs_no_torch():
-    program = "import sys, agentrl_core.testing.scripted; sys.exit('torch' in sys.modules)"
+    program = "import sys, agentrl_core.engines.scripted; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

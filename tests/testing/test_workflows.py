@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from agentrl_core import workflow_context
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.testing.workflows import Rehearsal, WorkflowSuite
 from agentrl_core.types import Task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
+from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
 
 
 class Reports:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from agentrl_core.trackers.base import Activity
+from agentrl_core.api.trackers import Activity
 from agentrl_core.trackers.console import ConsoleTracker
 
 

@@ -88,7 +88,7 @@ def test_a_full_disk_is_named_and_the_next_line_is_whole(tmp_path):
 import resource, sys
 from pathlib import Path
 from agentrl_core.errors import RunError
-from agentrl_core.trackers.base import StepReport
+from agentrl_core.api.trackers import StepReport
 from agentrl_core.trackers.jsonl import JsonlTracker
 
 tracker = JsonlTracker(run_dir=Path(sys.argv[1]))

@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from agentrl_core.trackers.base import Activity
+from agentrl_core.api.trackers import Activity
 from agentrl_core.trackers.status import Pace, bar_line, clock_text
 
 

@@ -3,11 +3,11 @@
 import attrs
 import torch
 
+from agentrl_core.api.losses import LossOutput
 from agentrl_core.batching.packing import pack
 from agentrl_core.batching.shares import share_out
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses import AggregationConfig
-from agentrl_core.losses.base import LossOutput
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.training.diagnosis import Guard
 from agentrl_core.training.metrics import Means, ratio_shares

@@ -5,11 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl_core.api.losses import LossOutput
 from agentrl_core.batching import advantages
 from agentrl_core.batching.signal import Signal
 from agentrl_core.errors import ConfigError, TrainingError
 from agentrl_core.losses import AggregationConfig
-from agentrl_core.losses.base import LossOutput
 from agentrl_core.losses.cross_entropy import CrossEntropy
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.losses.gspo import GSPO

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from agentrl_core.api.losses import LossBatch
 from agentrl_core.batching.signal import Signal
-from agentrl_core.losses.base import LossBatch
 from agentrl_core.losses.trust_region import ratio_metrics
 from agentrl_core.training.metrics import RATIO_SHARES, Means, ratio_shares, rollout_metrics
 from agentrl_core.types import Episode, FinishReason, Group, Interaction, Record

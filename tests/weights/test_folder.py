@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
 from agentrl_core.engines.models import load_model
 from agentrl_core.errors import EngineError
 from agentrl_core.testing.policy import toy_policy
-from agentrl_core.weights.base import DirectoryWeights, ModuleWeights
 from agentrl_core.weights.folder import WeightsFolder
 
 KILLED = (

@@ -5,7 +5,7 @@ import sys
 import anthropic
 
 from agentrl_anthropic.hooks import adapt_agent
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.testing.plugins import check_plugin
 
 HEAVY = ["anthropic", "claude_agent_sdk", "torch"]

@@ -58,7 +58,7 @@ def test_names_are_found_where_areal_has_them():
     from agentrl_areal.reward import gsm8k_reward_fn
     from agentrl_areal.reward.gsm8k import gsm8k_reward_fn as reward
     from agentrl_areal.workflow import MultiTurnWorkflow, RLVRWorkflow
-    from agentrl_core.generation import TokenEngine
+    from agentrl_core.api.token_level import TokenEngine
 
     assert (Request, Wrapper, Workflow, reward) == (ModelRequest, AsyncRewardWrapper, RolloutWorkflow, gsm8k_reward_fn)
     assert (of_infra, get, InferenceEngine) == (workflow_context, workflow_context.get, TokenEngine)

@@ -13,7 +13,7 @@ from agentrl_areal.reward import MathVerifyWorker, TooLongError, get_math_verify
 from agentrl_areal.reward.clevr_count_70k import clevr_count_70k_reward_fn
 from agentrl_areal.reward.geometry3k import geometry3k_reward_fn
 from agentrl_areal.reward.gsm8k import gsm8k_reward_fn
-from agentrl_core.processes import close_workers
+from agentrl_core.concurrency.processes import close_workers
 
 GSM8K = [
     (r"so \boxed{4}", "2 + 2 = <<2+2=4>>4\n#### 4", 1.0),

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from agentrl_core.config.schema import AgentConfig, Component, RolloutConfig
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Task

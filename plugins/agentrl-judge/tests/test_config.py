@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.options import construct
+from agentrl_core.plugins.options import construct
 from agentrl_judge.agent_config import read_agent_config
 from agentrl_judge.judge import Judge
 

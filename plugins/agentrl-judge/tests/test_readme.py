@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentrl_core.options import bind
+from agentrl_core.plugins.options import bind
 from agentrl_judge.agent_config import read_agent_config
 from agentrl_judge.judge import Judge
 

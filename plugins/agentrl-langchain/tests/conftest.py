@@ -8,17 +8,17 @@ import pytest
 from langchain_openai import ChatOpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from agentrl_core.api.stores import RunRow
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import Component, GatewayConfig, RolloutConfig, SamplingConfig
+from agentrl_core.engines.scripted import ScriptedEngine
 from agentrl_core.gateway import Gateway
 from agentrl_core.models.tiny import MARKERS, PAD, TEMPLATE, TURN_END, TURN_START
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
-from agentrl_core.stores.base import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.testing.scripted import ScriptedEngine
 from agentrl_core.types import Task
 
 

@@ -7,9 +7,9 @@ import attrs
 import pytest
 
 from agentrl_core import hookimpl
+from agentrl_core.concurrency.processes import CallTimeoutError
 from agentrl_core.config import parse
 from agentrl_core.errors import ConfigError, EpisodeError
-from agentrl_core.processes import CallTimeoutError
 from agentrl_core.scorers.table import ScorerTable
 from agentrl_core.testing import ScorerSuite, isolated_plugins
 from agentrl_core.testing.scorers import score_request

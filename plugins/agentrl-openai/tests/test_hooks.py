@@ -4,7 +4,7 @@ import sys
 
 import openai
 
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.testing.plugins import check_plugin
 from agentrl_openai.hooks import adapt_agent
 

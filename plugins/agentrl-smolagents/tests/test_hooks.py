@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.testing.plugins import check_plugin
 from agentrl_smolagents.hooks import adapt_agent
 

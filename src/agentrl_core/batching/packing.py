@@ -13,9 +13,9 @@ import attrs
 import numpy as np
 import torch
 
+from agentrl_core.api.losses import LossBatch
 from agentrl_core.batching.trie import Overlap, TokenTrie
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators
-from agentrl_core.losses.base import LossBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

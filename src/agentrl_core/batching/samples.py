@@ -14,8 +14,8 @@ import attrs
 
 from agentrl_core.batching.credit import children_of, is_trained
 from agentrl_core.errors import TrainingError
-from agentrl_core.invocation import command_line
-from agentrl_core.witness import NOTHING, Fidelity, verify
+from agentrl_core.plugins.invocation import command_line
+from agentrl_core.weights.witness import NOTHING, Fidelity, verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

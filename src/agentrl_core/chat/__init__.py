@@ -1,8 +1,8 @@
 """Between messages and token ids: template, tokenizer, parsers."""
 
+from agentrl_core.api.reasoning import ReasoningFormat
+from agentrl_core.api.tool_parsers import ParsedReply, ToolParser
 from agentrl_core.chat.facade import Chat
-from agentrl_core.chat.parsers.base import ParsedReply, ToolParser
-from agentrl_core.chat.reasoning import ReasoningFormat
 from agentrl_core.chat.replies import Piece, ReplyReader
 
 __all__ = ["Chat", "ParsedReply", "Piece", "ReasoningFormat", "ReplyReader", "ToolParser"]

@@ -23,10 +23,10 @@ from agentrl_core.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agentrl_core.api.reasoning import ReasoningFormat
+    from agentrl_core.api.tool_parsers import ToolParser
     from agentrl_core.chat.grammars import Thought
-    from agentrl_core.chat.parsers.base import ToolParser
     from agentrl_core.chat.probe import TemplateVerdict
-    from agentrl_core.chat.reasoning import ReasoningFormat
     from agentrl_core.types import Grammar, Message
 
 _END_OF_PROMPT = 16

@@ -17,8 +17,8 @@ from agentrl_core.types import Grammar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentrl_core.chat.parsers.base import ToolParser, Tools
-    from agentrl_core.chat.reasoning import ReasoningFormat
+    from agentrl_core.api.reasoning import ReasoningFormat
+    from agentrl_core.api.tool_parsers import ToolParser, Tools
 
 Mark: TypeAlias = "Callable[[str], str]"
 """Writes a string of the model's format as its tokenizer has it: the token where it is one, else the text."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.chat.parsers.glm4 import Glm4Parser
 from agentrl_core.chat.parsers.harmony import HarmonyParser
 from agentrl_core.chat.parsers.hermes import HermesParser
@@ -13,11 +14,10 @@ from agentrl_core.chat.parsers.minicpm import MiniCPMParser
 from agentrl_core.chat.parsers.mistral import MistralParser
 from agentrl_core.chat.parsers.qwen3_coder import Qwen3CoderParser
 from agentrl_core.chat.parsers.sections import DeepSeekParser, KimiK2Parser
-from agentrl_core.chat.reasoning import REASONING_FORMATS
 
 if TYPE_CHECKING:
-    from agentrl_core.chat.parsers.base import ToolParser
-    from agentrl_core.chat.reasoning import ReasoningFormat
+    from agentrl_core.api.reasoning import ReasoningFormat
+    from agentrl_core.api.tool_parsers import ToolParser
 
 
 _PARSERS: Sequence[tuple[tuple[str, ...], Callable[[str], ToolParser]]] = (

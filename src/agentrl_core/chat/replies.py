@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.chat.parsers.base import ParsedReply, call_id, make_call
+from agentrl_core.api.tool_parsers import ParsedReply, call_id, make_call
 from agentrl_core.chat.parsers.source import LongMarks, Marks, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from agentrl_core.chat.parsers.base import Steps, ToolParser, Tools
-    from agentrl_core.chat.reasoning import ReasoningFormat
+    from agentrl_core.api.reasoning import ReasoningFormat
+    from agentrl_core.api.tool_parsers import Steps, ToolParser, Tools
     from agentrl_core.chat.tokenizer import StreamDecoder
 
 _NO_MARKS = Marks(())

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from agentrl_core.builtins import COMMANDS
 from agentrl_core.errors import AgentRLError, Terminated
-from agentrl_core.references import one_line, resolve
+from agentrl_core.plugins.builtins import COMMANDS
+from agentrl_core.plugins.references import one_line, resolve
 
 _LEAVING_S = 5.0
 """How long the end of the process waits for threads that an agent started."""
@@ -38,7 +38,7 @@ class LazyGroup(TyperGroup):
         if cmd_name in COMMANDS:
             summary, path = COMMANDS[cmd_name]
             return _command(resolve(path).value, cmd_name, summary)
-        from agentrl_core.plugins import load_registry
+        from agentrl_core.plugins.manager import load_registry
 
         registry = load_registry()
         entry = registry.find("commands", cmd_name)
@@ -79,7 +79,7 @@ def _command(target: object, name: str, summary: str) -> Any:
 
 def _plugin_commands() -> dict[str, str]:
     """Commands that packages declare in their metadata -> the package."""
-    from agentrl_core.discovery import declared_commands
+    from agentrl_core.plugins.discovery import declared_commands
 
     return declared_commands()
 
@@ -92,7 +92,7 @@ def _print_help(ctx: typer.Context, value: bool) -> None:  # noqa: FBT001  # the
 
 def _print_version(value: bool) -> None:  # noqa: FBT001  # the signature of an option's callback
     if value:
-        from agentrl_core.discovery import core_version
+        from agentrl_core.plugins.discovery import core_version
 
         typer.echo(f"agentrl {core_version()}")
         raise typer.Exit

@@ -48,7 +48,7 @@ def show(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False, as
 
 def _settled(loaded: LoadedConfig[C]) -> C:
     """The config as a run takes it; as it is written, with a note, where its loss cannot be found."""
-    from agentrl_core.plugins import load_registry
+    from agentrl_core.plugins.manager import load_registry
     from agentrl_core.run.loss import settled
     from agentrl_core.run.parts import Given
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.chat.drift import drift_of
-from agentrl_core.witness import verify
+from agentrl_core.weights.witness import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from agentrl_core.chat.facade import Chat
     from agentrl_core.types import Episode, Interaction, Message, Record, Task
-    from agentrl_core.witness import Fidelity
+    from agentrl_core.weights.witness import Fidelity
 
 _LABEL = 10  # width of the longest role, `assistant`, and a space
 _SHOWN_ANSWER = 400

@@ -14,16 +14,16 @@ import typer
 
 from agentrl_core.cli.locate import RunsOption, find_database, model_directory, open_run
 from agentrl_core.errors import RunError, UsageError
-from agentrl_core.files import private_opener
-from agentrl_core.invocation import command_line
-from agentrl_core.witness import verify
+from agentrl_core.plugins.invocation import command_line
+from agentrl_core.stores.files import private_opener
+from agentrl_core.weights.witness import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import TextIO
 
+    from agentrl_core.api.stores import RunRow
     from agentrl_core.data.export import Selection
-    from agentrl_core.stores.base import RunRow
     from agentrl_core.types import Record
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import StoreError, UsageError
-from agentrl_core.invocation import command_line
-from agentrl_core.nearest import did_you_mean
+from agentrl_core.plugins.invocation import command_line
 from agentrl_core.stores.sqlite import SQLiteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentrl_core.stores.base import RunRow
+    from agentrl_core.api.stores import RunRow
 
 DATABASE_NAME = "agentrl.db"
 

@@ -12,11 +12,11 @@ from typer.core import TyperCommand
 
 from agentrl_core.cli import HelpSwitch  # noqa: TC001  # typer reads annotations at run time
 from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
-from agentrl_core.invocation import command_line, pip_install, pytest_call
-from agentrl_core.nearest import did_you_mean
-from agentrl_core.plugins import load_registry
-from agentrl_core.registry import KINDS, Entry, Package, Registry
+from agentrl_core.plugins.invocation import command_line, pip_install, pytest_call
+from agentrl_core.plugins.manager import load_registry
+from agentrl_core.plugins.registry import KINDS, Entry, Package, Registry
 
 # Plain help: rich would cost more than the command itself.
 app = typer.Typer(rich_markup_mode=None, add_completion=False, add_help_option=False, no_args_is_help=True)

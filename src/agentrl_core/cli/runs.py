@@ -13,12 +13,12 @@ import typer
 from agentrl_core.cli.locate import DATABASE_NAME, RunsOption, find_directory, last_write, open_run
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import AgentRLError
-from agentrl_core.folder_lock import is_abandoned
+from agentrl_core.stores.folder_lock import is_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.stores.base import RunRow, StepRow
+    from agentrl_core.api.stores import RunRow, StepRow
     from agentrl_core.stores.sqlite import SQLiteStore
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
+from agentrl_core.api.stores import Usage
 from agentrl_core.cli.episode_text import content_text, episode_lines, fidelity_text, printable
 from agentrl_core.cli.export import export
 from agentrl_core.cli.locate import RunsOption, find_database, find_record, model_directory, open_run
 from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import UsageError
-from agentrl_core.invocation import command_line
-from agentrl_core.nearest import did_you_mean
-from agentrl_core.stores.base import Usage
+from agentrl_core.plugins.invocation import command_line
 from agentrl_core.types import Outcome  # noqa: TC001  # typer reads the annotations
-from agentrl_core.witness import NOTHING, verify
+from agentrl_core.weights.witness import NOTHING, verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agentrl_core.api.stores import RunRow
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.stores.base import RunRow
     from agentrl_core.types import Message, Record
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)

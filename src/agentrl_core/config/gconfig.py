@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 
+from agentrl_core.api.token_level import ALL_TOKENS
 from agentrl_core.config.nodes import describe
-from agentrl_core.generation import ALL_TOKENS
 
 
 @attrs.frozen

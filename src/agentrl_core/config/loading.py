@@ -19,7 +19,7 @@ from agentrl_core.config.sft import SftConfig
 from agentrl_core.config.structure import Finding, InvalidError, default_of, hint_elsewhere, structure
 from agentrl_core.config.yaml_text import read_file, read_override
 from agentrl_core.errors import ConfigError
-from agentrl_core.invocation import pip_install
+from agentrl_core.plugins.invocation import pip_install
 
 C = TypeVar("C", bound=RunConfig | SftConfig)
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_type_hints
 import attrs
 from attrs import field, validators
 
-from agentrl_core import proxies
 from agentrl_core.config.nodes import without_password
+from agentrl_core.http import proxies
 
 
 @attrs.frozen

@@ -11,10 +11,10 @@ import attrs
 import cattrs
 
 from agentrl_core.config.foreign import counterpart
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.config.nodes import describe
 from agentrl_core.config.schema import Component, ModelConfig, RunConfig
 from agentrl_core.config.sft import COUNTERPARTS, SftConfig
-from agentrl_core.nearest import did_you_mean
 
 Path: TypeAlias = tuple[str, ...]
 C = TypeVar("C", bound=RunConfig | SftConfig)

@@ -12,7 +12,7 @@ from agentrl_core.types import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agentrl_core.stores.base import StepRow
+    from agentrl_core.api.stores import StepRow
     from agentrl_core.types import Episode, Interaction, Message, Record
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.data.lines import BadLineError, kind
-from agentrl_core.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentrl_core.daemons import call_on_thread
+from agentrl_core.api.weights import DirectoryWeights
+from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.engines.grammars import Constraint, Grammars
 from agentrl_core.engines.interpreter import restore_switches, shorten_switches
 from agentrl_core.engines.jobs import Job, Mailbox, Post, check_request, deliver
@@ -21,16 +22,15 @@ from agentrl_core.engines.models import check_shapes, load_model, shapes, source
 from agentrl_core.engines.stopping import Decode, decoding, load_tokenizer, read_tokenizer
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.types import FinishReason
-from agentrl_core.weights.base import DirectoryWeights
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from agentrl_core.api.weights import WeightSource
     from agentrl_core.engines.batch import ContinuousBatch
     from agentrl_core.engines.generate import GenerateBatch
     from agentrl_core.types import Chunk, GenerateRequest
-    from agentrl_core.weights.base import WeightSource
 
 log = logging.getLogger(__name__)
 

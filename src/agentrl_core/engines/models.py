@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
 from agentrl_core.errors import EngineError
 from agentrl_core.models.loading import load_causal_lm
-from agentrl_core.weights.base import DirectoryWeights, ModuleWeights
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from agentrl_core.weights.base import WeightSource
+    from agentrl_core.api.weights import WeightSource
 
 
 def load_model(path: Path, dtype: torch.dtype) -> nn.Module:

@@ -31,15 +31,15 @@ from agentrl_core.engines.servers import (
 )
 from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnavailableError
-from agentrl_core.server_client import ExchangeError, ServerClient, server_sent_events
+from agentrl_core.http.server_client import ExchangeError, ServerClient, server_sent_events
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest
 from agentrl_core.weights.folder import WeightsFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agentrl_core.api.weights import WeightSource
     from agentrl_core.engines.server_control import Served
-    from agentrl_core.weights.base import WeightSource
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import orjson
 
-from agentrl_core.backoff import LATER
 from agentrl_core.engines.server_failures import BACKOFF
 from agentrl_core.engines.servers import Ask, ServerFormat, error_text, read_json
 from agentrl_core.errors import EngineError
-from agentrl_core.server_client import ExchangeError, ServerClient
+from agentrl_core.http.backoff import LATER
+from agentrl_core.http.server_client import ExchangeError, ServerClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

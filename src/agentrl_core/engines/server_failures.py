@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from agentrl_core.backoff import LATER, Backoff, retry_after_s
 from agentrl_core.engines.servers import LostReplyError, error_text
 from agentrl_core.errors import EngineError, UnavailableError, UnservableError
+from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
 
 if TYPE_CHECKING:
-    from agentrl_core.server_client import ExchangeError
+    from agentrl_core.http.server_client import ExchangeError
 
 log = logging.getLogger(__name__)
 

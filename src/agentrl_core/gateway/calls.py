@@ -18,12 +18,12 @@ from agentrl_core.types import (
     Versions,
     run_lengths,
 )
-from agentrl_core.witness import witness
+from agentrl_core.weights.witness import witness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.chat.parsers.base import ParsedReply
+    from agentrl_core.api.tool_parsers import ParsedReply
     from agentrl_core.chat.replies import ReplyReader
     from agentrl_core.gateway.exchange import ChatRequest
     from agentrl_core.gateway.history.ledger import Prompt

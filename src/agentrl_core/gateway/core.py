@@ -29,15 +29,15 @@ from agentrl_core.gateway.upstreams import Upstreams
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from agentrl_core.api.engines import Engine
+    from agentrl_core.api.stores import Store
     from agentrl_core.chat.facade import Chat
     from agentrl_core.config.schema import GatewayConfig, SamplingConfig
-    from agentrl_core.engines.base import Engine
     from agentrl_core.gateway.exchange import ChatRequest, Reply
     from agentrl_core.gateway.online.leases import Claim
     from agentrl_core.gateway.serving.server import GatewayServer
     from agentrl_core.gateway.serving.transport import InProcessClient
     from agentrl_core.gateway.serving.web import HttpRequest, HttpResponse
-    from agentrl_core.stores.base import Store
     from agentrl_core.types import Interaction, Record
 
 

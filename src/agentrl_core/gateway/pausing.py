@@ -7,8 +7,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from agentrl_core.concurrency.wakeups import Wakeups
 from agentrl_core.errors import RequestError
-from agentrl_core.stores.wakeups import Wakeups
 
 if TYPE_CHECKING:
     from agentrl_core.gateway.sessions import Session

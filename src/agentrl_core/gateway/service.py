@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 import attrs
 import orjson
 
-from agentrl_core.chat.parsers.base import ParsedReply
+from agentrl_core.api.tool_parsers import ParsedReply
 from agentrl_core.chat.tokenizer import TooManyTokensError
 from agentrl_core.errors import ContextLengthError, RequestError
 from agentrl_core.gateway.calls import Call, Generation, choice_of, message_of
@@ -31,12 +31,12 @@ from agentrl_core.types import Chunk, FinishReason
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from agentrl_core.api.engines import Engine
+    from agentrl_core.api.stores import Store
     from agentrl_core.chat.facade import Chat
     from agentrl_core.chat.replies import ReplyReader
-    from agentrl_core.engines.base import Engine
     from agentrl_core.gateway.exchange import ChatRequest, Choice
     from agentrl_core.gateway.sessions import Session
-    from agentrl_core.stores.base import Store
     from agentrl_core.types import Grammar, Interaction
 
 T = TypeVar("T")

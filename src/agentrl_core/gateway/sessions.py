@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Iterable, Mapping
 
+    from agentrl_core.api.stores import SessionRow
     from agentrl_core.gateway.online.visit import Visit
     from agentrl_core.gateway.sampling import SamplingPolicy
-    from agentrl_core.stores.base import SessionRow
     from agentrl_core.types import Interaction, Record
 
 _REMEMBERED_ENDS = 100_000

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import attrs
 import orjson
 
-from agentrl_core.backoff import LATER, Backoff, retry_after_s
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.dialects.openai_fields import was_cut
 from agentrl_core.gateway.exchange import Usage
-from agentrl_core.server_client import ExchangeError, ServerClient, ServerReply, server_sent_events
+from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
+from agentrl_core.http.server_client import ExchangeError, ServerClient, ServerReply, server_sent_events
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import UpstreamConfig

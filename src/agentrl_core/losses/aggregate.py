@@ -14,7 +14,7 @@ from attrs import field, validators
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl_core.losses.base import LossBatch, LossOutput
+    from agentrl_core.api.losses import LossBatch, LossOutput
 
 Aggregation: TypeAlias = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant", "agentcpm_rows"]
 Unit: TypeAlias = Literal["record", "interaction", "sequence", "row"]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.losses import LossOutput
 from agentrl_core.errors import AgentRLError, TrainingError
-from agentrl_core.losses.base import LossOutput
 
 if TYPE_CHECKING:
-    from agentrl_core.losses.base import LossBatch
+    from agentrl_core.api.losses import LossBatch
 
 _FIELDS = ("proximal", "reference", "entropy")
 _PREFIX = "loss/"

@@ -11,7 +11,7 @@ from agentrl_core.errors import ConfigError
 from agentrl_core.losses.checked import made_by
 
 if TYPE_CHECKING:
-    from agentrl_core.losses.base import Correction, LossBatch, LossCalculator, LossOutput
+    from agentrl_core.api.losses import Correction, LossBatch, LossCalculator, LossOutput
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from agentrl_core.losses.base import LossBatch, LossOutput
+from agentrl_core.api.losses import LossBatch, LossOutput
 
 
 @attrs.frozen(kw_only=True)

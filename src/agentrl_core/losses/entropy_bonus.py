@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 from attrs import field, validators
 
-from agentrl_core.losses.base import LossOutput
+from agentrl_core.api.losses import LossOutput
 
 if TYPE_CHECKING:
-    from agentrl_core.losses.base import LossBatch
+    from agentrl_core.api.losses import LossBatch
 
 
 @attrs.frozen(kw_only=True)

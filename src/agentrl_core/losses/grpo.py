@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from agentrl_core.losses.base import LossBatch, LossOutput
+from agentrl_core.api.losses import LossBatch, LossOutput
 from agentrl_core.losses.trust_region import TrustRegion, importance_ratio, ratio_metrics
 
 

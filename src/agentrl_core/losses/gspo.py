@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import attrs
 from attrs import field, validators
 
-from agentrl_core.losses.base import LossBatch, LossOutput
+from agentrl_core.api.losses import LossBatch, LossOutput
 from agentrl_core.losses.trust_region import TrustRegion, log_ratio, ratio_metrics
 
 

@@ -16,7 +16,7 @@ from agentrl_core.losses.trust_region import log_behaviour_weight
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl_core.losses.base import LossBatch, LossOutput
+    from agentrl_core.api.losses import LossBatch, LossOutput
 
 Level: TypeAlias = Literal["token", "sequence", "geometric"]
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import attrs
 from attrs import field, validators
 
-from agentrl_core.losses.base import LossOutput
+from agentrl_core.api.losses import LossOutput
 from agentrl_core.losses.trust_region import sampling_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl_core.losses.base import LossBatch
+    from agentrl_core.api.losses import LossBatch
 
 
 @attrs.frozen(kw_only=True)

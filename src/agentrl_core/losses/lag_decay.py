@@ -8,7 +8,7 @@ import attrs
 from attrs import field, validators
 
 if TYPE_CHECKING:
-    from agentrl_core.losses.base import LossBatch, LossOutput
+    from agentrl_core.api.losses import LossBatch, LossOutput
 
 
 @attrs.frozen(kw_only=True)

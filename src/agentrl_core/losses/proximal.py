@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl_core.losses.base import LossBatch
+    from agentrl_core.api.losses import LossBatch
 
 
 def loglinear_proximal(batch: LossBatch) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from agentrl_core.losses.base import LossBatch, LossOutput
+from agentrl_core.api.losses import LossBatch, LossOutput
 from agentrl_core.losses.trust_region import importance_ratio, ratio_metrics
 
 

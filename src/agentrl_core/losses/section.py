@@ -11,7 +11,7 @@ from attrs import field, validators
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses.aggregate import AggregationConfig
-from agentrl_core.options import Where, construct, place
+from agentrl_core.plugins.options import Where, construct, place
 
 ProximalMethod: TypeAlias = Literal["recompute", "loglinear"]
 

@@ -14,7 +14,7 @@ from attrs import field, validators
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl_core.losses.base import LossBatch
+    from agentrl_core.api.losses import LossBatch
 
 
 @attrs.frozen(kw_only=True)

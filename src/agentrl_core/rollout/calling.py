@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentrl_core.daemons import call_on_thread
+from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import ConfigError, EpisodeError
 
 INJECTED = ("base_url", "api_key", "http_client", "record_id", "is_eval")

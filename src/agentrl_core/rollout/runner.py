@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api import context as workflow_context
+from agentrl_core.api.scoring import Answer
 from agentrl_core.errors import EpisodeError
-from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.attempts import GRACE_S, Attempt, cancelled_for, run_agent, unbroken
 from agentrl_core.rollout.details import storable
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of, tell
@@ -27,15 +28,14 @@ from agentrl_core.rollout.rewards import read_reward
 from agentrl_core.rollout.token_level.engine import RecordEngine
 from agentrl_core.rollout.token_level.tensor_rows import is_tensor_rows, reward_of_rows
 from agentrl_core.rollout.workflows import ResolvedWorkflow
-from agentrl_core.scoring import Answer
 from agentrl_core.types import Episode, Interaction, Message, Outcome, Record, Task
 
 if TYPE_CHECKING:
+    from agentrl_core.api.stores import Store
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway, Session
     from agentrl_core.gateway.online.leases import Lease
     from agentrl_core.scorers.call import NormalizedScorer
-    from agentrl_core.stores.base import Store
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl_core.api.scoring import training_step
 from agentrl_core.errors import ConfigError, RunError
 from agentrl_core.rollout.attempts import cancelled_for
 from agentrl_core.rollout.capacity import Capacity
@@ -21,14 +22,13 @@ from agentrl_core.rollout.groups import run_group
 from agentrl_core.rollout.online import NobodyCame
 from agentrl_core.rollout.order import TaskOrder, TaskQueue, Turn, stable_hash
 from agentrl_core.rollout.tally import Tally
-from agentrl_core.scoring import training_step
 from agentrl_core.types import Evaluation, Outcome, Record, Task
 
 if TYPE_CHECKING:
+    from agentrl_core.api.stores import Store
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
     from agentrl_core.rollout.online import Visitors
     from agentrl_core.rollout.runner import Runner
-    from agentrl_core.stores.base import Store
 
 T = TypeVar("T")
 

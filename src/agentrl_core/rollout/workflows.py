@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
+from agentrl_core.api.workflow import RolloutWorkflow
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.invocation import pip_install
-from agentrl_core.options import bind, construct, place
-from agentrl_core.references import OF_ANOTHER_INTERPRETER
+from agentrl_core.plugins.invocation import pip_install
+from agentrl_core.plugins.options import bind, construct, place
+from agentrl_core.plugins.references import OF_ANOTHER_INTERPRETER
 from agentrl_core.rollout.calling import INJECTED, EngineCall, WorkflowCall, takes_data
 from agentrl_core.rollout.ready_made.samplers import AsyncSampler, SamplerWorkflow
-from agentrl_core.workflow import RolloutWorkflow
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig
-    from agentrl_core.options import Where
-    from agentrl_core.registry import Registry
+    from agentrl_core.plugins.options import Where
+    from agentrl_core.plugins.registry import Registry
     from agentrl_core.rollout.subproc.pool import Workers
 
 _ADAPTER_PACKAGES = {

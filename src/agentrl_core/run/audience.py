@@ -10,7 +10,7 @@ from agentrl_core.errors import AgentRLError, RunError
 from agentrl_core.run.progress import Progress
 
 if TYPE_CHECKING:
-    from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport, Tracker
+    from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport, Tracker
     from agentrl_core.types import Record
 
 logger = logging.getLogger(__name__)

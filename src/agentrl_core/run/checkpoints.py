@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agentrl_core.api.stores import Store
     from agentrl_core.config.schema import TrainerConfig
     from agentrl_core.config.sft import SftTrainerConfig
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.progress import Progress
-    from agentrl_core.stores.base import Store
 
 logger = logging.getLogger(__name__)
 

@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
+from agentrl_core.concurrency.secrecy import withhold
 from agentrl_core.config.schema import AUTO, DEFAULT_SCORER, RunConfig
 from agentrl_core.data.jsonl import line_of, load_tasks
 from agentrl_core.errors import ConfigError, DataError, PluginError, RunError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
-from agentrl_core.invocation import pip_install
-from agentrl_core.plugins import load_registry
-from agentrl_core.references import is_reference
+from agentrl_core.plugins.invocation import pip_install
+from agentrl_core.plugins.manager import load_registry
+from agentrl_core.plugins.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, with_options
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given, PartChecks, problems_of
 from agentrl_core.scorers.table import PACKAGES, ScorerTable
-from agentrl_core.secrecy import withhold
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
     from agentrl_core.config.schema import Component
-    from agentrl_core.registry import Registry
+    from agentrl_core.plugins.registry import Registry
     from agentrl_core.types import Task
 
 

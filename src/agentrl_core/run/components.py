@@ -12,7 +12,7 @@ import attrs
 from agentrl_core import config as configs
 from agentrl_core.config.schema import DEFAULT_SCORER, RunConfig
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, Checks, resolve_agent
 from agentrl_core.run.cores import wait_without_spinning
 from agentrl_core.run.environment import named_variables, unknown_variables
@@ -21,7 +21,7 @@ from agentrl_core.run.parts import Given, Parts
 from agentrl_core.run.scorers import check_scorers
 
 if TYPE_CHECKING:
-    from agentrl_core.registry import Registry
+    from agentrl_core.plugins.registry import Registry
     from agentrl_core.rollout.workflows import ResolvedWorkflow
     from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.scorers.table import ScorerTable

@@ -18,10 +18,10 @@ from typing import Any
 import attrs
 
 from agentrl_core.errors import RunError, UsageError
-from agentrl_core.files import make_private, make_private_folder, private_opener
-from agentrl_core.folder_lock import FolderInUseError, folder_lock
 from agentrl_core.gateway.sessions import without_secrets
-from agentrl_core.invocation import command_line
+from agentrl_core.plugins.invocation import command_line
+from agentrl_core.stores.files import make_private, make_private_folder, private_opener
+from agentrl_core.stores.folder_lock import FolderInUseError, folder_lock
 
 _ADJECTIVES = ("brisk", "calm", "clever", "eager", "gentle", "keen", "lively", "patient", "quick", "steady")
 _ANIMALS = ("badger", "crane", "falcon", "heron", "lynx", "marten", "otter", "raven", "swift", "wren")

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core import config as configs
-from agentrl_core.discovery import core_version
 from agentrl_core.errors import AgentRLError
 from agentrl_core.gateway.serving.server import bind
-from agentrl_core.invocation import command_line, pip_install
-from agentrl_core.plugins import load_registry
-from agentrl_core.references import one_line
+from agentrl_core.plugins.discovery import core_version
+from agentrl_core.plugins.invocation import command_line, pip_install
+from agentrl_core.plugins.manager import load_registry
+from agentrl_core.plugins.references import one_line
 from agentrl_core.run.checks import Checks
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
@@ -30,9 +30,9 @@ from agentrl_core.run.start import untrained_start
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
+    from agentrl_core.api.stores import Store
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.run.components import Components
-    from agentrl_core.stores.base import Store
     from agentrl_core.types import Record, Task
 
 _PYTHONS = ((3, 11), (3, 14))

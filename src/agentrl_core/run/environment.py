@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from agentrl_core.nearest import did_you_mean
+from agentrl_core.config.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -9,14 +9,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import AgentRLError, RunError, StoreError
-from agentrl_core.invocation import command_line
+from agentrl_core.plugins.invocation import command_line
 from agentrl_core.run.audience import Audience
 
 if TYPE_CHECKING:
+    from agentrl_core.api.stores import Store
+    from agentrl_core.api.trackers import RunSummary, Tracker
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.parts import Parts
-    from agentrl_core.stores.base import Store
-    from agentrl_core.trackers.base import RunSummary, Tracker
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.losses import LossSection, corrected
 
 if TYPE_CHECKING:
+    from agentrl_core.api.losses import LossCalculator
     from agentrl_core.config.schema import SamplingConfig
-    from agentrl_core.losses.base import LossCalculator
-    from agentrl_core.registry import Registry
+    from agentrl_core.plugins.registry import Registry
     from agentrl_core.run.parts import Given
 
 C = TypeVar("C", bound=RunConfig | SftConfig)

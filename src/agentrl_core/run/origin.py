@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
+from agentrl_core.api.stores import RunRow
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, RunError, UsageError
-from agentrl_core.files import flush_to_disk, make_private
-from agentrl_core.invocation import command_line, near
 from agentrl_core.models.folder import no_model_in
-from agentrl_core.stores.base import RunRow
+from agentrl_core.plugins.invocation import command_line, near
+from agentrl_core.stores.files import flush_to_disk, make_private
 
 if TYPE_CHECKING:
+    from agentrl_core.api.stores import ResumePoint, Store
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.parts import Parts
-    from agentrl_core.stores.base import ResumePoint, Store
 
 
 async def announce(store: Store, parts: Parts[Any], run_id: str) -> None:

@@ -16,14 +16,14 @@ from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import PluginError, UsageError
 from agentrl_core.losses.checked import problem_of_needs
 from agentrl_core.models.folder import no_model_in
-from agentrl_core.options import bind
-from agentrl_core.references import import_module, user_folders
+from agentrl_core.plugins.options import bind
+from agentrl_core.plugins.references import import_module, user_folders
 from agentrl_core.run.loss import build_loss, settled_loss
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
     from agentrl_core.config.schema import Component
-    from agentrl_core.registry import Registry
+    from agentrl_core.plugins.registry import Registry
 
 C = TypeVar("C", bound=RunConfig | SftConfig)
 

@@ -7,9 +7,9 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from agentrl_core.invocation import command_line
+from agentrl_core.api.trackers import Activity
+from agentrl_core.plugins.invocation import command_line
 from agentrl_core.rollout.tally import label
-from agentrl_core.trackers.base import Activity
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:

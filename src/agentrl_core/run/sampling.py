@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentrl_core.api.reasoning import REASONING_FORMATS
+from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.chat import Chat
-from agentrl_core.chat.reasoning import REASONING_FORMATS
+from agentrl_core.concurrency.processes import close_workers
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.online.admin import key_from_environment, make_key
-from agentrl_core.processes import close_workers
-from agentrl_core.rollout.borrowed import close_borrowed
+from agentrl_core.http.borrowed import close_borrowed
+from agentrl_core.http.tls import shared_tls
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
-from agentrl_core.rollout.tls import shared_tls
 from agentrl_core.run.threads import LoopThread
-from agentrl_core.weights.base import DirectoryWeights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agentrl_core.engines.base import Engine
+    from agentrl_core.api.engines import Engine
+    from agentrl_core.api.weights import WeightSource
     from agentrl_core.rollout.subproc.pool import Workers
     from agentrl_core.run.components import Components
     from agentrl_core.run.start import Start
     from agentrl_core.stores.queue import Ahead
     from agentrl_core.types import Evaluation, Group, Record, Task
-    from agentrl_core.weights.base import WeightSource
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core import config as configs
+from agentrl_core.api.stores import StepRow
+from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError, UsageError
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.cores import wait_without_spinning
 from agentrl_core.run.directory import RunDirectory
@@ -23,15 +25,13 @@ from agentrl_core.run.lifecycle import carry_out
 from agentrl_core.run.loss import build_loss, settled, settled_loss
 from agentrl_core.run.origin import announce, check_unfinished, loading, model_directory, newest_checkpoint, rewind
 from agentrl_core.run.parts import Given, PartChecks, Parts, problems_of
-from agentrl_core.stores.base import StepRow
-from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
 
 if TYPE_CHECKING:
+    from agentrl_core.api.stores import Store
     from agentrl_core.config import LoadedConfig
     from agentrl_core.data.demonstrations import Demonstration
-    from agentrl_core.registry import Registry
+    from agentrl_core.plugins.registry import Registry
     from agentrl_core.run.audience import Audience
-    from agentrl_core.stores.base import Store
     from agentrl_core.training.tuner import Tuner
 
 COMMAND = "sft"

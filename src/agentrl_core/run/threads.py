@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from agentrl_core.daemons import DaemonExecutor
+from agentrl_core.concurrency.threads import DaemonExecutor
 from agentrl_core.errors import RunError
 from agentrl_core.rollout.failures import is_users
 

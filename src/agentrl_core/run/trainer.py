@@ -12,7 +12,7 @@ import attrs
 from agentrl_core import config as configs
 from agentrl_core.config.schema import AUTO, RunConfig
 from agentrl_core.errors import UsageError
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run import sft
 from agentrl_core.run.components import Components, resolve
 from agentrl_core.run.cores import learner_threads, usable_cores
@@ -25,9 +25,9 @@ from agentrl_core.run.parts import Given
 from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
 
 if TYPE_CHECKING:
+    from agentrl_core.api.stores import Store
+    from agentrl_core.api.trackers import RunSummary
     from agentrl_core.run.audience import Audience
-    from agentrl_core.stores.base import Store
-    from agentrl_core.trackers.base import RunSummary
 
 _DECIDED = ("aggregation", "unit", "horizon")
 """Options of the section `loss` that a loss decides where the config is silent, beside the advantage."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 
 from agentrl_core.errors import UsageError
-from agentrl_core.references import is_reference
+from agentrl_core.plugins.references import is_reference
 
 _LARGEST = 4
 """Largest summand of the demo: 16 tasks, which one step holds."""

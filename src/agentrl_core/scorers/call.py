@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.daemons import call_on_thread
+from agentrl_core.api.scoring import Score, ScoreRequest
+from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import EpisodeError, PluginError
-from agentrl_core.scoring import Score, ScoreRequest
 
 if TYPE_CHECKING:
     from agentrl_core.types import Task
@@ -89,7 +89,7 @@ class NormalizedScorer:
         return await check(gateway_url=gateway_url) if inspect.iscoroutinefunction(check) else ()
 
     async def _in_process(self, arguments: tuple[Any, ...]) -> Any:
-        from agentrl_core.processes import CallTimeoutError, run_in_process
+        from agentrl_core.concurrency.processes import CallTimeoutError, run_in_process
 
         try:
             return await run_in_process(self.function, *arguments, timeout_s=self.timeout_s)
@@ -194,7 +194,7 @@ def _check_for_process(function: Callable[..., Any], name: str, *, is_async: boo
             f"scorer '{name}': cpu_bound is for synchronous scorers, and {_found(function)} is async: it runs on the "
             "agents' event loop; take `async` or cpu_bound away"
         )
-    from agentrl_core.processes import pack
+    from agentrl_core.concurrency.processes import pack
 
     try:
         pack(function)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 from attrs import field
 
+from agentrl_core.api.reading import Of, judged_text, references
 from agentrl_core.scorers.f1 import normalized
-from agentrl_core.scorers.reading import Of, judged_text, references
 
 if TYPE_CHECKING:
-    from agentrl_core.scoring import ScoreRequest
+    from agentrl_core.api.scoring import ScoreRequest
     from agentrl_core.types import Task
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from agentrl_core.api.scoring import Score
 from agentrl_core.errors import EpisodeError
-from agentrl_core.scoring import Score
 
 if TYPE_CHECKING:
+    from agentrl_core.api.scoring import ScoreRequest
     from agentrl_core.scorers.call import NormalizedScorer
-    from agentrl_core.scoring import ScoreRequest
     from agentrl_core.types import Task
 
 ScorerOf: TypeAlias = "Callable[[Any, str], NormalizedScorer]"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
-from agentrl_core.scorers.reading import Of, judged_text, references
+from agentrl_core.api.reading import Of, judged_text, references
 
 if TYPE_CHECKING:
-    from agentrl_core.scoring import ScoreRequest
+    from agentrl_core.api.scoring import ScoreRequest
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 import attrs
 from attrs import field, validators
 
-from agentrl_core.scorers.reading import Of, judged_text, references
+from agentrl_core.api.reading import Of, judged_text, references
 
 if TYPE_CHECKING:
-    from agentrl_core.scoring import ScoreRequest
+    from agentrl_core.api.scoring import ScoreRequest
     from agentrl_core.types import Task
 
 _FENCED = re.compile(r"```[ \t]*+([A-Za-z0-9_+-]*+)[ \t]*+\n(.*?)```", re.DOTALL)

@@ -8,10 +8,10 @@ import attrs
 import regex  # type: ignore[import-untyped]  # it ships no types
 from attrs import field, validators
 
-from agentrl_core.scorers.reading import Of, judged_text, references
+from agentrl_core.api.reading import Of, judged_text, references
 
 if TYPE_CHECKING:
-    from agentrl_core.scoring import ScoreRequest
+    from agentrl_core.api.scoring import ScoreRequest
     from agentrl_core.types import Task
 
 _FLAGS = {"i": regex.IGNORECASE, "m": regex.MULTILINE, "s": regex.DOTALL, "x": regex.VERBOSE}

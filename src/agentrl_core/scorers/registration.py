@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
 from agentrl_core.errors import PluginError
-from agentrl_core.plugins import registrar
-from agentrl_core.registry import PROGRAM, Package
+from agentrl_core.plugins.manager import registrar
+from agentrl_core.plugins.registry import PROGRAM, Package
 from agentrl_core.scorers.call import normalize_scorer
 
 ScorerT = TypeVar("ScorerT", bound=Callable[..., Any])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentrl_core.scorers.compose import ScorerOf, combined, require, score_of
 
 if TYPE_CHECKING:
+    from agentrl_core.api.scoring import Score, ScoreRequest
     from agentrl_core.scorers.call import NormalizedScorer
-    from agentrl_core.scoring import Score, ScoreRequest
     from agentrl_core.types import Task
 
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError, UsageError
-from agentrl_core.invocation import pip_install
-from agentrl_core.options import construct
-from agentrl_core.references import is_reference
+from agentrl_core.plugins.invocation import pip_install
+from agentrl_core.plugins.options import construct
+from agentrl_core.plugins.references import is_reference
 from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agentrl_core.registry import Registry
+    from agentrl_core.plugins.registry import Registry
 
 PACKAGES: Mapping[str, str] = {
     "agentcpm": "agentrl-judge", "code": "agentrl-code", "judge": "agentrl-judge", "math": "agentrl-math",

@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_core.scorers.reading import Of, judged_text, references
-from agentrl_core.scoring import Score
+from agentrl_core.api.reading import Of, judged_text, references
+from agentrl_core.api.scoring import Score
 
 if TYPE_CHECKING:
-    from agentrl_core.scoring import ScoreRequest
+    from agentrl_core.api.scoring import ScoreRequest
 
 _LONGEST = 20_000
 """Characters at the end of an answer in which numbers are looked for; what an answer concludes stands there."""

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
+from agentrl_core.api.stores import ResumePoint, RunRow, SessionRow, StepRow, Usage
+from agentrl_core.concurrency.wakeups import Wakeups
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite_file
 from agentrl_core.stores import sqlite_rows as rows
-from agentrl_core.stores.base import ResumePoint, RunRow, SessionRow, StepRow, Usage
 from agentrl_core.stores.queue import next_groups
 from agentrl_core.stores.sqlite_file import BusyError, open_for_reading, open_for_writing, store_error
 from agentrl_core.stores.sqlite_queue import LEFT, QUEUE, WaitingGroup
 from agentrl_core.stores.sqlite_schema import SCHEMA_VERSION
-from agentrl_core.stores.wakeups import Wakeups
 from agentrl_core.types import Episode, Group, Interaction, Outcome, Record, Task
 
 if TYPE_CHECKING:

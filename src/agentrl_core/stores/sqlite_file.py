@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import StoreError
-from agentrl_core.files import make_private, private_opener
+from agentrl_core.stores.files import make_private, private_opener
 from agentrl_core.stores.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION, create, is_old, patch, upgrade
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import orjson
 
+from agentrl_core.api.stores import RunRow, SessionRow, StepRow
 from agentrl_core.errors import UnstorableError
-from agentrl_core.stores.base import RunRow, SessionRow, StepRow
 from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
 
 if TYPE_CHECKING:

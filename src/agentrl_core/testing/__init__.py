@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentrl_core.engines.scripted import ScriptedEngine
     from agentrl_core.testing.adapters import AdapterSuite
     from agentrl_core.testing.advantages import AdvantageSuite, check_advantage
     from agentrl_core.testing.base import ConformanceSuite
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from agentrl_core.testing.plugins import check_plugin, isolated_plugins
     from agentrl_core.testing.policy import toy_policy
     from agentrl_core.testing.scorers import ScorerSuite, check_scorer
-    from agentrl_core.testing.scripted import ScriptedEngine
     from agentrl_core.testing.shapings import ShapingSuite, check_shaping
     from agentrl_core.testing.stores import StoreSuite
     from agentrl_core.testing.tool_parsers import ToolParserSuite, check_tool_parser

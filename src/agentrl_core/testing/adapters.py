@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.judging import text_of
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.testing.base import ConformanceSuite
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from agentrl_core.registry import Registry
+    from agentrl_core.plugins.registry import Registry
     from agentrl_core.rollout.workflows import ResolvedWorkflow
     from agentrl_core.types import Episode
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import AgentRLError, ConfigError
-from agentrl_core.references import one_line
+from agentrl_core.plugins.references import one_line
 
 if TYPE_CHECKING:
-    from agentrl_core.registry import Entry, Registry
+    from agentrl_core.plugins.registry import Entry, Registry
 
 _Check = Callable[[Any], None]
 

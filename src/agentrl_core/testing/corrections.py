@@ -13,7 +13,7 @@ from agentrl_core.testing.base import ConformanceSuite
 from agentrl_core.testing.losses import check_contract, check_reinforce, check_slope, made_up_batch
 
 if TYPE_CHECKING:
-    from agentrl_core.losses.base import Correction
+    from agentrl_core.api.losses import Correction
 
 
 class CorrectionSuite(ConformanceSuite):

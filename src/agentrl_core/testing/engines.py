@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import attrs
 import pytest
 
-from agentrl_core.engines.base import Engine
+from agentrl_core.api.engines import Engine
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.testing.base import ConformanceSuite
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Grammar, Sampling
 
 if TYPE_CHECKING:
-    from agentrl_core.weights.base import WeightSource
+    from agentrl_core.api.weights import WeightSource
 
 EngineFactory: TypeAlias = Callable[[], Engine]
 Reference: TypeAlias = Callable[[int, Sequence[int], Sequence[int], float], Sequence[float]]

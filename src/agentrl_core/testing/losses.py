@@ -11,15 +11,15 @@ import attrs
 import pytest
 import torch
 
+from agentrl_core.api.losses import LossBatch
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators, aggregate
-from agentrl_core.losses.base import LossBatch
 from agentrl_core.losses.checked import made_by
 from agentrl_core.testing.base import ConformanceSuite
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl_core.losses.base import LossCalculator, LossOutput
+    from agentrl_core.api.losses import LossCalculator, LossOutput
 
 _LENGTHS = (5, 1, 7, 3, 4, 6)
 """Tokens of the sequences in a made-up batch."""

@@ -11,10 +11,10 @@ from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import cast
 
-from agentrl_core.discovery import CORE, GROUP, canonical, core_version, find_distributions
 from agentrl_core.errors import PluginError
-from agentrl_core.plugins import PluginManager, load_registry
-from agentrl_core.registry import Package, Registry
+from agentrl_core.plugins.discovery import CORE, GROUP, canonical, core_version, find_distributions
+from agentrl_core.plugins.manager import PluginManager, load_registry
+from agentrl_core.plugins.registry import Package, Registry
 from agentrl_core.testing.components import component_problems
 
 HEAVY = ("torch", "transformers", "openai", "anthropic", "langchain_core", "motor", "fastapi", "httpx2", "starlette")
@@ -82,7 +82,7 @@ def isolated_plugins(*plugins: object, core: bool = True) -> Iterator[Registry]:
     """
     manager = PluginManager()
     if core:
-        from agentrl_core import builtins
+        from agentrl_core.plugins import builtins
 
         manager.add_module(manager.add_package(CORE, core_version()), builtins, CORE)
     for plugin in plugins:

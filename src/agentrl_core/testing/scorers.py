@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import attrs
 import pytest
 
+from agentrl_core.api.scoring import Score, ScoreRequest
 from agentrl_core.errors import EpisodeError
 from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
-from agentrl_core.scoring import Score, ScoreRequest
 from agentrl_core.testing.base import ConformanceSuite
 from agentrl_core.types import Record, Task
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrl_core.api.stores import ResumePoint, RunRow, SessionRow, StepRow, Store, Usage
 from agentrl_core.errors import StoreError
-from agentrl_core.stores.base import ResumePoint, RunRow, SessionRow, StepRow, Store, Usage
 from agentrl_core.stores.queue import Ahead
 from agentrl_core.testing.base import ConformanceSuite
 from agentrl_core.types import FinishReason, Grammar, Group, Interaction, Outcome, Record, Sampling, Task, run_lengths

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pytest
 
-from agentrl_core.chat.reasoning import REASONING_FORMATS
+from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.chat.replies import ReplyFormat, ReplyReader, parse_reply
 from agentrl_core.testing.base import ConformanceSuite
 
 if TYPE_CHECKING:
-    from agentrl_core.chat.parsers.base import ParsedReply, ToolParser
+    from agentrl_core.api.tool_parsers import ParsedReply, ToolParser
     from agentrl_core.chat.tokenizer import StreamDecoder
 
 Example: TypeAlias = "tuple[str, str, Sequence[tuple[str, Mapping[str, Any]]]]"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
+from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
 from agentrl_core.testing.base import ConformanceSuite
-from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agentrl_core.trackers.base import Tracker
+    from agentrl_core.api.trackers import Tracker
 
 TrackerFactory: TypeAlias = "Callable[[Path], Tracker]"
 """Makes a tracker for a run's folder."""

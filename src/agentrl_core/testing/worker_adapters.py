@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agentrl_core.config.schema import AgentConfig, RolloutConfig
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.testing.adapters import check_answered, questions
 from agentrl_core.testing.base import ConformanceSuite

@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agentrl_core.api.stores import RunRow
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, RolloutConfig, SamplingConfig
+from agentrl_core.engines.scripted import ScriptedEngine
 from agentrl_core.gateway import Gateway
-from agentrl_core.plugins import load_registry
-from agentrl_core.rollout.borrowed import close_borrowed
+from agentrl_core.http.borrowed import close_borrowed
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
-from agentrl_core.stores.base import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.testing.base import ConformanceSuite
 from agentrl_core.testing.policy import write_tokenizer
-from agentrl_core.testing.scripted import ScriptedEngine
 from agentrl_core.types import Chunk, Episode, FinishReason, Outcome, Task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
+    from agentrl_core.api.scoring import ScoreRequest, Verdict
     from agentrl_core.rollout.subproc.pool import Workers
-    from agentrl_core.scoring import ScoreRequest, Verdict
     from agentrl_core.types import GenerateRequest
 
 _RUN = "rehearsal"

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from agentrl_core.errors import RunError
-from agentrl_core.invocation import command_line
+from agentrl_core.plugins.invocation import command_line
 from agentrl_core.trackers.curve import PICTURE_NAME
 from agentrl_core.trackers.status import Pace, bar_line, sentence
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions
 
-    from agentrl_core.trackers.base import Activity, EvalReport, RunInfo, RunSummary, StepReport
+    from agentrl_core.api.trackers import Activity, EvalReport, RunInfo, RunSummary, StepReport
 
 _NORMAL_95 = 1.96
 """Standard errors to each side of a mean that hold 95 % of a normal distribution."""

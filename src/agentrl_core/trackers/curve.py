@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
+    from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
 
 PICTURE_NAME = "reward.png"
 

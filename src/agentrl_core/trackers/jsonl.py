@@ -12,12 +12,12 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RunError
-from agentrl_core.files import private_opener
+from agentrl_core.stores.files import private_opener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentrl_core.trackers.base import EvalReport, RunInfo, RunSummary, StepReport
+    from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
 
 FILE_NAME = "metrics.jsonl"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentrl_core.trackers.base import Activity
+    from agentrl_core.api.trackers import Activity
 
 _NEWEST = 0.3
 """Share of the newest step in the mean duration of a step, which later steps count for less and less in."""

@@ -9,8 +9,8 @@ import attrs
 import torch
 
 from agentrl_core.errors import TrainingError
-from agentrl_core.invocation import command_line
 from agentrl_core.losses.aggregate import Denominators
+from agentrl_core.plugins.invocation import command_line
 from agentrl_core.training.ranks import ALONE
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from agentrl_core.api.losses import LossOutput
     from agentrl_core.batching.packing import MicroBatch, Update
     from agentrl_core.batching.samples import Samples
-    from agentrl_core.losses.base import LossOutput
     from agentrl_core.training.optimizer import Before
     from agentrl_core.training.ranks import Ranks
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from agentrl_core.api.weights import ModuleWeights
 from agentrl_core.batching.packing import pack, split_updates
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.batching.signal import Signal, finished, training_signal
@@ -24,10 +25,10 @@ from agentrl_core.training.optimizer import Before, Updater, adamw, set_lr
 from agentrl_core.training.policy import Policy
 from agentrl_core.training.routing import RoutingReplay
 from agentrl_core.training.warm_start import warm_start
-from agentrl_core.weights.base import ModuleWeights
-from agentrl_core.witness import NOTHING
+from agentrl_core.weights.witness import NOTHING
 
 if TYPE_CHECKING:
+    from agentrl_core.api.losses import LossCalculator
     from agentrl_core.batching.advantages import AdvantageEstimator
     from agentrl_core.batching.credit import Credit
     from agentrl_core.batching.filters import Filter
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from agentrl_core.config.schema import TrainerConfig, WarmStartConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig
-    from agentrl_core.losses.base import LossCalculator
     from agentrl_core.losses.section import ProximalMethod
     from agentrl_core.types import Group
 

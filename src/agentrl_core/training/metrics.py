@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from agentrl_core.api.losses import LossBatch
     from agentrl_core.batching.signal import Signal
-    from agentrl_core.losses.base import LossBatch
     from agentrl_core.types import Group
 
 

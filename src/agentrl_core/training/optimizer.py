@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from agentrl_core.api.losses import LossBatch, LossCalculator, LossOutput
     from agentrl_core.batching.packing import MicroBatch, Update
     from agentrl_core.losses.aggregate import AggregationConfig, Denominators
-    from agentrl_core.losses.base import LossBatch, LossCalculator, LossOutput
     from agentrl_core.losses.section import ProximalMethod
     from agentrl_core.training.diagnosis import Culprits
     from agentrl_core.training.policy import Policy

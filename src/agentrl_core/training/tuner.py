@@ -18,10 +18,10 @@ from agentrl_core.training.policy import Policy
 from agentrl_core.training.supervised import Plan, SupervisedTrainer, held_out_loss
 
 if TYPE_CHECKING:
+    from agentrl_core.api.losses import LossCalculator
     from agentrl_core.config.sft import SftConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig
-    from agentrl_core.losses.base import LossCalculator
 
 _SHOWN_LINES = 5
 """Lines of a data set that a notice names."""

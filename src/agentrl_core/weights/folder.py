@@ -9,15 +9,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.daemons import call_on_thread
+from agentrl_core.api.weights import DirectoryWeights
+from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import EngineError
-from agentrl_core.folder_lock import FolderInUseError, folder_lock, is_abandoned
-from agentrl_core.weights.base import DirectoryWeights
+from agentrl_core.stores.folder_lock import FolderInUseError, folder_lock, is_abandoned
 from agentrl_core.weights.finite import not_finite
 from agentrl_core.weights.manifest import write_manifest
 
 if TYPE_CHECKING:
-    from agentrl_core.weights.base import WeightSource
+    from agentrl_core.api.weights import WeightSource
 
 _PREFIX = "agentrl-weights-"
 _BOOT_ID = "boot_id"

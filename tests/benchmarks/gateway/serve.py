@@ -21,17 +21,17 @@ from tests.benchmarks.gateway.model import words
 from tests.benchmarks.gateway.raw_client import Answer, Target
 from tests.benchmarks.gateway.talk import Talk, opening, text
 
+from agentrl_core.api.stores import RunRow
 from agentrl_core.chat.facade import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
 from agentrl_core.engines.openai_compatible import OpenAICompatibleEngine
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.serving.web import HttpRequest
-from agentrl_core.stores.base import RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Record
 
 if TYPE_CHECKING:
-    from agentrl_core.engines.base import Engine
+    from agentrl_core.api.engines import Engine
     from agentrl_core.gateway.sessions import Session
 
 OUTPUT_TOKENS = 64

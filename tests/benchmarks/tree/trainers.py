@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentrl_core.api.losses import LossBatch
 from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import Sample
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators, aggregate
-from agentrl_core.losses.base import LossBatch
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.training.network import Network
 from agentrl_core.training.policy import Policy

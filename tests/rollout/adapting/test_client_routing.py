@@ -3,11 +3,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentrl_core.api import context as workflow_context
+from agentrl_core.api.adapters.called_object import CalledObject, holds_client
+from agentrl_core.api.adapters.client_routing import ClientRouting
+from agentrl_core.api.scoring import Answer
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.rollout import context as workflow_context
-from agentrl_core.rollout.adapting.called_object import CalledObject, holds_client
-from agentrl_core.rollout.adapting.client_routing import ClientRouting
-from agentrl_core.scoring import Answer
 
 
 def sdk():

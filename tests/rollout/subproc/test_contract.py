@@ -135,7 +135,7 @@ def test_each_episode_gets_its_own_arguments_and_variables(agents, play, folder,
     import json
 
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-user")
-    monkeypatch.setattr("agentrl_core.secrecy._withheld", {"ZOO_ADMIN_KEY"})
+    monkeypatch.setattr("agentrl_core.concurrency.secrecy._withheld", {"ZOO_ADMIN_KEY"})
     monkeypatch.setenv("ZOO_ADMIN_KEY", "the run's alone")
     records = play(f"{agents(ARGUMENTS)}:Agent", mode, count=2, env={"ZOO_KEPT": "a lion"})
     seen = []

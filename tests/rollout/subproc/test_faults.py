@@ -282,7 +282,7 @@ import time
 from pathlib import Path
 
 from agentrl_core.config.schema import AgentConfig, RolloutConfig
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 
 resolve_in_workers(

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl_core.api.scoring import Answer
 from agentrl_core.errors import EpisodeError, PluginError
 from agentrl_core.rollout.failures import RemoteFailure
 from agentrl_core.rollout.subproc.answers import Frames, ProtocolError, check, read_answer, read_start
 from agentrl_core.rollout.subproc.worker import MAX_ANSWER_BYTES, answer_frame, plain
-from agentrl_core.scoring import Answer
 
 HOSTILE = '''
 import concurrent.futures

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.rollout import tls
+from agentrl_core.http import tls
 from agentrl_core.rollout.subproc import leftovers, worker
 from agentrl_core.rollout.subproc.pickling import find_obstacle
 
@@ -190,7 +190,7 @@ from pathlib import Path
 
 from agentrl_core.config.schema import AgentConfig, RolloutConfig
 from agentrl_core.errors import AgentRLError
-from agentrl_core.plugins import load_registry
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 
 

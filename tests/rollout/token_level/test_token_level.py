@@ -12,7 +12,7 @@ from agentrl_core import Answer, GenerationHyperparameters, ModelRequest, ModelR
 from agentrl_core.config.schema import SamplingConfig
 from agentrl_core.errors import ConfigError, RequestError
 from agentrl_core.types import Outcome
-from agentrl_core.witness import witness
+from agentrl_core.weights.witness import witness
 
 
 class Retrying(RolloutWorkflow):

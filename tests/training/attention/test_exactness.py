@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from agentrl_core.api.losses import LossBatch
 from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.aggregate import aggregate
-from agentrl_core.losses.base import LossBatch
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.training.policy import Policy
 from agentrl_core.types import Episode, Group, Interaction, Record, Sampling, run_lengths

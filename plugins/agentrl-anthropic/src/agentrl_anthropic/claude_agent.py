@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core import Answer, workflow_context
-from agentrl_core.data.inputs import agent_input, as_text
+from agentrl_core.api.inputs import agent_input, as_text
 from agentrl_core.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:

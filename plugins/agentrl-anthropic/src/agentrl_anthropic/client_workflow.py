@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from agentrl_anthropic.routing import route_to_policy
-from agentrl_core.rollout.adapting.called_object import CalledObject
+from agentrl_core.api.adapters.called_object import CalledObject
 
 
 class ClientWorkflow(CalledObject):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import anthropic
 
-from agentrl_core.rollout.adapting.client_routing import ClientRouting
+from agentrl_core.api.adapters.client_routing import ClientRouting
 
 _OWN_ADDRESS = "https://api.anthropic.com"
 

@@ -12,8 +12,8 @@ from agentrl_core import workflow_context as episodes
 if TYPE_CHECKING:
     import aiohttp
 
-    from agentrl_core.rollout.context import WorkflowContext as Episode
-    from agentrl_core.shared_client import SharedClient
+    from agentrl_core.api.context import WorkflowContext as Episode
+    from agentrl_core.http.shared_client import SharedClient
 
 __all__ = ["WorkflowContext", "get", "get_aiohttp_session", "get_httpx_client", "set", "stat_scope"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from agentrl_core.api.scoring import Score
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.config.nodes import Node, Place, Problem, from_python
 from agentrl_core.errors import ConfigError, EpisodeError
-from agentrl_core.nearest import did_you_mean
-from agentrl_core.scoring import Score
 from agentrl_judge.agent_config import DEFAULT_PATHS, AgentConfig, read_agent_config
 from agentrl_judge.breaker import Breaker
 from agentrl_judge.model import CallError, JudgeModel
@@ -23,7 +23,7 @@ from agentrl_judge.settings import read_models
 from agentrl_judge.verdict import Scale  # noqa: TC001  # options are checked against the annotations
 
 if TYPE_CHECKING:
-    from agentrl_core.scoring import ScoreRequest
+    from agentrl_core.api.scoring import ScoreRequest
     from agentrl_core.types import Task
 
 _CHECK_S = 10.0

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from agentrl_core import proxies
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.config.nodes import Node, Problem, describe
-from agentrl_core.nearest import did_you_mean
+from agentrl_core.http import proxies
 
 Readers: TypeAlias = Mapping[str, Callable[[Any], Any]]
 """Key -> what checks and converts its plain value; a ValueError says what was expected."""

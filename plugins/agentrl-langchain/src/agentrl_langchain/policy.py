@@ -20,7 +20,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import PrivateAttr
 
-from agentrl_core.tls_context import ssl_context
+from agentrl_core.http.tls_context import ssl_context
 from agentrl_langchain.asking import body_of, parsed, wanted_format
 from agentrl_langchain.messages import Parse, ReplyStream, to_replies
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from langchain_core.language_models.base import LangSmithParams
     from langchain_core.messages import AIMessageChunk, BaseMessage
 
-    from agentrl_core.rollout.context import WorkflowContext
+    from agentrl_core.api.context import WorkflowContext
 
 _KEPT = ("name", "callbacks", "tags", "metadata", "verbose", "disable_streaming", "output_version")
 """Fields of the model in whose place the policy answers that say how LangChain treats a reply."""

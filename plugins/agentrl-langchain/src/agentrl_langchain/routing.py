@@ -24,7 +24,7 @@ from agentrl_core.errors import PluginError
 from agentrl_langchain.policy import PolicyChatModel
 
 if TYPE_CHECKING:
-    from agentrl_core.rollout.context import WorkflowContext
+    from agentrl_core.api.context import WorkflowContext
 
 ENTRANCES = (
     "_generate_with_cache",

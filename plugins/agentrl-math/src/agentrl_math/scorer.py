@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import attrs
 from attrs import field, validators
 
-from agentrl_core.data.extract import extract_answer
+from agentrl_core.api.extract import extract_answer
+from agentrl_core.api.reading import references
+from agentrl_core.concurrency.processes import CallTimeoutError, run_in_process
 from agentrl_core.errors import EpisodeError
-from agentrl_core.processes import CallTimeoutError, run_in_process
-from agentrl_core.scorers.reading import references
 from agentrl_math.comparing import same_value
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from agentrl_core.rollout.adapting.called_object import CalledObject
+from agentrl_core.api.adapters.called_object import CalledObject
 from agentrl_openai.routing import route_to_policy
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import openai
 
-from agentrl_core.rollout.adapting.client_routing import ClientRouting
+from agentrl_core.api.adapters.client_routing import ClientRouting
 
 _OWN_ADDRESSES = tuple(f"https://{region}api.openai.com/v1" for region in ("", "eu.", "us."))
 

@@ -14,7 +14,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.profiles.openai import OpenAIJsonSchemaTransformer, OpenAIModelProfile
 from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
-from agentrl_core.tls_context import ssl_context
+from agentrl_core.http.tls_context import ssl_context
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage, ModelResponse
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pydantic_ai.settings import ModelSettings
     from pydantic_ai.tools import RunContext
 
-    from agentrl_core.rollout.context import WorkflowContext
+    from agentrl_core.api.context import WorkflowContext
 
 _PROFILE = OpenAIModelProfile(
     context_window=None,

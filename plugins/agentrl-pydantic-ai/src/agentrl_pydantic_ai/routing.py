@@ -27,7 +27,7 @@ from agentrl_core.errors import PluginError
 from agentrl_pydantic_ai.policy import PolicyModel
 
 if TYPE_CHECKING:
-    from agentrl_core.rollout.context import WorkflowContext
+    from agentrl_core.api.context import WorkflowContext
 
 ENTRANCES = ("request", "request_stream", "count_tokens", "prepare_messages", "prepare_request", "compact_messages")
 """The methods by which an agent run, a wrapper model or `pydantic_ai.direct` use a model."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import httpx2
     from smolagents.models import ChatMessage, ChatMessageStreamDelta
 
-    from agentrl_core.rollout.context import WorkflowContext
+    from agentrl_core.api.context import WorkflowContext
 
 _TRANSPORT = ("timeout", "extra_headers")
 """Arguments of a call that are meant for a provider's server: the episode's own time limit holds."""

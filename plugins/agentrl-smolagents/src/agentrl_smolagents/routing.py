@@ -25,11 +25,11 @@ from smolagents.models import Model
 
 from agentrl_core import workflow_context
 from agentrl_core.errors import PluginError
-from agentrl_core.tls_context import ssl_context
+from agentrl_core.http.tls_context import ssl_context
 from agentrl_smolagents.policy import PolicyModel
 
 if TYPE_CHECKING:
-    from agentrl_core.rollout.context import WorkflowContext
+    from agentrl_core.api.context import WorkflowContext
 
 ENTRANCES = ("generate", "generate_stream")
 """The methods by which agents use a model; `Model.__call__` goes through the first."""

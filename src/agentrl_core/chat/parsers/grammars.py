@@ -10,7 +10,7 @@ from agentrl_core.chat.parsers.schemas import name_of, parameters_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from agentrl_core.chat.parsers.base import Tools
+    from agentrl_core.api.tool_parsers import Tools
 
 
 BLANKS = r"[ \n\r\t]{1,24}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from agentrl_core.chat.parsers.base import MalformedCallError
+from agentrl_core.api.tool_parsers import MalformedCallError
 from agentrl_core.chat.parsers.grammars import by_tool, literal, text_up_to
 from agentrl_core.chat.parsers.json_text import read_arguments
 from agentrl_core.chat.parsers.source import Marks
@@ -13,7 +13,7 @@ from agentrl_core.chat.parsers.source import Marks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentrl_core.chat.parsers.base import Sink, Steps, Tools
+    from agentrl_core.api.tool_parsers import Sink, Steps, Tools
     from agentrl_core.chat.parsers.source import Source
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"

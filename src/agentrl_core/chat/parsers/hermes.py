@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from agentrl_core.chat.parsers.base import MalformedCallError
+from agentrl_core.api.tool_parsers import MalformedCallError
 from agentrl_core.chat.parsers.grammars import by_tool, literal, one_or_more
 from agentrl_core.chat.parsers.json_text import read_call, read_object
 from agentrl_core.chat.parsers.source import Marks
@@ -16,7 +16,7 @@ from agentrl_core.chat.parsers.source import Marks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentrl_core.chat.parsers.base import Sink, Steps, Tools
+    from agentrl_core.api.tool_parsers import Sink, Steps, Tools
     from agentrl_core.chat.parsers.source import Source
 
 _OPEN = "<tool_call>"

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.chat.parsers.base import MalformedCallError
+from agentrl_core.api.tool_parsers import MalformedCallError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from agentrl_core.chat.parsers.base import MalformedCallError
+from agentrl_core.api.tool_parsers import MalformedCallError
 from agentrl_core.chat.parsers.grammars import by_tool, literal, one_or_more
 from agentrl_core.chat.parsers.json_text import read_arguments, read_call, read_object
 from agentrl_core.chat.parsers.source import Marks
@@ -17,7 +17,7 @@ from agentrl_core.chat.parsers.source import Marks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentrl_core.chat.parsers.base import Sink, Steps, Tools
+    from agentrl_core.api.tool_parsers import Sink, Steps, Tools
     from agentrl_core.chat.parsers.source import Source
 
 _OPEN, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.chat.parsers.base import MalformedCallError
+from agentrl_core.api.tool_parsers import MalformedCallError
 from agentrl_core.chat.parsers.grammars import json_rule, literal, one_or_more, text_up_to
 from agentrl_core.chat.parsers.json_text import check_text
 from agentrl_core.chat.parsers.schemas import (
@@ -28,7 +28,7 @@ from agentrl_core.chat.parsers.tagged import block, inside
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from agentrl_core.chat.parsers.base import Sink, Steps, Tools
+    from agentrl_core.api.tool_parsers import Sink, Steps, Tools
     from agentrl_core.chat.parsers.source import Source
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"

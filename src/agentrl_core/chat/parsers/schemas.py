@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core.chat.parsers.json_text import strict_value
 
 if TYPE_CHECKING:
-    from agentrl_core.chat.parsers.base import Tools
+    from agentrl_core.api.tool_parsers import Tools
 
 _DEEPEST = 20
 """References that are followed, one to the next, before a schema counts as circular."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from agentrl_core.chat.parsers.base import MalformedCallError
+from agentrl_core.api.tool_parsers import MalformedCallError
 from agentrl_core.chat.parsers.grammars import by_tool, literal
 from agentrl_core.chat.parsers.json_text import read_arguments
 from agentrl_core.chat.parsers.source import Marks
@@ -16,7 +16,7 @@ from agentrl_core.chat.parsers.source import Marks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentrl_core.chat.parsers.base import Sink, Steps, Tools
+    from agentrl_core.api.tool_parsers import Sink, Steps, Tools
     from agentrl_core.chat.parsers.source import Source
 
     _Inside: TypeAlias = Callable[[Source, int, str], Steps[tuple[str, str, int]]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from agentrl_core.chat.parsers.base import Steps
+    from agentrl_core.api.tool_parsers import Steps
 
 _VISIBLE = re.compile(r"\S")
 _IN_STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl_core.chat.parsers.base import MalformedCallError
+from agentrl_core.api.tool_parsers import MalformedCallError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agentrl_core.chat.parsers.base import Sink, Steps
+    from agentrl_core.api.tool_parsers import Sink, Steps
     from agentrl_core.chat.parsers.source import Marks, Source
 
 

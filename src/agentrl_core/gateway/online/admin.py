@@ -7,10 +7,10 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
+from agentrl_core.concurrency.secrecy import withhold
 from agentrl_core.errors import ConfigError, RequestError, RunError
 from agentrl_core.gateway.sessions import digest_of, key_of
-from agentrl_core.proxies import is_loopback
-from agentrl_core.secrecy import withhold
+from agentrl_core.http.proxies import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

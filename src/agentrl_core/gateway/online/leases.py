@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentrl_core.concurrency.wakeups import Wakeups
 from agentrl_core.errors import RequestError
-from agentrl_core.stores.wakeups import Wakeups
 from agentrl_core.types import Task
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
-from agentrl_core.stores.wakeups import Wakeups
+from agentrl_core.concurrency.wakeups import Wakeups
 
 if TYPE_CHECKING:
     from collections.abc import Callable

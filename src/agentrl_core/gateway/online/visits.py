@@ -9,21 +9,21 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.api.stores import SessionRow
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.history.past import restore, restore_attempts
 from agentrl_core.gateway.online.visit import Visit, last_call, until_over
 from agentrl_core.gateway.sessions import session_ended
-from agentrl_core.stores.base import SessionRow
 from agentrl_core.types import Outcome, Record, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from agentrl_core.api.stores import Store
     from agentrl_core.gateway.online.leases import Claim
     from agentrl_core.gateway.sampling import SamplingPolicy
     from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session, SessionBook
-    from agentrl_core.stores.base import Store
     from agentrl_core.types import Interaction
 
 _logger = logging.getLogger(__name__)

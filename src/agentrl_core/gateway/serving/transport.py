@@ -14,8 +14,8 @@ import httpx2
 from agentrl_core.gateway.serving.routes import too_large
 from agentrl_core.gateway.serving.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 from agentrl_core.gateway.sessions import without_secrets
-from agentrl_core.shared_client import SharedClient
-from agentrl_core.tls_context import ssl_context
+from agentrl_core.http.shared_client import SharedClient
+from agentrl_core.http.tls_context import ssl_context
 
 Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
+from agentrl_core.api.scoring import Answer
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout.failures import RemoteFailure, tell
 from agentrl_core.rollout.subproc.worker import DEEPEST_VALUE, MAX_ANSWER_BYTES
-from agentrl_core.scoring import Answer
 
 READ_BYTES = 2**16
 """Read from a worker's socket at a time."""

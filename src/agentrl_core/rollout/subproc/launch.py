@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import agentrl_core
+from agentrl_core.concurrency.secrecy import environment
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.options import place
-from agentrl_core.references import is_reference, user_folders
-from agentrl_core.rollout import tls
+from agentrl_core.http import tls
+from agentrl_core.plugins.options import place
+from agentrl_core.plugins.references import is_reference, user_folders
 from agentrl_core.rollout.subproc import worker
 from agentrl_core.rollout.subproc.pickling import find_obstacle
-from agentrl_core.secrecy import environment
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import AgentConfig
-    from agentrl_core.options import Where
-    from agentrl_core.registry import Registry
+    from agentrl_core.plugins.options import Where
+    from agentrl_core.plugins.registry import Registry
 
 INSIDE = "AGENTRL_SUBPROC_WORKER"
 """Set in the environment of workers: a script that trains must not train in there."""

@@ -29,7 +29,7 @@ _REGISTRIES = (
     ("asyncio.events", "_event_loop_policy"),
 )
 """Registries of the standard library that hold every process or thread until its end, wanted or not."""
-_EARLY = ("multiprocessing", "agentrl_core.processes", "joblib", "loky")
+_EARLY = ("multiprocessing", "agentrl_core.concurrency.processes", "joblib", "loky")
 """Modules that are worth a look before all others."""
 _BATCH = 256
 _SECOND_LOOK_S = 0.1

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl_core.plugins import load_registry
-from agentrl_core.rollout import context as workflow_context
-from agentrl_core.rollout.borrowed import close_borrowed
+from agentrl_core.api import context as workflow_context
+from agentrl_core.http.borrowed import close_borrowed
+from agentrl_core.http.shared_client import SharedClient
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.calling import WorkflowCall
 from agentrl_core.rollout.workflows import resolve_workflow
-from agentrl_core.shared_client import SharedClient
 
 
 class Own:

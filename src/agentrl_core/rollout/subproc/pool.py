@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.api import context as workflow_context
 from agentrl_core.errors import AgentRLError, EpisodeError, RunError
-from agentrl_core.rollout import context as workflow_context
 from agentrl_core.rollout.failures import RemoteFailure
 from agentrl_core.rollout.subproc.process import NotBegunError, WorkerProcess
 

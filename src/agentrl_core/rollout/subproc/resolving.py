@@ -7,18 +7,18 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl_core.concurrency.secrecy import seal
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError
-from agentrl_core.options import place
+from agentrl_core.plugins.options import place
 from agentrl_core.rollout.subproc.launch import INSIDE, plan
 from agentrl_core.rollout.subproc.pool import Workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow
-from agentrl_core.secrecy import seal
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RolloutConfig
-    from agentrl_core.options import Where
-    from agentrl_core.registry import Registry
+    from agentrl_core.plugins.options import Where
+    from agentrl_core.plugins.registry import Registry
 
 _SHORTEST_LIMIT_S = 60.0
 

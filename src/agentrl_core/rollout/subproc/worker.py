@@ -727,7 +727,7 @@ def _work(control: socket.socket) -> None:
         return
     start, payload = message
     sys.path[:] = start["sys_path"] or sys.path[1:]  # this file's folder holds nothing for an agent
-    with _module("agentrl_core.rollout.tls", start["tls"]).shared_tls():  # for all clients that agents build
+    with _module("agentrl_core.http.tls", start["tls"]).shared_tls():  # for all clients that agents build
         try:
             loaded = _load(start, payload)
         except BaseException as error:  # noqa: BLE001  (whatever it is, the run must be told)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.token_level import ALL_TOKENS, GenerationHyperparameters, ModelRequest, ModelResponse
 from agentrl_core.errors import EpisodeError
 from agentrl_core.gateway.exchange import ChatRequest
-from agentrl_core.generation import ALL_TOKENS, GenerationHyperparameters, ModelRequest, ModelResponse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

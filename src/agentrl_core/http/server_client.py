@@ -16,10 +16,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from agentrl_core.backoff import Backoff
 from agentrl_core.errors import ConfigError
-from agentrl_core.proxies import Proxy, proxy_of
-from agentrl_core.tls_context import ssl_context
+from agentrl_core.http.backoff import Backoff
+from agentrl_core.http.proxies import Proxy, proxy_of
+from agentrl_core.http.tls_context import ssl_context
 
 if TYPE_CHECKING:
     import ssl

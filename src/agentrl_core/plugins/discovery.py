@@ -122,6 +122,6 @@ def _with_core(found: list[Distribution]) -> list[Distribution]:
     """Make sure that core is there: a checkout on the import path has no metadata, or stale ones."""
     if any(item.is_core and GROUP in {point.group for point in item.entry_points} for item in found):
         return found
-    own = EntryPoint(name=CORE, value="agentrl_core.builtins", group=GROUP)
+    own = EntryPoint(name=CORE, value="agentrl_core.plugins.builtins", group=GROUP)
     core = Distribution(name=CORE, version=core_version(), requires="", entry_points=[own])
     return [core, *(item for item in found if not item.is_core)]

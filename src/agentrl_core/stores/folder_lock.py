@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from agentrl_core.files import private_opener
+from agentrl_core.stores.files import private_opener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

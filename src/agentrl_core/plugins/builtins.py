@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.hookspecs import hookimpl
+from agentrl_core.plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from agentrl_core.hookspecs import Register
+    from agentrl_core.plugins.hookspecs import Register
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "init": ("Write a demo, or a config for an agent that there is.", "agentrl_core.cli.init:init"),
@@ -138,7 +138,7 @@ def register_engines(register: Register[Any]) -> None:
         "agentrl_core.engines.openai_compatible:OpenAICompatibleEngine",
         summary="a vLLM or SGLang server",
     )
-    register("scripted", "agentrl_core.testing.scripted:ScriptedEngine", summary="says what a test wrote down")
+    register("scripted", "agentrl_core.engines.scripted:ScriptedEngine", summary="says what a test wrote down")
 
 
 @hookimpl

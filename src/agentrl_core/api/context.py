@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import attrs
 
-from agentrl_core.rollout import borrowed
+from agentrl_core.http import borrowed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import aiohttp
     import httpx
 
-    from agentrl_core.shared_client import SharedClient
+    from agentrl_core.http.shared_client import SharedClient
     from agentrl_core.types import Message
 
 

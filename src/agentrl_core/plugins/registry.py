@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from agentrl_core.discovery import canonical
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
-from agentrl_core.nearest import did_you_mean
-from agentrl_core.options import Where, construct, place
-from agentrl_core.references import Reference, is_reference, one_line, resolve, user_folders
+from agentrl_core.plugins.discovery import canonical
+from agentrl_core.plugins.options import Where, construct, place
+from agentrl_core.plugins.references import Reference, is_reference, one_line, resolve, user_folders
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import Component
-    from agentrl_core.plugins import PluginManager
+    from agentrl_core.plugins.manager import PluginManager
 
 KINDS: Mapping[str, str] = {
     "workflows": "workflow",

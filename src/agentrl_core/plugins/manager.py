@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import pluggy
 
-from agentrl_core import hookspecs
-from agentrl_core.discovery import CORE, GROUP, Distribution, block_rule, core_version, find_distributions
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import AgentRLError, PluginError, RunError
-from agentrl_core.nearest import did_you_mean
-from agentrl_core.references import one_line
-from agentrl_core.registry import KINDS, Entry, Package, Registry
+from agentrl_core.plugins import hookspecs
+from agentrl_core.plugins.discovery import CORE, GROUP, Distribution, block_rule, core_version, find_distributions
+from agentrl_core.plugins.references import one_line
+from agentrl_core.plugins.registry import KINDS, Entry, Package, Registry
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from agentrl_core.errors import EngineError
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest
 
 if TYPE_CHECKING:
+    from agentrl_core.api.weights import WeightSource
     from agentrl_core.engines.stopping import Decode
-    from agentrl_core.weights.base import WeightSource
 
 Replies: TypeAlias = Callable[[tuple[int, ...], int], Sequence[int]] | Sequence[Sequence[int]]
 """`(prompt_ids, call_index) -> ids`, or the ids of each call in order."""

@@ -18,10 +18,10 @@ from typing import Any
 import attrs
 import httpx2
 
+from agentrl_core.api.context import WorkflowContext
+from agentrl_core.api.context import get as current_episode
 from agentrl_core.errors import PluginError
-from agentrl_core.rollout.context import WorkflowContext
-from agentrl_core.rollout.context import get as current_episode
-from agentrl_core.tls_context import ssl_context
+from agentrl_core.http.tls_context import ssl_context
 
 
 @attrs.define(kw_only=True, eq=False)

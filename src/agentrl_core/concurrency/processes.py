@@ -27,10 +27,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core import process_worker
-from agentrl_core.daemons import DaemonExecutor
-from agentrl_core.references import FILE_MODULE
-from agentrl_core.secrecy import environment
+from agentrl_core.concurrency import process_worker
+from agentrl_core.concurrency.secrecy import environment
+from agentrl_core.concurrency.threads import DaemonExecutor
+from agentrl_core.plugins.references import FILE_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

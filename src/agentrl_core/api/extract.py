@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentrl_core.chat.reasoning import REASONING_FORMATS
+from agentrl_core.api.reasoning import REASONING_FORMATS
 
 if TYPE_CHECKING:
-    from agentrl_core.scoring import AnswerFrom
+    from agentrl_core.api.scoring import AnswerFrom
 
 DEFAULT_SCHEMA = "answer"
 """The tag that is looked for where a task names no `answer_schema`."""

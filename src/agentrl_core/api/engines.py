@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from agentrl_core.api.weights import WeightSource
     from agentrl_core.types import Chunk, GenerateRequest
-    from agentrl_core.weights.base import WeightSource
 
 
 class Engine(Protocol):

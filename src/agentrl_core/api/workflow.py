@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from agentrl_core.api.scoring import Answer
+    from agentrl_core.api.token_level import TokenEngine
     from agentrl_core.config.schema import RunConfig
-    from agentrl_core.generation import TokenEngine
-    from agentrl_core.scoring import Answer
 
 Reward: TypeAlias = "float | int | bool | Mapping[str | int, float] | Answer | None"
 """What `run` may return: a number for the whole episode, `{interaction id or turn index: number}`, or

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from agentrl_core.scoring import ScoreRequest
+    from agentrl_core.api.scoring import ScoreRequest
 
 Of: TypeAlias = Literal["answer", "reply"]
 """What is judged: the extracted answer, or the last reply as a whole."""

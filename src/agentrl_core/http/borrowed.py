@@ -40,8 +40,8 @@ def _client(kind: str, make: Any) -> Any:
 
 
 def _make_httpx() -> Any:
-    from agentrl_core.shared_client import TIMEOUT_S, no_cookies
-    from agentrl_core.tls_context import ssl_context
+    from agentrl_core.http.shared_client import TIMEOUT_S, no_cookies
+    from agentrl_core.http.tls_context import ssl_context
 
     return _httpx_class()(verify=ssl_context(), timeout=TIMEOUT_S, cookies=no_cookies())
 
@@ -49,8 +49,8 @@ def _make_httpx() -> Any:
 def _make_aiohttp() -> Any:
     import aiohttp
 
-    from agentrl_core.shared_client import TIMEOUT_S
-    from agentrl_core.tls_context import ssl_context
+    from agentrl_core.http.shared_client import TIMEOUT_S
+    from agentrl_core.http.tls_context import ssl_context
 
     return _aiohttp_class()(
         connector=aiohttp.TCPConnector(ssl=ssl_context()),

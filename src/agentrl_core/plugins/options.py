@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from agentrl_core.config.foreign import counterpart
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.config.nodes import describe
 from agentrl_core.errors import ConfigError
-from agentrl_core.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from cattrs import Converter

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import pluggy
 
 if TYPE_CHECKING:
+    from agentrl_core.api.engines import Engine
+    from agentrl_core.api.losses import Correction, LossCalculator
+    from agentrl_core.api.scoring import Scorer
+    from agentrl_core.api.stores import Store
+    from agentrl_core.api.trackers import RunInfo, RunSummary, StepReport, Tracker
+    from agentrl_core.api.workflow import Workflow
     from agentrl_core.config.schema import RunConfig
-    from agentrl_core.engines.base import Engine
-    from agentrl_core.losses.base import Correction, LossCalculator
-    from agentrl_core.scoring import Scorer
-    from agentrl_core.stores.base import Store
-    from agentrl_core.trackers.base import RunInfo, RunSummary, StepReport, Tracker
     from agentrl_core.types import Record, Task
-    from agentrl_core.workflow import Workflow
 
 PROJECT = "agentrl"
 """pluggy's project name, and the entry-point group of hook modules."""

@@ -19,9 +19,9 @@ from typing import NoReturn
 
 import attrs
 
+from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
-from agentrl_core.invocation import pip_install
-from agentrl_core.nearest import did_you_mean
+from agentrl_core.plugins.invocation import pip_install
 
 _PACKAGES = {
     "agents": "openai-agents",

@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from agentrl_core.daemons import call_on_thread
-from agentrl_core.data.inputs import agent_input
+from agentrl_core.api.inputs import agent_input
+from agentrl_core.api.scoring import Answer
+from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import ConfigError
-from agentrl_core.scoring import Answer
 
 
 class CalledObject(ABC):

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
+from agentrl_core.concurrency.processes import CallTimeoutError, pack, run_in_process
 from agentrl_core.errors import EpisodeError
-from agentrl_core.processes import CallTimeoutError, pack, run_in_process
 from agentrl_core.scorers.call import finite_number
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class AsyncRewardWrapper:
                 ...
                 return await self.reward(prompt, completion, **data)
 
-    A sync function runs in a process of its own (see `agentrl_core.processes`) that is killed at the limit, an async
+    A sync function runs in a process of its own (see `agentrl_core.concurrency.processes`) that is killed at the limit, an async
     one on the event loop. What it raises is tried again up to `max_retries` times, and raised after that. A timeout is
     not tried again: the episode is rejected (`reward_timeout`), or with `on_timeout="zero"` gets 0.0, as in AReaL.
     """

@@ -1,0 +1,1 @@
+"""Everything that a plugin package imports from core: protocols, values and helpers, without torch at import."""

@@ -1,0 +1,1 @@
+"""Threads and processes that user code can hang in without hanging the run, and locks between processes."""

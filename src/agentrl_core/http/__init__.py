@@ -1,0 +1,1 @@
+"""HTTP clients for model servers and for agents: pooling, proxies, TLS and retries."""

@@ -1,0 +1,1 @@
+"""How packages plug in: hook specifications, discovery, the manager that loads them and the registry of components."""
