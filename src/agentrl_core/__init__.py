@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.token_level import GenerationHyperparameters, ModelRequest, ModelResponse
     from agentrl_core.api.workflow import AgentWorkflow, RolloutWorkflow, Workflow
     from agentrl_core.config.schema import RunConfig
-    from agentrl_core.plugins.hookspecs import hookimpl, hookspec
+    from agentrl_core.plugins.hookspecs import Register, hookimpl, hookspec
     from agentrl_core.rollout.ready_made.samplers import AsyncSampler
     from agentrl_core.run import FineTuner, Trainer
     from agentrl_core.scorers.registration import register_scorer
@@ -35,6 +35,7 @@ __all__ = [
     "ModelRequest",
     "ModelResponse",
     "Record",
+    "Register",
     "RolloutWorkflow",
     "RunConfig",
     "Score",
@@ -64,6 +65,7 @@ _HOMES = {
     "ModelRequest": "agentrl_core.api.token_level:ModelRequest",
     "ModelResponse": "agentrl_core.api.token_level:ModelResponse",
     "Record": "agentrl_core.types:Record",
+    "Register": "agentrl_core.plugins.hookspecs:Register",
     "RolloutWorkflow": "agentrl_core.api.workflow:RolloutWorkflow",
     "RunConfig": "agentrl_core.config.schema:RunConfig",
     "Score": "agentrl_core.api.scoring:Score",

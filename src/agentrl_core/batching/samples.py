@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import attrs
 
 from agentrl_core.batching.credit import children_of, is_trained
+from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import TrainingError
-from agentrl_core.plugins.invocation import command_line
 from agentrl_core.weights.witness import NOTHING, Fidelity, verify
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import attrs
 import typer
 
 from agentrl_core.cli.locate import RunsOption, find_database, model_directory, open_run
+from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError, UsageError
-from agentrl_core.plugins.invocation import command_line
 from agentrl_core.stores.files import private_opener
 from agentrl_core.weights.witness import verify
 

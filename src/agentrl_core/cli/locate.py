@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from agentrl_core.config.invocation import command_line
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import StoreError, UsageError
-from agentrl_core.plugins.invocation import command_line
 from agentrl_core.stores.sqlite import SQLiteStore
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typer.core import TyperCommand
 
 from agentrl_core.cli import HelpSwitch  # noqa: TC001  # typer reads annotations at run time
 from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.config.invocation import command_line, pip_install, pytest_call
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
-from agentrl_core.plugins.invocation import command_line, pip_install, pytest_call
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.registry import KINDS, Entry, Package, Registry
 

@@ -17,9 +17,9 @@ from agentrl_core.cli.episode_text import content_text, episode_lines, fidelity_
 from agentrl_core.cli.export import export
 from agentrl_core.cli.locate import RunsOption, find_database, find_record, model_directory, open_run
 from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.config.invocation import command_line
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import UsageError
-from agentrl_core.plugins.invocation import command_line
 from agentrl_core.types import Outcome  # noqa: TC001  # typer reads the annotations
 from agentrl_core.weights.witness import NOTHING, verify
 

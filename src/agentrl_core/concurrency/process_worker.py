@@ -1,4 +1,4 @@
-"""The other end of `agentrl_core.concurrency.processes`: a process that calls functions; needs the standard library alone.
+"""The other end of `agentrl_core.concurrency.processes`: a process that calls functions, on the standard library alone.
 
 Started as a script with the number of its connection. Its standard input is a lifeline: where that ends, the parent
 is gone, and so is the process, whatever it is at.

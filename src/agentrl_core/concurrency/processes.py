@@ -30,11 +30,12 @@ import attrs
 from agentrl_core.concurrency import process_worker
 from agentrl_core.concurrency.secrecy import environment
 from agentrl_core.concurrency.threads import DaemonExecutor
-from agentrl_core.plugins.references import FILE_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+FILE_MODULE = "agentrl_file_"
+"""Prefix of the names of modules that `plugins.references` reads from files; no other process can import them."""
 logger = logging.getLogger(__name__)
 
 _LOADING_S = 60.0

@@ -12,6 +12,7 @@ import attrs
 
 from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
 from agentrl_core.config.foreign import counterpart
+from agentrl_core.config.invocation import pip_install
 from agentrl_core.config.merge import Tree
 from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refusal
 from agentrl_core.config.schema import RunConfig
@@ -19,7 +20,6 @@ from agentrl_core.config.sft import SftConfig
 from agentrl_core.config.structure import Finding, InvalidError, default_of, hint_elsewhere, structure
 from agentrl_core.config.yaml_text import read_file, read_override
 from agentrl_core.errors import ConfigError
-from agentrl_core.plugins.invocation import pip_install
 
 C = TypeVar("C", bound=RunConfig | SftConfig)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agentrl_core.plugins.invocation import hf_download, near
+from agentrl_core.config.invocation import hf_download, near
 
 _CONFIG = "config.json"
 _OWNERS = {"Qwen": "Qwen", "SmolLM": "HuggingFaceTB", "Llama": "meta-llama", "gemma": "google"}

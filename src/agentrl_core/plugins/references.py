@@ -19,9 +19,10 @@ from typing import NoReturn
 
 import attrs
 
+from agentrl_core.concurrency.processes import FILE_MODULE
+from agentrl_core.config.invocation import pip_install
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
-from agentrl_core.plugins.invocation import pip_install
 
 _PACKAGES = {
     "agents": "openai-agents",
@@ -39,9 +40,6 @@ _PACKAGES = {
 """Module -> package, of the libraries that agents are written with."""
 OF_ANOTHER_INTERPRETER = frozenset({"camel", "openhands"})
 """Frameworks whose dependencies rule out those of other packages here."""
-
-FILE_MODULE = "agentrl_file_"
-"""Begins the names of modules that are read from files and that nobody could import."""
 
 
 @attrs.frozen(kw_only=True)

@@ -6,8 +6,8 @@ import threading
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
+from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError
-from agentrl_core.plugins.invocation import command_line
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:

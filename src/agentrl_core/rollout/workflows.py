@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from agentrl_core.api.workflow import RolloutWorkflow
+from agentrl_core.config.invocation import pip_install
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.plugins.invocation import pip_install
 from agentrl_core.plugins.options import bind, construct, place
 from agentrl_core.plugins.references import OF_ANOTHER_INTERPRETER
 from agentrl_core.rollout.calling import INJECTED, EngineCall, WorkflowCall, takes_data

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
 from agentrl_core.concurrency.secrecy import withhold
+from agentrl_core.config.invocation import pip_install
 from agentrl_core.config.schema import AUTO, DEFAULT_SCORER, RunConfig
 from agentrl_core.data.jsonl import line_of, load_tasks
 from agentrl_core.errors import ConfigError, DataError, PluginError, RunError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
-from agentrl_core.plugins.invocation import pip_install
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers

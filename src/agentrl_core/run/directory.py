@@ -17,9 +17,9 @@ from typing import Any
 
 import attrs
 
+from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.gateway.sessions import without_secrets
-from agentrl_core.plugins.invocation import command_line
 from agentrl_core.stores.files import make_private, make_private_folder, private_opener
 from agentrl_core.stores.folder_lock import FolderInUseError, folder_lock
 

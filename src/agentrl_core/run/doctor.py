@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core import config as configs
+from agentrl_core.config.invocation import command_line, pip_install
 from agentrl_core.errors import AgentRLError
 from agentrl_core.gateway.serving.server import bind
 from agentrl_core.plugins.discovery import core_version
-from agentrl_core.plugins.invocation import command_line, pip_install
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import one_line
 from agentrl_core.run.checks import Checks

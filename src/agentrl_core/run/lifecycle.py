@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import AgentRLError, RunError, StoreError
-from agentrl_core.plugins.invocation import command_line
 from agentrl_core.run.audience import Audience
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from agentrl_core import config as configs
 from agentrl_core.api.stores import StepRow
 from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
+from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError
-from agentrl_core.plugins.invocation import command_line
 from agentrl_core.run.batch import BatchCollector
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.sampling import SamplingSide

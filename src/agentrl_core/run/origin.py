@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
 from agentrl_core.api.stores import RunRow
+from agentrl_core.config.invocation import command_line, near
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, RunError, UsageError
 from agentrl_core.models.folder import no_model_in
-from agentrl_core.plugins.invocation import command_line, near
 from agentrl_core.stores.files import flush_to_disk, make_private
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from agentrl_core.api.trackers import Activity
-from agentrl_core.plugins.invocation import command_line
+from agentrl_core.config.invocation import command_line
 from agentrl_core.rollout.tally import label
 from agentrl_core.types import Outcome
 

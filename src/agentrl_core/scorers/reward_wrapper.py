@@ -27,9 +27,10 @@ class AsyncRewardWrapper:
                 ...
                 return await self.reward(prompt, completion, **data)
 
-    A sync function runs in a process of its own (see `agentrl_core.concurrency.processes`) that is killed at the limit, an async
-    one on the event loop. What it raises is tried again up to `max_retries` times, and raised after that. A timeout is
-    not tried again: the episode is rejected (`reward_timeout`), or with `on_timeout="zero"` gets 0.0, as in AReaL.
+    A sync function runs in a process of its own (see `agentrl_core.concurrency.processes`) that is killed at the
+    limit, an async one on the event loop. What it raises is tried again up to `max_retries` times, and raised after
+    that. A timeout is not tried again: the episode is rejected (`reward_timeout`), or with `on_timeout="zero"` gets
+    0.0, as in AReaL.
     """
 
     def __init__(

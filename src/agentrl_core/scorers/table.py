@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.config.invocation import pip_install
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError, UsageError
-from agentrl_core.plugins.invocation import pip_install
 from agentrl_core.plugins.options import construct
 from agentrl_core.plugins.references import is_reference
 from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer

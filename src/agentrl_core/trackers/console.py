@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError
-from agentrl_core.plugins.invocation import command_line
 from agentrl_core.trackers.curve import PICTURE_NAME
 from agentrl_core.trackers.status import Pace, bar_line, sentence
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import attrs
 import torch
 
+from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses.aggregate import Denominators
-from agentrl_core.plugins.invocation import command_line
 from agentrl_core.training.ranks import ALONE
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from agentrl_core import hookimpl
 
 if TYPE_CHECKING:
+    from agentrl_core import Register
     from agentrl_core.api.workflow import Workflow
-    from agentrl_core.plugins.hookspecs import Register
 
 _CLIENTS = ("Anthropic", "AsyncAnthropic")
 
@@ -27,7 +27,7 @@ def register_adapters(register: Register[Any]) -> None:
 def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
     """Wrap the options of a Claude agent, or an object to call that holds an `Anthropic` or `AsyncAnthropic` client."""
     from agentrl_core.api.adapters.called_object import holds_client
-    from agentrl_core.plugins.options import construct
+    from agentrl_core.api.options import construct
 
     made: Any = None
     if (type(agent).__module__.partition(".")[0], type(agent).__name__) == ("claude_agent_sdk", "ClaudeAgentOptions"):

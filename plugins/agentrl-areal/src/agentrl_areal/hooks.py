@@ -11,8 +11,8 @@ from agentrl_areal.utils import stats_tracker
 from agentrl_core import hookimpl
 
 if TYPE_CHECKING:
+    from agentrl_core import Register
     from agentrl_core.api.trackers import RunInfo, RunSummary, StepReport
-    from agentrl_core.plugins.hookspecs import Register
 
 STATS_FILE = "areal_stats.jsonl"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from agentrl_core.api.context import WorkflowContext as Episode
-    from agentrl_core.http.shared_client import SharedClient
+    from agentrl_core.api.http import SharedClient
 
 __all__ = ["WorkflowContext", "get", "get_aiohttp_session", "get_httpx_client", "set", "stat_scope"]
 

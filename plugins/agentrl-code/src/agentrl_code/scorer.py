@@ -16,8 +16,8 @@ from agentrl_code.reading import read_tests
 from agentrl_code.sandbox import SHARED, Limits, best_level
 from agentrl_code.verdicts import run_tests
 from agentrl_core import Score
+from agentrl_core.api.reading import Of, judged_text
 from agentrl_core.errors import ConfigError
-from agentrl_core.scorers import Of, judged_text
 
 if TYPE_CHECKING:
     from agentrl_core import ScoreRequest, Task

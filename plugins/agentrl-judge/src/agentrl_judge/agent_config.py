@@ -6,8 +6,7 @@ from pathlib import Path
 
 import attrs
 
-from agentrl_core.config.nodes import Node, Problem, refusal
-from agentrl_core.config.yaml_text import read_file
+from agentrl_core.api.options import Node, Problem, read_file, refusal
 from agentrl_judge.prompt import check_template
 from agentrl_judge.settings import (
     ModelSettings,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core import hookimpl
 
 if TYPE_CHECKING:
-    from agentrl_core.plugins.hookspecs import Register
+    from agentrl_core import Register
 
 
 @hookimpl

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from agentrl_core.api.options import Node, Place, Problem, did_you_mean, from_python
 from agentrl_core.api.scoring import Score
-from agentrl_core.config.nearest import did_you_mean
-from agentrl_core.config.nodes import Node, Place, Problem, from_python
 from agentrl_core.errors import ConfigError, EpisodeError
 from agentrl_judge.agent_config import DEFAULT_PATHS, AgentConfig, read_agent_config
 from agentrl_judge.breaker import Breaker

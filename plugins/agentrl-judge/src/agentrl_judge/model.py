@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 
 import attrs
 
-from agentrl_core.http.backoff import LATER, retry_after_s
-from agentrl_core.http.server_client import ExchangeError, ServerClient
+from agentrl_core.api.http import LATER, ExchangeError, ServerClient, retry_after_s
 from agentrl_judge.verdict import GarbageError, read_verdict, response_format
 
 if TYPE_CHECKING:

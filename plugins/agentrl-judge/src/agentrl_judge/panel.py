@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.http.backoff import Backoff
+from agentrl_core.api.http import Backoff
 from agentrl_judge.model import CallError, JudgeModel
 
 if TYPE_CHECKING:

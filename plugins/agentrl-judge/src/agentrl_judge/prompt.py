@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from agentrl_core.config.nearest import did_you_mean
+from agentrl_core.api.options import did_you_mean
 from agentrl_judge.verdict import Scale, instruction
 
 TEMPLATE = """\

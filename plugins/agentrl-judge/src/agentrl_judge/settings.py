@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from agentrl_core.config.nearest import did_you_mean
-from agentrl_core.config.nodes import Node, Problem, describe
-from agentrl_core.http import proxies
+from agentrl_core.api.http import PROXY_OPTION, is_proxy_option
+from agentrl_core.api.options import Node, Problem, describe, did_you_mean
 
 Readers: TypeAlias = Mapping[str, Callable[[Any], Any]]
 """Key -> what checks and converts its plain value; a ValueError says what was expected."""
@@ -145,8 +144,8 @@ def base_url(value: Any) -> str:
 
 def proxy(value: Any) -> str:
     """Read the address of a proxy, or `direct`."""
-    if not isinstance(value, str) or not proxies.is_option(value):
-        raise ValueError(f"expected {proxies.OPTION}")
+    if not isinstance(value, str) or not is_proxy_option(value):
+        raise ValueError(f"expected {PROXY_OPTION}")
     return value
 
 

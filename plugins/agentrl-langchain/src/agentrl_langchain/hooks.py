@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from agentrl_core import hookimpl
 
 if TYPE_CHECKING:
+    from agentrl_core import Register
     from agentrl_core.api.workflow import Workflow
-    from agentrl_core.plugins.hookspecs import Register
 
 
 @hookimpl
@@ -30,7 +30,7 @@ def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
         agent = agent.compile()
     if not hasattr(agent, "ainvoke"):
         return None
-    from agentrl_core.plugins.options import construct
+    from agentrl_core.api.options import construct
     from agentrl_langchain.workflow import LangChainWorkflow
 
     made = construct(LangChainWorkflow, options, name="langchain", where="workflow", injected={"agent": agent})

@@ -20,7 +20,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import PrivateAttr
 
-from agentrl_core.http.tls_context import ssl_context
+from agentrl_core.api.http import ssl_context
 from agentrl_langchain.asking import body_of, parsed, wanted_format
 from agentrl_langchain.messages import Parse, ReplyStream, to_replies
 

@@ -21,8 +21,8 @@ from agents.items import ToolCallOutputItem
 
 from agentrl_core import Answer
 from agentrl_core.api.inputs import agent_input
+from agentrl_core.api.options import resolve, user_folders
 from agentrl_core.errors import ConfigError
-from agentrl_core.plugins.references import resolve, user_folders
 from agentrl_openai.agents_routing import install
 from agentrl_openai.routing import route_to_policy
 

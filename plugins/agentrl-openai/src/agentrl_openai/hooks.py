@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from agentrl_core import hookimpl
 
 if TYPE_CHECKING:
+    from agentrl_core import Register
     from agentrl_core.api.workflow import Workflow
-    from agentrl_core.plugins.hookspecs import Register
 
 
 @hookimpl
@@ -22,7 +22,7 @@ def register_adapters(register: Register[Any]) -> None:
 @hookimpl(trylast=True)  # models of other frameworks hold clients too, and are those frameworks' to adapt
 def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
     """Wrap an `agents.Agent`, or an object to call that holds an `OpenAI` or `AsyncOpenAI` client."""
-    from agentrl_core.plugins.options import construct
+    from agentrl_core.api.options import construct
 
     if any((base.__module__, base.__name__) == ("agents.agent", "Agent") for base in type(agent).__mro__):
         from agentrl_openai.agents_workflow import AgentsWorkflow

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from agentrl_core import hookimpl
 
 if TYPE_CHECKING:
+    from agentrl_core import Register
     from agentrl_core.api.workflow import Workflow
-    from agentrl_core.plugins.hookspecs import Register
 
 
 @hookimpl

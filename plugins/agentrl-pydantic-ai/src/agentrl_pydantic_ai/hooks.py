@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from agentrl_core import hookimpl
 
 if TYPE_CHECKING:
+    from agentrl_core import Register
     from agentrl_core.api.workflow import Workflow
-    from agentrl_core.plugins.hookspecs import Register
 
 
 @hookimpl
@@ -28,7 +28,7 @@ def adapt_agent(agent: object, options: Mapping[str, Any], base_dir: Path | None
 
     if not isinstance(agent, AbstractAgent):
         return None
-    from agentrl_core.plugins.options import construct
+    from agentrl_core.api.options import construct
     from agentrl_pydantic_ai.workflow import PydanticAIWorkflow
 
     injected = {"agent": agent, "base_dir": base_dir}

@@ -14,7 +14,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.profiles.openai import OpenAIJsonSchemaTransformer, OpenAIModelProfile
 from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
-from agentrl_core.http.tls_context import ssl_context
+from agentrl_core.api.http import ssl_context
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage, ModelResponse

@@ -16,8 +16,8 @@ from pydantic_core import to_json
 
 from agentrl_core import Answer, workflow_context
 from agentrl_core.api.inputs import agent_input, as_messages
+from agentrl_core.api.options import resolve, user_folders
 from agentrl_core.errors import ConfigError
-from agentrl_core.plugins.references import resolve, user_folders
 from agentrl_pydantic_ai.history import read_task
 from agentrl_pydantic_ai.routing import install, route_to_policy
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from agentrl_core import hookimpl
 
 if TYPE_CHECKING:
+    from agentrl_core import Register
     from agentrl_core.api.workflow import Workflow
-    from agentrl_core.plugins.hookspecs import Register
 
 
 @hookimpl
@@ -30,7 +30,7 @@ def adapt_agent(
 
     if not isinstance(agent, MultiStepAgent):
         return None
-    from agentrl_core.plugins.options import construct
+    from agentrl_core.api.options import construct
     from agentrl_smolagents.workflow import SmolagentsWorkflow
 
     injected = {"agent": agent, "factory": factory, "base_dir": base_dir}

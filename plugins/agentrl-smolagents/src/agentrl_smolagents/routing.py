@@ -24,8 +24,8 @@ from smolagents import MultiStepAgent, local_python_executor
 from smolagents.models import Model
 
 from agentrl_core import workflow_context
+from agentrl_core.api.http import ssl_context
 from agentrl_core.errors import PluginError
-from agentrl_core.http.tls_context import ssl_context
 from agentrl_smolagents.policy import PolicyModel
 
 if TYPE_CHECKING:

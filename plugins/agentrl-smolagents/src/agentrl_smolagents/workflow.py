@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentrl_core import Answer
 from agentrl_core.api.inputs import agent_input, as_text
-from agentrl_core.concurrency.threads import call_on_thread
+from agentrl_core.api.options import resolve, user_folders
+from agentrl_core.api.processes import call_on_thread
 from agentrl_core.errors import ConfigError, DataError, PluginError
-from agentrl_core.plugins.references import resolve, user_folders
 from agentrl_smolagents.isolation import copy_of, silence
 from agentrl_smolagents.routing import install, route_to_policy
 

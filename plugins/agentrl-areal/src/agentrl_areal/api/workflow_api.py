@@ -11,9 +11,8 @@ import agentrl_core
 from agentrl_areal.api.cli_args import GenerationHyperparameters
 from agentrl_areal.utils.hf_utils import load_hf_tokenizer
 from agentrl_core import AgentWorkflow
+from agentrl_core.api.options import construct, resolve, user_folders
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.plugins.options import construct
-from agentrl_core.plugins.references import resolve, user_folders
 
 if TYPE_CHECKING:
     from agentrl_core import RunConfig

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from agentrl_core.plugins import invocation
-from agentrl_core.plugins.invocation import command_line, pip_install
+from agentrl_core.config import invocation
+from agentrl_core.config.invocation import command_line, pip_install
 
 
 @pytest.fixture

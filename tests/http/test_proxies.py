@@ -14,7 +14,7 @@ from agentrl_core.http.proxies import Proxy, is_option, proxy_of
 from agentrl_core.http.server_client import ExchangeError, ServerClient
 from agentrl_core.http.tls_context import ssl_context
 
-CERTIFICATE = Path(__file__).parent / "certificates" / "server.pem"
+CERTIFICATE = Path(__file__).parents[1] / "certificates" / "server.pem"
 """Of server.test, with its key; good for nothing else."""
 REMOTE = "http://server.test/v1"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

@@ -1,0 +1,23 @@
+"""HTTP clients for plugin packages: pooled connections, the proxy of a server, the process's TLS context, retries."""
+
+from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
+from agentrl_core.http.proxies import OPTION as PROXY_OPTION
+from agentrl_core.http.proxies import Proxy, proxy_of
+from agentrl_core.http.proxies import is_option as is_proxy_option
+from agentrl_core.http.server_client import ExchangeError, ServerClient
+from agentrl_core.http.shared_client import SharedClient
+from agentrl_core.http.tls_context import ssl_context
+
+__all__ = [
+    "LATER",
+    "PROXY_OPTION",
+    "Backoff",
+    "ExchangeError",
+    "Proxy",
+    "ServerClient",
+    "SharedClient",
+    "is_proxy_option",
+    "proxy_of",
+    "retry_after_s",
+    "ssl_context",
+]

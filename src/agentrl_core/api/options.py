@@ -1,0 +1,21 @@
+"""Options of components: build objects from them, find what they name, and point at the place of a mistake."""
+
+from agentrl_core.config.nearest import did_you_mean
+from agentrl_core.config.nodes import Node, Place, Problem, describe, from_python, refusal
+from agentrl_core.config.yaml_text import read_file
+from agentrl_core.plugins.options import construct
+from agentrl_core.plugins.references import resolve, user_folders
+
+__all__ = [
+    "Node",
+    "Place",
+    "Problem",
+    "construct",
+    "describe",
+    "did_you_mean",
+    "from_python",
+    "read_file",
+    "refusal",
+    "resolve",
+    "user_folders",
+]

@@ -1,0 +1,6 @@
+"""Processes and threads for code that may hang or crash: a scorer's, or an agent's."""
+
+from agentrl_core.concurrency.processes import CallTimeoutError, run_in_process
+from agentrl_core.concurrency.threads import call_on_thread
+
+__all__ = ["CallTimeoutError", "call_on_thread", "run_in_process"]
