@@ -182,8 +182,10 @@ def plugins(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("plugin", [nox.param(path, id=path.name) for path in PLUGINS])
 def isolated(session: nox.Session, plugin: Path) -> None:
-    """Run one plugin's suite with nothing installed but core and that plugin: proves its dependencies."""
-    session.install(*CONSTRAINTS, str(ROOT), str(plugin), *_group("test", plugin))
+    """Run one plugin's suite with core, the conformance kit and that plugin alone: proves its dependencies."""
+    session.install(
+        *CONSTRAINTS, str(ROOT), str(ROOT / "plugins/agentrl-testing"), str(plugin), *_group("test", plugin)
+    )
     session.run("pytest", str(plugin / "tests"))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from quest import Quest, held_out, situations
 
 from agentrl_core.batching import advantages
 from agentrl_core.batching.filters import ZeroVariance
@@ -22,7 +23,6 @@ from agentrl_core.losses.aggregate import AggregationConfig
 from agentrl_core.run.checks import Given
 from agentrl_core.run.components import resolve
 from agentrl_core.run.loss import build_loss
-from agentrl_core.testing.quest import Quest, held_out, situations
 
 ROOT = Path(__file__).parent.parent
 COOKBOOK = ROOT / "cookbook"

@@ -19,9 +19,9 @@ from agentrl_core.rollout.judging import early_request
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.run.checks import check_config
-from agentrl_core.testing.advantages import check_advantage
-from agentrl_core.testing.plugins import isolated_plugins
 from agentrl_core.types import Outcome, Record, Task
+from agentrl_testing.advantages import check_advantage
+from agentrl_testing.plugins import isolated_plugins
 
 chat, model_dir, engine, database, online, store, make_gateway, gateway, make_record, open_session, session = (
     getattr(parts, name)

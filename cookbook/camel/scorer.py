@@ -1,7 +1,12 @@
 """Judges a walk by what the agent's tool said."""
 
+import sys
+from pathlib import Path
+
 from agentrl_core import ScoreRequest
-from agentrl_core.testing.quest import Quest
+
+sys.path.append(str(Path(__file__).parents[1] / "quickstart"))  # the task is the quickstart's
+from quest import Quest
 
 
 def follows_the_clue(request: ScoreRequest) -> float:

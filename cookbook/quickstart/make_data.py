@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agentrl_core.testing.quest import DIRECTIONS, TOOLS, Quest, first_message, held_out, situations
+from quest import DIRECTIONS, TOOLS, Quest, first_message, held_out, situations
 
 HERE = Path(__file__).parent
 EVAL_TASKS = 256

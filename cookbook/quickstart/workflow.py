@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from openai import AsyncOpenAI
-
-from agentrl_core.testing.quest import TOOLS, Quest
+from quest import TOOLS, Quest
 
 
 class QuestAgent:

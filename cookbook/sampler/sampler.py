@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from agentrl_core import AsyncSampler
-from agentrl_core.testing.quest import TOOLS, Quest
+
+sys.path.append(str(Path(__file__).parents[1] / "quickstart"))  # the task is the quickstart's
+from quest import TOOLS, Quest
 
 
 class QuestSampler(AsyncSampler):

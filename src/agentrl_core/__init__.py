@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -79,6 +80,22 @@ _HOMES = {
     "register_scorer": "agentrl_core.scorers.registration:register_scorer",
     "workflow_context": "agentrl_core.api.context:",
 }
+
+
+class _Moved:
+    """Finds modules at the places that they had before; the last of all finders, so that it costs imports nothing."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> Any:  # noqa: ARG004  # a finder's interface
+        """Return the spec of a module that has moved."""
+        if not name.startswith("agentrl_core."):
+            return None
+        from agentrl_core.moved import moved_spec
+
+        return moved_spec(name)
+
+
+sys.meta_path.append(_Moved)  # type: ignore[arg-type]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,8 @@ from agentrl_core.batching.filters import BalanceSample, FunctionFilter, MinTurn
 from agentrl_core.batching.signal import Signal, training_signal
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import PluginError, TrainingError
-from agentrl_core.testing.plugins import isolated_plugins
 from agentrl_core.types import FinishReason
+from agentrl_testing.plugins import isolated_plugins
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from agentrl_core.batching.advantages import GRPO, DrGRPO, LeaveOneOut, StepEsti
 from agentrl_core.batching.normalisation import Norm, ReinforcePP
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError
-from agentrl_core.testing.plugins import isolated_plugins
+from agentrl_testing.plugins import isolated_plugins
 
 LEVELS = ["batch", "group", None]
 GROUPS = st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=5), min_size=1, max_size=4)

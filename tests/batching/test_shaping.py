@@ -11,7 +11,7 @@ from agentrl_core.batching.shaping import Affine, FunctionShaping, Malformed, Ov
 from agentrl_core.batching.signal import Signal, finished, training_signal
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError, TrainingError
-from agentrl_core.testing.plugins import isolated_plugins
+from agentrl_testing.plugins import isolated_plugins
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def slow_rank(rewards, lengths, spread):
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.49, 0.5, 1.0]), st.integers(1, 6)), min_size=1, max_size=8))
 def test_rank_is_what_sorting_says(records):
-    from agentrl_core.testing.episodes import made_up_episode, made_up_group
+    from agentrl_testing.episodes import made_up_episode, made_up_group
 
     group = made_up_group([reward for reward, _ in records])
     episodes = tuple(
@@ -242,7 +242,7 @@ def test_a_packages_shaping_is_named_in_the_config_with_its_options(members):
 
 @given(st.permutations(range(4)))
 def test_the_order_of_the_records_changes_nothing(order):
-    from agentrl_core.testing.episodes import made_up_episode, made_up_group
+    from agentrl_testing.episodes import made_up_episode, made_up_group
 
     records = [(1.0, 1), (1.0, 4), (0.0, 2), (0.0, 3)]
     whole = attrs.evolve(

@@ -35,9 +35,9 @@ from agentrl_core.batching.signal import training_signal
 from agentrl_core.config.schema import TrainerConfig
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.grpo import GRPO
-from agentrl_core.testing.policy import write_tokenizer
 from agentrl_core.training.learner import Learner
 from agentrl_core.types import Episode, Group, Interaction, Record, Sampling, run_lengths
+from agentrl_testing.policy import write_tokenizer
 
 TRL = ("trl==1.16.0", "transformers==5.23.0", "torch==2.13.0")
 LR = 1e-5

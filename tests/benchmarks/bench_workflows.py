@@ -28,8 +28,8 @@ from agentrl_core.http.tls import shared_tls
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
-from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Outcome, Task
+from agentrl_testing.workflows import Rehearsal
 
 BARS = (
     "bars: subproc_over_inline added_cpu_ms and added_wall_ms <= 10; own_clients_256 added_cpu_s <= 1;",

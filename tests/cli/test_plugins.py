@@ -162,9 +162,9 @@ def test_check_passes_sound_packages_and_fails_others(cli):
 
 
 def test_check_skips_what_needs_pytest_where_that_is_not_installed(cli, monkeypatch):
-    monkeypatch.setattr("agentrl_core.testing.components.find_spec", lambda name: None)
+    monkeypatch.setattr("agentrl_testing.components.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "pytest", None)  # whoever imports it gets an error
-    monkeypatch.delitem(sys.modules, "agentrl_core.testing.losses", raising=False)
+    monkeypatch.delitem(sys.modules, "agentrl_testing.losses", raising=False)
     code, out, _ = cli("plugins", "check", "agentrl-core")
     first, skipped = out.splitlines()
     assert (code, first) == (0, f"agentrl-core {core_version()}: ok")
@@ -191,7 +191,7 @@ def test_check_advises_authors_without_failing_them(cli, sample_site, tmp_path, 
 
 
 def test_check_of_all_packages_leaves_blocked_ones_out(cli, monkeypatch):
-    monkeypatch.setattr("agentrl_core.testing.plugins.plugin_problems", lambda package, registry: [])
+    monkeypatch.setattr("agentrl_testing.plugins.plugin_problems", lambda package, registry: [])
     monkeypatch.setenv("AGENTRL_LOAD_PLUGINS", "agentrl-good")
     code, out, _ = cli("plugins", "check")
     assert code == 0

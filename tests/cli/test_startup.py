@@ -174,7 +174,7 @@ def test_public_names_are_there_and_known():
 
 
 def test_the_table_of_commands_is_registered_like_any_other():
-    from agentrl_core.testing.plugins import isolated_plugins
+    from agentrl_testing.plugins import isolated_plugins
 
     with isolated_plugins() as registry:
         assert {entry.name for entry in registry.entries("commands")} == set(builtins.COMMANDS)

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from agentrl_core.testing.policy import toy_policy
+from agentrl_testing.policy import toy_policy
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

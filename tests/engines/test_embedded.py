@@ -14,9 +14,9 @@ from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
 from agentrl_core.engines import batch as batch_module
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.errors import EngineError
-from agentrl_core.testing.engines import ask, collect, request, run
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.types import FinishReason
+from agentrl_testing.engines import ask, collect, request, run
+from agentrl_testing.policy import toy_policy
 
 PROMPT = list(range(10, 74))
 

@@ -14,9 +14,9 @@ from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.engines.grammars import KEPT_GRAMMARS, Grammars
 from agentrl_core.errors import UnservableError
 from agentrl_core.models import tiny
-from agentrl_core.testing.engines import ask, collect, request, run
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.types import FinishReason, Grammar
+from agentrl_testing.engines import ask, collect, request, run
+from agentrl_testing.policy import toy_policy
 
 PROMPT = list(range(10, 74))
 IM_END = 2

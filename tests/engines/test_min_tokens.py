@@ -6,8 +6,8 @@ import pytest
 
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.errors import UnservableError
-from agentrl_core.testing.engines import ask, run
 from agentrl_core.types import FinishReason, Grammar
+from agentrl_testing.engines import ask, run
 
 PROMPT = list(range(10, 40))
 STOPS = tuple(range(3, 250))

@@ -18,9 +18,9 @@ from agentrl_core.engines.server_failures import RETRIES
 from agentrl_core.engines.servers import Part
 from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.http.backoff import Backoff
-from agentrl_core.testing.engines import EngineSuite, ask, collect, request, run
-from agentrl_core.testing.policy import write_tokenizer
 from agentrl_core.types import FinishReason, Grammar
+from agentrl_testing.engines import EngineSuite, ask, collect, request, run
+from agentrl_testing.policy import write_tokenizer
 
 
 @pytest.fixture(scope="module")

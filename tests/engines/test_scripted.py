@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.engines.scripted import ScriptedEngine
 from agentrl_core.errors import EngineError
-from agentrl_core.testing.engines import EngineSuite, ask, collect, request, run
-from agentrl_core.testing.policy import write_tokenizer
 from agentrl_core.types import FinishReason
+from agentrl_testing.engines import EngineSuite, ask, collect, request, run
+from agentrl_testing.policy import write_tokenizer
 
 
 @pytest.fixture(scope="module")

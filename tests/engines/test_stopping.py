@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.engines.stopping import find_stop_string, load_decode
 from agentrl_core.errors import EngineError
-from agentrl_core.testing.policy import write_tokenizer
+from agentrl_testing.policy import write_tokenizer
 
 
 @pytest.fixture(scope="module")

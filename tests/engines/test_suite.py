@@ -6,8 +6,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
 from agentrl_core.engines.embedded import EmbeddedEngine
-from agentrl_core.testing.engines import EngineSuite
-from agentrl_core.testing.policy import write_tokenizer
+from agentrl_testing.engines import EngineSuite
+from agentrl_testing.policy import write_tokenizer
 
 
 class OfArchitecture(EngineSuite):

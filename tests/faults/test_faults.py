@@ -14,8 +14,8 @@ from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.tally import label
 from agentrl_core.rollout.workflows import resolve_workflow
-from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Task
+from agentrl_testing.workflows import Rehearsal
 
 TITLE = "faults of agents and scorers: what the user sees"
 INLINE, SUBPROC = "inline", "subproc"

@@ -10,10 +10,10 @@ from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.tally import label
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
-from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Task
 from agentrl_judge.judge import Judge
 from agentrl_judge.testing import JudgeServer, honest
+from agentrl_testing.workflows import Rehearsal
 
 TITLE = "faults of judges: what the user sees"
 INJECTION = (

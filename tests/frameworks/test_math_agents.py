@@ -16,8 +16,8 @@ from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.text import numeric
-from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Outcome, Task
+from agentrl_testing.workflows import Rehearsal
 
 TITLE = "frameworks: mode, agent, form of the reward"
 AGENTS = ("MathAgent", "MathToolAgent")

@@ -13,8 +13,8 @@ from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.gateway import Gateway
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.types import Record
+from agentrl_testing.policy import toy_policy
 
 USER = [{"role": "user", "content": "go"}]
 

@@ -19,8 +19,8 @@ from agentrl_core.losses.minirl import MiniRL, MiniRLPaper
 from agentrl_core.losses.ppo import PPO
 from agentrl_core.losses.reinforce import RLOO, Reinforce
 from agentrl_core.losses.sapo import SAPO
-from agentrl_core.testing.corrections import CorrectionSuite
-from agentrl_core.testing.losses import LossSuite, check_contract, check_loss
+from agentrl_testing.corrections import CorrectionSuite
+from agentrl_testing.losses import LossSuite, check_contract, check_loss
 
 AGENTRL = {"clip_higher": 0.1, "importance_weight_cap_ratio": 4.0}
 LOSSES = {

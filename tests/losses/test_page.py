@@ -12,8 +12,8 @@ from agentrl_core import config
 from agentrl_core.losses.aggregate import Aggregation
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checks import check_config
-from agentrl_core.testing import check_correction, check_loss
-from agentrl_core.testing.losses import loss_batch
+from agentrl_testing import check_correction, check_loss
+from agentrl_testing.losses import loss_batch
 
 PAGE = (Path(__file__).parent.parent.parent / "cookbook/losses.md").read_text(encoding="utf-8")
 

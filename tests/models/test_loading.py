@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 import agentrl_core
 from agentrl_core.engines.models import load_model
 from agentrl_core.errors import ConfigError, EngineError
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.training.policy import Policy
 from agentrl_core.weights.manifest import write_manifest
+from agentrl_testing.policy import toy_policy
 
 LOADERS = {
     "policy": (Policy.load, ConfigError),

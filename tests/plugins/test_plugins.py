@@ -7,7 +7,7 @@ import pytest
 from agentrl_core import hookimpl
 from agentrl_core.errors import ConfigError, PluginError, RunError
 from agentrl_core.plugins.manager import PluginManager, load_registry
-from agentrl_core.testing.plugins import check_plugin, isolated_plugins, plugin_problems
+from agentrl_testing.plugins import check_plugin, isolated_plugins, plugin_problems
 
 HOOKS = "from agentrl_core import hookimpl\n@hookimpl\ndef register_scorers(register):\n    "
 

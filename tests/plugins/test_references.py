@@ -6,7 +6,7 @@ import pytest
 from agentrl_core.errors import PluginError
 from agentrl_core.plugins import references
 from agentrl_core.plugins.references import is_reference, one_line, resolve, user_folders
-from agentrl_core.testing.plugins import isolated_plugins
+from agentrl_testing.plugins import isolated_plugins
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError, UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.registry import Entry
-from agentrl_core.testing.plugins import isolated_plugins
+from agentrl_testing.plugins import isolated_plugins
 
 
 @attrs.frozen(kw_only=True)

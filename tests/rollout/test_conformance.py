@@ -6,7 +6,7 @@ import pytest
 
 from agentrl_core import AsyncSampler, ModelRequest, RolloutWorkflow
 from agentrl_core.rollout.ready_made.turns import MultiTurn, SingleTurn
-from agentrl_core.testing import WorkflowSuite
+from agentrl_testing import WorkflowSuite
 
 
 class Sampler(AsyncSampler):

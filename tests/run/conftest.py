@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_core.testing.policy import toy_policy
+from agentrl_testing.policy import toy_policy
 
 AGENT = '''
 """Rewards a reply for how many of its characters are letters, so that there is always something to learn."""

@@ -7,7 +7,7 @@ import pytest
 
 from agentrl_core.run import doctor
 from agentrl_core.run.doctor import examine
-from agentrl_core.testing.policy import toy_policy
+from agentrl_testing.policy import toy_policy
 
 AGENT = """
 class Agent:

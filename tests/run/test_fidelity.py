@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.workflows import resolve_workflow
-from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Group, Outcome, Task
+from agentrl_testing.workflows import Rehearsal
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
 calls = st.lists(st.tuples(st.sampled_from(["look", "add"]), st.dictionaries(words, st.integers() | words)), max_size=3)

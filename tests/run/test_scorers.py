@@ -15,7 +15,7 @@ from agentrl_core.run.checks import check_config
 from agentrl_core.run.scorers import check_scorers
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.scorers.table import ScorerTable
-from agentrl_core.testing import isolated_plugins
+from agentrl_testing import isolated_plugins
 
 
 class Remote:

@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM
 from agentrl_core import GenerationHyperparameters, ModelRequest, RolloutWorkflow, Trainer
 from agentrl_core.errors import ConfigError, RunError, TrainingError, UsageError
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.training.learner import Learner
 from agentrl_core.types import Outcome
+from agentrl_testing.policy import toy_policy
 
 
 def weights(summary, step):

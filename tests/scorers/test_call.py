@@ -14,7 +14,7 @@ import pytest
 from agentrl_core.api.scoring import Score
 from agentrl_core.errors import EpisodeError, PluginError
 from agentrl_core.scorers.call import finite_number, normalize_scorer
-from agentrl_core.testing.scorers import score_request
+from agentrl_testing.scorers import score_request
 
 
 def score(function, answer="4", reference="4", name="mine"):

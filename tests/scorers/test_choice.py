@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_core.scorers.choice import Choice, _leading, _stated
-from agentrl_core.testing import ScorerSuite
-from agentrl_core.testing.scorers import score_request
+from agentrl_testing import ScorerSuite
+from agentrl_testing.scorers import score_request
 
 CITIES = ["Paris", "London", "New York", "York"]
 

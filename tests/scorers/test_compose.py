@@ -12,8 +12,8 @@ from agentrl_core.config import parse
 from agentrl_core.errors import ConfigError, EpisodeError
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.scorers.table import ScorerTable
-from agentrl_core.testing import isolated_plugins
-from agentrl_core.testing.scorers import score_request
+from agentrl_testing import isolated_plugins
+from agentrl_testing.scorers import score_request
 
 
 def raises(request):

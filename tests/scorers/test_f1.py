@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_core.scorers.f1 import F1, normalized
-from agentrl_core.testing import ScorerSuite
-from agentrl_core.testing.scorers import score_request
+from agentrl_testing import ScorerSuite
+from agentrl_testing.scorers import score_request
 
 
 class TestConformance(ScorerSuite):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_core.scorers.json_match import _NOTHING, JsonMatch, find_json
-from agentrl_core.testing import ScorerSuite
-from agentrl_core.testing.scorers import score_request
+from agentrl_testing import ScorerSuite
+from agentrl_testing.scorers import score_request
 
 ORDER = '{"city": "Rome", "count": 2, "tags": ["a", "b"]}'
 

@@ -13,8 +13,8 @@ from agentrl_core.config import parse
 from agentrl_core.errors import EpisodeError, PluginError
 from agentrl_core.plugins.registry import PROGRAM
 from agentrl_core.scorers.table import ScorerTable
-from agentrl_core.testing import isolated_plugins
-from agentrl_core.testing.scorers import score_request
+from agentrl_testing import isolated_plugins
+from agentrl_testing.scorers import score_request
 
 
 @pytest.fixture(autouse=True)

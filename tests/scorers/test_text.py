@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_core.scorers.text import exact_match, last_numbers, numeric
-from agentrl_core.testing.scorers import ScorerSuite, score_request
+from agentrl_testing.scorers import ScorerSuite, score_request
 
 
 class TestExactMatch(ScorerSuite):

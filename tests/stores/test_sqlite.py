@@ -22,8 +22,8 @@ from agentrl_core.api.stores import RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite, sqlite_file, sqlite_schema
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.testing.stores import StoreSuite
 from agentrl_core.types import Interaction, Outcome, Record, Task
+from agentrl_testing.stores import StoreSuite
 
 
 class TestSQLiteStore(StoreSuite):

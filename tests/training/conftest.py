@@ -13,9 +13,9 @@ from agentrl_core.batching.filters import ZeroVariance
 from agentrl_core.config.schema import TrainerConfig
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.grpo import GRPO
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.training.learner import Learner
 from agentrl_core.types import Episode, Group, Interaction, Record, Sampling, run_lengths
+from agentrl_testing.policy import toy_policy
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ from agentrl_core.errors import TrainingError
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.checked import is_taken
 from agentrl_core.losses.grpo import GRPO
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.training.diagnosis import bisect
+from agentrl_testing.policy import toy_policy
 
 # Records are numbered in the order of their groups: g0r0 is 0, g0r1 is 1, …, g1r0 is 4 with groups of four.
 SKIP = {"non_finite": "skip"}

@@ -14,8 +14,8 @@ from agentrl_core.losses.cross_entropy import CrossEntropy
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.losses.gspo import GSPO
 from agentrl_core.losses.minirl import MiniRL
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.training.metrics import RATIO_SHARES
+from agentrl_testing.policy import toy_policy
 
 METRICS = {
     "reward/mean",

@@ -10,7 +10,7 @@ from agentrl_core.losses.grpo import GRPO
 from agentrl_core.losses.importance import TruncatedIS
 from agentrl_core.losses.kl import KL
 from agentrl_core.losses.ppo import PPO
-from agentrl_core.testing.policy import toy_policy
+from agentrl_testing.policy import toy_policy
 
 
 @attrs.frozen

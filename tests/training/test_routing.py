@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM
 
 from agentrl_core.errors import ConfigError, TrainingError
 from agentrl_core.losses.grpo import GRPO
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.training.routing import RoutingReplay
+from agentrl_testing.policy import toy_policy
 
 EXPERTS = {"num_experts": 6, "num_local_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ARCHITECTURES = ["qwen3_moe", "mixtral", "olmoe"]

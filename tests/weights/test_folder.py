@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
 from agentrl_core.engines.models import load_model
 from agentrl_core.errors import EngineError
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.weights.folder import WeightsFolder
+from agentrl_testing.policy import toy_policy
 
 KILLED = (
     "import asyncio, sys; from pathlib import Path; from agentrl_core.weights.folder import WeightsFolder\n"

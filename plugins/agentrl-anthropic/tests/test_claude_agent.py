@@ -8,8 +8,8 @@ import pytest
 
 from agentrl_anthropic.claude_agent import ClaudeAgentWorkflow
 from agentrl_core.errors import ConfigError
-from agentrl_core.testing.adapters import AdapterSuite
 from agentrl_core.types import Outcome
+from agentrl_testing.adapters import AdapterSuite
 
 sdk = pytest.importorskip(
     "claude_agent_sdk", reason="needs `pip install claude-agent-sdk`, which brings a program of 360 MB"

@@ -1,8 +1,8 @@
 import anthropic
 import pytest
 
-from agentrl_core.testing.adapters import AdapterSuite
 from agentrl_core.types import Outcome
+from agentrl_testing.adapters import AdapterSuite
 
 
 class Assistant:

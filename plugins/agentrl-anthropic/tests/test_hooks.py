@@ -6,7 +6,7 @@ import anthropic
 
 from agentrl_anthropic.hooks import adapt_agent
 from agentrl_core.plugins.manager import load_registry
-from agentrl_core.testing.plugins import check_plugin
+from agentrl_testing.plugins import check_plugin
 
 HEAVY = ["anthropic", "claude_agent_sdk", "torch"]
 

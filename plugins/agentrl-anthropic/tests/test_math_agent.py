@@ -6,7 +6,7 @@ import pytest
 from agentrl_anthropic.calculator import same_number
 from agentrl_anthropic.math_agent import MathAgent, MathToolAgent
 from agentrl_core import workflow_context
-from agentrl_core.testing.workflows import WorkflowSuite
+from agentrl_testing.workflows import WorkflowSuite
 
 TASK = {"id": "t", "messages": [{"role": "user", "content": "What is 2 + 2?"}], "answer": "4"}
 

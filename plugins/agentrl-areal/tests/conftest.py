@@ -18,8 +18,8 @@ from agentrl_core.config.schema import Component
 from agentrl_core.models.tiny import TURN_START
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.workflows import resolve_workflow
-from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Task
+from agentrl_testing.workflows import Rehearsal
 
 WHEEL = "areal-1.0.4-py3-none-any.whl"
 SHA256 = "7d7cfab10d9ec0990d9263290a9472366827783b9ad5fce22f56a1add416bdd9"

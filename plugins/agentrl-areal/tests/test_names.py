@@ -13,8 +13,8 @@ from agentrl_areal import hooks, workflow_context
 from agentrl_areal.utils import logging as areals_logging
 from agentrl_areal.utils import perf_tracer, stats_tracker
 from agentrl_areal.utils.hf_utils import apply_chat_template, load_hf_tokenizer
-from agentrl_core.testing import check_plugin
-from agentrl_core.testing.policy import write_tokenizer
+from agentrl_testing import check_plugin
+from agentrl_testing.policy import write_tokenizer
 
 
 def test_the_package_is_a_sound_plugin():

@@ -15,8 +15,8 @@ from agentrl_areal.utils.hf_utils import load_hf_tokenizer
 from agentrl_core import Trainer
 from agentrl_core.errors import ConfigError
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.types import Outcome
+from agentrl_testing.policy import toy_policy
 
 FILES = (
     "workflow/rlvr.py",

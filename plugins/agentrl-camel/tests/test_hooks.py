@@ -10,7 +10,7 @@ from agentrl_core.config.schema import AgentConfig, RolloutConfig
 from agentrl_core.errors import PluginError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
-from agentrl_core.testing.plugins import check_plugin
+from agentrl_testing.plugins import check_plugin
 
 
 def test_the_package_is_a_sound_plugin():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agentrl_core.testing import WorkerAdapterSuite
 from agentrl_core.types import Outcome
+from agentrl_testing import WorkerAdapterSuite
 
 pytestmark = pytest.mark.slow  # four processes import CAMEL
 

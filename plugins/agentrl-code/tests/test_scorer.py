@@ -21,8 +21,8 @@ from agentrl_core.config.schema import GatewayConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.run.scorers import check_scorers
 from agentrl_core.scorers.call import normalize_scorer
-from agentrl_core.testing import ScorerSuite
-from agentrl_core.testing.scorers import score_request
+from agentrl_testing import ScorerSuite
+from agentrl_testing.scorers import score_request
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no forks")
 SQUARE = "def f(x):\n    return x * x\n"

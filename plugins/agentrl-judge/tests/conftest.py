@@ -8,8 +8,8 @@ import threading
 import pytest
 from hypothesis import HealthCheck, settings
 
-from agentrl_core.testing.scorers import score_request
 from agentrl_judge.judge import Judge
+from agentrl_testing.scorers import score_request
 
 # Machines are shared: no example is timed.
 settings.register_profile(

@@ -8,9 +8,9 @@ import attrs
 import pytest
 
 from agentrl_core.errors import EpisodeError
-from agentrl_core.testing.scorers import ScorerSuite, score_request
 from agentrl_judge.judge import Judge
 from agentrl_judge.testing import JudgeServer, blocks, completion, failing, honest, verdict
+from agentrl_testing.scorers import ScorerSuite, score_request
 
 DEAD = {"base_url": "http://127.0.0.1:9/v1", "model": "dead-1"}
 """Nothing listens there."""

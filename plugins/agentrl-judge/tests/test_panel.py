@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from agentrl_core.errors import EpisodeError
-from agentrl_core.testing.scorers import score_request
 from agentrl_judge.judge import Judge
 from agentrl_judge.testing import JudgeServer, failing
+from agentrl_testing.scorers import score_request
 
 
 def waits(*replies, jitter, **options):

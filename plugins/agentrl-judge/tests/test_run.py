@@ -12,12 +12,12 @@ from agentrl_core.config import load
 from agentrl_core.errors import ConfigError, RunError
 from agentrl_core.run.checks import check_config
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.testing import isolated_plugins
-from agentrl_core.testing.policy import toy_policy
 from agentrl_core.types import Outcome
 from agentrl_judge import hooks
 from agentrl_judge.judge import Judge
 from agentrl_judge.testing import JudgeServer, blocks, failing, verdict
+from agentrl_testing import isolated_plugins
+from agentrl_testing.policy import toy_policy
 
 SCORER = "agentrl_judge.judge:Judge"
 AGENT = """

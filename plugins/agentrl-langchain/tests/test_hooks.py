@@ -3,8 +3,8 @@ import subprocess
 import sys
 
 from agentrl_core.plugins.manager import load_registry
-from agentrl_core.testing.plugins import check_plugin
 from agentrl_langchain.hooks import adapt_agent
+from agentrl_testing.plugins import check_plugin
 
 HEAVY = ["langchain", "langchain_core", "langgraph", "langchain_openai", "openai", "torch"]
 

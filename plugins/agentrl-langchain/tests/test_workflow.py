@@ -9,8 +9,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.testing.adapters import AdapterSuite
 from agentrl_core.types import Outcome
+from agentrl_testing.adapters import AdapterSuite
 
 
 @tool

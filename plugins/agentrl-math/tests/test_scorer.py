@@ -11,10 +11,10 @@ from agentrl_core.concurrency.processes import CallTimeoutError
 from agentrl_core.config import parse
 from agentrl_core.errors import ConfigError, EpisodeError
 from agentrl_core.scorers.table import ScorerTable
-from agentrl_core.testing import ScorerSuite, isolated_plugins
-from agentrl_core.testing.scorers import score_request
 from agentrl_math.comparing import same_value
 from agentrl_math.scorer import Math
+from agentrl_testing import ScorerSuite, isolated_plugins
+from agentrl_testing.scorers import score_request
 
 
 class TestConformance(ScorerSuite):

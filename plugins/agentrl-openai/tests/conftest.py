@@ -9,8 +9,8 @@ from agentrl_core.config.schema import Component
 from agentrl_core.models.tiny import TURN_START
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.workflows import resolve_workflow
-from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Task
+from agentrl_testing.workflows import Rehearsal
 
 
 class World(Rehearsal):

@@ -26,10 +26,10 @@ from agents.tracing.processor_interface import TracingProcessor
 from agentrl_core.config.schema import AgentConfig, Component, RolloutConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
-from agentrl_core.testing.adapters import AdapterSuite
 from agentrl_core.types import Outcome
 from agentrl_openai.agents_workflow import AgentsWorkflow, interaction_ids
 from agentrl_openai.routing import route_to_policy
+from agentrl_testing.adapters import AdapterSuite
 
 
 @function_tool

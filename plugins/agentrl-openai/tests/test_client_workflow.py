@@ -4,9 +4,9 @@ import openai
 import pytest
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.testing.adapters import AdapterSuite
 from agentrl_core.types import Outcome
 from agentrl_openai.client_workflow import ClientWorkflow
+from agentrl_testing.adapters import AdapterSuite
 
 
 class Assistant:

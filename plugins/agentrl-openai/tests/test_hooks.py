@@ -5,8 +5,8 @@ import sys
 import openai
 
 from agentrl_core.plugins.manager import load_registry
-from agentrl_core.testing.plugins import check_plugin
 from agentrl_openai.hooks import adapt_agent
+from agentrl_testing.plugins import check_plugin
 
 HEAVY = ["agents", "openai", "torch"]
 

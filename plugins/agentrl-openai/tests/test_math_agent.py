@@ -4,10 +4,10 @@ import sys
 import pytest
 
 from agentrl_core import workflow_context
-from agentrl_core.testing.workflows import WorkflowSuite
 from agentrl_core.types import Outcome
 from agentrl_openai.calculator import same_number
 from agentrl_openai.math_agent import MathAgent, MathToolAgent, MultiTurnMathAgent
+from agentrl_testing.workflows import WorkflowSuite
 
 TASK = {"id": "t", "messages": [{"role": "user", "content": "What is 2 + 2?"}], "answer": "4"}
 

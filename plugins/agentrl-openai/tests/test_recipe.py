@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from quest import MAX_CALLS, first_message, situations
 
-from agentrl_core.testing.quest import MAX_CALLS, first_message, situations
 from agentrl_core.types import Outcome
 
 RECIPE = Path(__file__).parents[3] / "cookbook" / "openai-agents"

@@ -7,8 +7,8 @@ import pytest
 from agentrl_core.config.schema import AgentConfig, Component, RolloutConfig
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
-from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Task
+from agentrl_testing.workflows import Rehearsal
 
 VARIABLE = "AGENTRL_OPENHANDS_PYTHON"
 

@@ -5,8 +5,8 @@ import pytest
 from agentrl_core.config.schema import AgentConfig, RolloutConfig
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
-from agentrl_core.testing import WorkerAdapterSuite
 from agentrl_core.types import Outcome
+from agentrl_testing import WorkerAdapterSuite
 
 pytestmark = pytest.mark.slow  # OpenHands takes 10 s of CPU to import
 

@@ -3,8 +3,8 @@ import subprocess
 import sys
 
 from agentrl_core.plugins.manager import load_registry
-from agentrl_core.testing.plugins import check_plugin
 from agentrl_pydantic_ai.hooks import adapt_agent
+from agentrl_testing.plugins import check_plugin
 
 
 def test_the_package_is_a_sound_plugin():

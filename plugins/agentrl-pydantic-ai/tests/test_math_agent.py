@@ -1,7 +1,7 @@
 import pytest
 
-from agentrl_core.testing.workflows import WorkflowSuite
 from agentrl_core.types import Outcome
+from agentrl_testing.workflows import WorkflowSuite
 
 ROW = {"id": "t", "messages": [{"role": "user", "content": "What is 12 * 12?"}], "answer": "144"}
 

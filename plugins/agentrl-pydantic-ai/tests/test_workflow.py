@@ -7,8 +7,8 @@ from pydantic_ai import Agent, ModelRetry, NativeOutput, RunContext
 from pydantic_ai.agent import WrapperAgent
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.testing.adapters import AdapterSuite
 from agentrl_core.types import Outcome
+from agentrl_testing.adapters import AdapterSuite
 
 
 class TestAgent(AdapterSuite):

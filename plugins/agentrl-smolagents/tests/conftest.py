@@ -9,8 +9,8 @@ from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 from agentrl_core.config.schema import Component
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.workflows import resolve_workflow
-from agentrl_core.testing.workflows import Rehearsal
 from agentrl_core.types import Task
+from agentrl_testing.workflows import Rehearsal
 
 TURN = "<|im_start|>assistant\n"
 

@@ -6,9 +6,9 @@ import pytest
 from smolagents import Tool
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.testing.adapters import AdapterSuite
 from agentrl_core.types import Outcome
 from agentrl_smolagents.workflow import SmolagentsWorkflow
+from agentrl_testing.adapters import AdapterSuite
 
 ANSWER = '<tool_call>{"name": "final_answer", "arguments": {"answer": "4"}}</tool_call>'
 

@@ -14,7 +14,7 @@ class Engine(Protocol):
     """Samples tokens from the current policy. Loop-agnostic: callable from several threads and event loops.
 
     Results do not depend on batch composition: the random numbers of a request come from its own seed.
-    Every implementation passes `agentrl_core.testing.EngineSuite`.
+    Every implementation passes `agentrl_testing.EngineSuite`.
     """
 
     @property

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from agentrl_core.errors import AgentRLError, Terminated
+from agentrl_core.errors import AgentRLError, PluginError, Terminated
 from agentrl_core.plugins.builtins import COMMANDS
 from agentrl_core.plugins.references import one_line, resolve
 
@@ -31,18 +31,14 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # the interface of a group
         """Names in the order of the help: core's, then plugins'."""
-        return [*COMMANDS, *sorted(_plugin_commands().keys() - COMMANDS.keys())]
+        return [*COMMANDS, *sorted(name for name in _plugin_commands() if name not in COMMANDS and "." not in name)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # the interface of a group
         """Import a command; a name that is not core's is looked up as any component is."""
         if cmd_name in COMMANDS:
             summary, path = COMMANDS[cmd_name]
             return _command(resolve(path).value, cmd_name, summary)
-        from agentrl_core.plugins.manager import load_registry
-
-        registry = load_registry()
-        entry = registry.find("commands", cmd_name)
-        return _command(registry.load("commands", cmd_name), entry.name, entry.summary)
+        return _registered(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List all commands with their summaries, importing none."""
@@ -64,6 +60,37 @@ class LazyGroup(TyperGroup):
         except Terminated as stop:
             typer.echo(stop.message, err=True)
             raise
+
+
+class PluginsGroup(TyperGroup):
+    """`agentrl plugins`, with the commands that packages register as `plugins.NAME` beside core's own."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of core's, then of the packages' commands."""
+        registered = (name.removeprefix("plugins.") for name in _plugin_commands() if name.startswith("plugins."))
+        return [*super().list_commands(ctx), *sorted(registered)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command of core's or of a package's; an unknown one is refused with the nearest, as click does."""
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        full = f"plugins.{cmd_name}"
+        if full in _plugin_commands():
+            return _registered(full)
+        from agentrl_core.plugins.catalog import install_hint
+
+        if hint := install_hint("commands", full):
+            raise PluginError(f"`agentrl plugins {cmd_name}` {hint}")
+        return None
+
+
+def _registered(name: str) -> Any:
+    """Import a command that a package registered."""
+    from agentrl_core.plugins.manager import load_registry
+
+    registry = load_registry()
+    entry = registry.find("commands", name)
+    return _command(registry.load("commands", name), entry.name.rpartition(".")[2], entry.summary)
 
 
 def _command(target: object, name: str, summary: str) -> Any:

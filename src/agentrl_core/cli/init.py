@@ -16,8 +16,8 @@ def init(
     agent: Annotated[str, typer.Option(help="An agent that there is: file.py:name, or my_package.module.Name.")] = "",
 ) -> None:
     """Write a demo that learns in a minute, or with --agent a config for an agent that there is."""
+    from agentrl_core.cli.project import write_config, write_demo
     from agentrl_core.config.invocation import command_line, near
-    from agentrl_core.scaffold.project import write_config, write_demo
 
     place = folder or Path() if agent else folder or Path("demo")
     written = write_config(place, agent) if agent else write_demo(place)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from agentrl_core.cli import HelpSwitch  # noqa: TC001  # typer reads annotations at run time
+from agentrl_core.cli import HelpSwitch, PluginsGroup  # typer reads annotations at run time
 from agentrl_core.cli.output import print_json, print_table
-from agentrl_core.config.invocation import command_line, pip_install, pytest_call
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.registry import KINDS, Entry, Package, Registry
 
 # Plain help: rich would cost more than the command itself.
-app = typer.Typer(rich_markup_mode=None, add_completion=False, add_help_option=False, no_args_is_help=True)
+app = typer.Typer(
+    cls=PluginsGroup, rich_markup_mode=None, add_completion=False, add_help_option=False, no_args_is_help=True
+)
 
 
 class QuickCommand(TyperCommand):
@@ -37,8 +37,6 @@ class QuickCommand(TyperCommand):
         return []
 
 
-_TESTING = "agentrl-core[testing]"
-"""Requirement that installs pytest."""
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -89,57 +87,6 @@ def show(name: Annotated[str, typer.Argument(help="Name of the package.")], *, a
     _print_notes(package.notes)
     if trace:
         typer.echo(f"\n{trace}", nl=False)
-
-
-@app.command()
-def check(name: Annotated[str, typer.Argument(help="Name of the package; all where absent.")] = "") -> None:
-    """Import and check all that is registered.
-
-    Exit code 1 if any package has a fault. Notes are advice to its author.
-    """
-    from agentrl_core.testing.components import can_test, needs_pytest
-    from agentrl_core.testing.plugins import plugin_advice, plugin_problems
-
-    registry = load_registry()
-    failed = False
-    for package in [registry.package(name)] if name else registry.packages:
-        if package.status == "blocked" and not name:
-            typer.echo(f"{package.distribution} {package.version}: {package.trouble}")
-            continue
-        problems = plugin_problems(package, registry)
-        failed = failed or bool(problems)
-        typer.echo(f"{package.distribution} {package.version}: {'failed' if problems else 'ok'}")
-        for problem in problems:
-            typer.echo(f"  {problem}")
-        for note in plugin_advice(package):
-            typer.echo(f"  note: {note}")
-        skipped = 0 if package.status != "ok" or can_test() else sum(map(needs_pytest, package.entries))
-        if skipped:
-            typer.echo(f"  skipped: what pytest could prove of {skipped} components; {pip_install(_TESTING)}")
-    if failed:
-        raise typer.Exit(1)
-
-
-@app.command()
-def new(
-    name: Annotated[str, typer.Argument(help="Name of the package, such as agentrl-lab.")],
-    *,
-    kind: Annotated[str, typer.Option(help="What it provides: scorer, workflow, loss, …")],
-    directory: Annotated[Path, typer.Option(help="Folder to write it into.")] = Path(),
-) -> None:
-    """Write a new package with one component.
-
-    It passes the conformance suite of its kind as it is.
-    """
-    from agentrl_core.scaffold.package import write_package
-    from agentrl_core.testing.components import can_test
-
-    for path in write_package(name, kind, directory):
-        typer.echo(path)
-    package = str(directory / name)
-    kit = () if can_test() else (_TESTING,)
-    steps = (pip_install("-e", package, *kit), pytest_call(package), command_line("plugins", "check", name))
-    typer.echo(f"next: {' && '.join(steps)}")
 
 
 def _list_kind(registry: Registry, kind: str, *, as_json: bool) -> None:

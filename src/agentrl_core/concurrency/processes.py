@@ -27,15 +27,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.concurrency import process_worker
+from agentrl_core.concurrency import FILE_MODULE, process_worker
 from agentrl_core.concurrency.secrecy import environment
 from agentrl_core.concurrency.threads import DaemonExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FILE_MODULE = "agentrl_file_"
-"""Prefix of the names of modules that `plugins.references` reads from files; no other process can import them."""
 logger = logging.getLogger(__name__)
 
 _LOADING_S = 60.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -12,7 +11,6 @@ import attrs
 
 from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
 from agentrl_core.config.foreign import counterpart
-from agentrl_core.config.invocation import pip_install
 from agentrl_core.config.merge import Tree
 from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refusal
 from agentrl_core.config.schema import RunConfig
@@ -88,7 +86,6 @@ def parse_as(schema: type[C], mapping: Mapping[str, Any], overrides: Sequence[st
 
 _LAST = 2 * 10**9
 _PLACEHOLDER = re.compile(r"<YOUR_[A-Z0-9_]+>")
-_LAUNCHER_PACKAGES = {"slurm": "agentrl-slurm", "ray": "agentrl-ray"}
 _FILES = (("data", "train"), ("data", "eval"), ("warm_start", "data"), ("model", "path"))
 
 
@@ -107,7 +104,6 @@ def _assemble(
     for item in spelling.translate(late):
         problems.extend(tree.assign(_from_working_directory(item)))
     _keep_one_policy(tree)
-    problems.extend(_missing_launcher(tree))
     try:
         run = structure(tree.root.plain(), schema)
     except InvalidError as error:
@@ -154,17 +150,6 @@ def _keep_one_policy(tree: Tree) -> None:
         dropped = {"path"} if "use" in late else model.keys() - {"path", "dtype"}
         for name in dropped - late:
             del model[name]
-
-
-def _missing_launcher(tree: Tree) -> Iterator[Problem]:
-    node = tree.find(("launcher", "use"))
-    package = _LAUNCHER_PACKAGES.get(node.value) if isinstance(node.value, str) else None
-    if package is None:
-        return
-    try:
-        metadata.distribution(package)
-    except metadata.PackageNotFoundError:
-        yield Problem(node.place, f"launcher.use: {node.value} needs a package: {pip_install(package)}")
 
 
 def _unusable_groups(run: RunConfig, tree: Tree) -> Iterator[Problem]:

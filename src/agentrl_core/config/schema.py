@@ -63,8 +63,6 @@ def _without(*names: str) -> Must:
     return Must(f"no option named {' or '.join(names)}", lambda options: not set(names) & set(options))
 
 
-DEFAULT_SCORER = "agentcpm"
-"""Scorer of a task where neither the task nor the config names one."""
 AUTO = "auto"
 """Name of a component that another part of the config decides."""
 

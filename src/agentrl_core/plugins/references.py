@@ -19,10 +19,11 @@ from typing import NoReturn
 
 import attrs
 
-from agentrl_core.concurrency.processes import FILE_MODULE
+from agentrl_core.concurrency import FILE_MODULE
 from agentrl_core.config.invocation import pip_install
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
+from agentrl_core.plugins.catalog import of_another_interpreter
 
 _PACKAGES = {
     "agents": "openai-agents",
@@ -38,8 +39,6 @@ _PACKAGES = {
     "smolagents": "smolagents",
 }
 """Module -> package, of the libraries that agents are written with."""
-OF_ANOTHER_INTERPRETER = frozenset({"camel", "openhands"})
-"""Frameworks whose dependencies rule out those of other packages here."""
 
 
 @attrs.frozen(kw_only=True)
@@ -205,7 +204,7 @@ def _remedy(error: BaseException) -> str:
     """Say what to install where a module is missing; a name that is not known may be misspelt, so it is no command."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     top = (name or "").partition(".")[0]
-    if not top or top in OF_ANOTHER_INTERPRETER or top in sys.modules or importlib.util.find_spec(top) is not None:
+    if not top or top in of_another_interpreter() or top in sys.modules or importlib.util.find_spec(top) is not None:
         return ""
     if top in _PACKAGES:
         return f"; {pip_install(_PACKAGES[top])}"

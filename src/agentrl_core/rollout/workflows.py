@@ -19,8 +19,8 @@ from agentrl_core.api.workflow import RolloutWorkflow
 from agentrl_core.config.invocation import pip_install
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
+from agentrl_core.plugins.catalog import of_another_interpreter, providers
 from agentrl_core.plugins.options import bind, construct, place
-from agentrl_core.plugins.references import OF_ANOTHER_INTERPRETER
 from agentrl_core.rollout.calling import INJECTED, EngineCall, WorkflowCall, takes_data
 from agentrl_core.rollout.ready_made.samplers import AsyncSampler, SamplerWorkflow
 
@@ -29,21 +29,6 @@ if TYPE_CHECKING:
     from agentrl_core.plugins.options import Where
     from agentrl_core.plugins.registry import Registry
     from agentrl_core.rollout.subproc.pool import Workers
-
-_ADAPTER_PACKAGES = {
-    "agents": "agentrl-openai",
-    "anthropic": "agentrl-anthropic",
-    "camel": "agentrl-camel",
-    "claude_agent_sdk": "agentrl-anthropic",
-    "langchain": "agentrl-langchain",
-    "langchain_core": "agentrl-langchain",
-    "langgraph": "agentrl-langchain",
-    "openai": "agentrl-openai",
-    "openhands": "agentrl-openhands",
-    "pydantic_ai": "agentrl-pydantic-ai",
-    "smolagents": "agentrl-smolagents",
-}
-"""Top-level module of an agent framework -> the package that adapts its agents."""
 
 _EXAMPLE = "a class with `async def run(self, data, *, base_url, api_key, http_client)` that returns a reward"
 
@@ -139,11 +124,12 @@ def _load(use: str, registry: Registry, base_dir: Path, where: Where) -> Any:
     except PluginError as error:
         missing = error.__cause__
         framework = (getattr(missing, "name", None) or "").partition(".")[0]
-        if not isinstance(missing, ModuleNotFoundError) or framework not in OF_ANOTHER_INTERPRETER:
+        if not isinstance(missing, ModuleNotFoundError) or framework not in of_another_interpreter():
             raise
+        package = providers("frameworks")[framework]
         raise PluginError(
             f"{error}; {framework} has an environment of its own: set rollout.agent.mode to subproc and "
-            f"rollout.agent.python to the interpreter that has it, and {pip_install(_ADAPTER_PACKAGES[framework])} here"
+            f"rollout.agent.python to the interpreter that has it, and {pip_install(package)} here"
         ) from missing
 
 
@@ -239,11 +225,12 @@ def _runs_on_data(agent: object) -> bool:
 def _not_a_workflow(agent: object, use: str) -> str:
     """Say what the object is, which package may know it, and what a workflow looks like."""
     modules = {base.__module__.partition(".")[0] for base in type(agent).__mro__}
-    packages = sorted({_ADAPTER_PACKAGES[module] for module in modules if module in _ADAPTER_PACKAGES})
+    adapters = providers("frameworks")
+    packages = sorted({adapters[module] for module in modules if module in adapters})
     if packages:
         advice = f"{pip_install(*packages)} to train it as it is, or write {_EXAMPLE}"
     else:
-        known = sorted(set(_ADAPTER_PACKAGES.values()))
+        known = sorted(set(adapters.values()))
         advice = f"write {_EXAMPLE}; agents of frameworks need their adapter: {', '.join(known)}"
     return (
         f"'{use}' is of type {_qualified_name(type(agent))}, which has no `run(data)`, and no installed package "

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
 from agentrl_core.concurrency.secrecy import withhold
-from agentrl_core.config.invocation import pip_install
-from agentrl_core.config.schema import AUTO, DEFAULT_SCORER, RunConfig
+from agentrl_core.config.schema import AUTO, RunConfig
 from agentrl_core.data.jsonl import line_of, load_tasks
 from agentrl_core.errors import ConfigError, DataError, PluginError, RunError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
+from agentrl_core.plugins.catalog import default_scorer, install_hint
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
@@ -23,7 +23,7 @@ from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, w
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
 from agentrl_core.run.parts import Given, PartChecks, problems_of
-from agentrl_core.scorers.table import PACKAGES, ScorerTable
+from agentrl_core.scorers.table import ScorerTable
 
 if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
@@ -221,7 +221,7 @@ class Checks(PartChecks[RunConfig]):
             by_scorer.setdefault(task.scorer, []).append(task)
         for name, its_tasks in by_scorer.items():
             try:
-                default = self._run.data.default_scorer or DEFAULT_SCORER
+                default = self._run.data.default_scorer or default_scorer()
                 scorer = self.scorers.get(default) if name is None else self.scorers.of_task(name)
             except UsageError as error:
                 if name is None:
@@ -249,9 +249,10 @@ class Checks(PartChecks[RunConfig]):
         """Tell that the default scorer, which the config does not name, cannot score tasks that name none."""
         if self._run.data.default_scorer is not None:  # looked at by `defined_scorers`
             return
-        missing = f"no scorer named '{DEFAULT_SCORER}'" in str(error)
-        why = f"is not installed ({pip_install(PACKAGES[DEFAULT_SCORER])})" if missing else f"cannot be used ({error})"
-        found = f"{source}: {count} tasks name no scorer, and the default one, '{DEFAULT_SCORER}', {why}: "
+        default = default_scorer()
+        missing = f"no scorer named '{default}'" in str(error)
+        why = f"{install_hint('scorers', default)}" if missing else f"cannot be used ({error})"
+        found = f"{source}: {count} tasks name no scorer, and the default one, '{default}', {why}: "
         if self._leaves_scoring:
             yield f"{found}set data.default_scorer (exact_match or numeric, for one), or name a scorer in each task"
         else:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core import config as configs
-from agentrl_core.config.schema import DEFAULT_SCORER, RunConfig
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
+from agentrl_core.plugins.catalog import default_scorer
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, Checks, resolve_agent
 from agentrl_core.run.cores import wait_without_spinning
@@ -47,7 +48,7 @@ class Components(Parts[RunConfig]):
 
     def scorer_for(self, task: Task) -> NormalizedScorer:
         """The scorer of a task whose workflow returned no reward; stops the run if it is not installed."""
-        default = self.config.data.default_scorer or DEFAULT_SCORER
+        default = self.config.data.default_scorer or default_scorer()
         try:
             return self.scorers.of_task(task.scorer) if task.scorer else self.scorers.get(default)
         except UsageError as error:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.config.invocation import pip_install
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError, UsageError
+from agentrl_core.plugins.catalog import install_hint, providers
 from agentrl_core.plugins.options import construct
 from agentrl_core.plugins.references import is_reference
 from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
     from agentrl_core.plugins.registry import Registry
 
-PACKAGES: Mapping[str, str] = {
-    "agentcpm": "agentrl-judge", "code": "agentrl-code", "judge": "agentrl-judge", "math": "agentrl-math",
-}  # fmt: skip
-"""Scorer -> the package of ours that has it, for advice to those who lack it."""
 Places = Callable[[str], Callable[[str], str]]
 """Dotted key of a section -> its option's name ("" for the section) -> `config.yaml:9: section.option`."""
 
@@ -117,7 +113,7 @@ class ScorerTable:
             target = self._registry.load("scorers", component.use, base_dir=self._base_dir, where=at)
         except PluginError as error:
             if self._is_missing(component.use):
-                raise PluginError(f"{error}; {pip_install(PACKAGES[component.use])}") from error
+                raise PluginError(f"{error}; it {install_hint('scorers', component.use)}") from error
             raise
         offered = {
             "scorer_of": lambda given, option: self._part(given, f"{key}.{option}"),
@@ -135,9 +131,10 @@ class ScorerTable:
         return scorer
 
     def _is_missing(self, name: str) -> bool:
-        """Whether a scorer is of a package of ours that is not there to be used."""
+        """Whether a scorer belongs to a known package that is not installed, or does not work."""
         loaded = {package.distribution for package in self._registry.packages if package.status == "ok"}
-        return name in PACKAGES and PACKAGES[name] not in loaded
+        known = providers("scorers")
+        return name in known and known[name] not in loaded
 
     def _part(self, given: Any, key: str) -> NormalizedScorer:
         """Return a part of another scorer: a name, or a component with its options."""

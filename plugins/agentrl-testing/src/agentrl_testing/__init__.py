@@ -1,0 +1,118 @@
+"""The kit that proves plugins: conformance suites, doubles and checks.
+
+Subclass a suite in your tests and give its fixtures; a suite cannot be weakened without `xfail(reason=…)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl_core.engines.scripted import ScriptedEngine
+    from agentrl_testing.adapters import AdapterSuite
+    from agentrl_testing.advantages import AdvantageSuite, check_advantage
+    from agentrl_testing.base import ConformanceSuite
+    from agentrl_testing.commands import CommandSuite, check_command
+    from agentrl_testing.corrections import CorrectionSuite, check_correction
+    from agentrl_testing.credits import CreditSuite, check_credit
+    from agentrl_testing.datasets import DatasetSuite, check_dataset
+    from agentrl_testing.engines import EngineSuite
+    from agentrl_testing.episodes import made_up_episode, made_up_group
+    from agentrl_testing.filters import FilterSuite, check_filter
+    from agentrl_testing.losses import LossSuite, check_loss
+    from agentrl_testing.models import ModelSuite, check_model
+    from agentrl_testing.plugins import check_plugin, isolated_plugins
+    from agentrl_testing.policy import toy_policy
+    from agentrl_testing.scorers import ScorerSuite, check_scorer
+    from agentrl_testing.shapings import ShapingSuite, check_shaping
+    from agentrl_testing.stores import StoreSuite
+    from agentrl_testing.tool_parsers import ToolParserSuite, check_tool_parser
+    from agentrl_testing.trackers import TrackerSuite, check_tracker
+    from agentrl_testing.worker_adapters import WorkerAdapterSuite
+    from agentrl_testing.workflows import WorkflowSuite
+
+_MODULES = {
+    "AdapterSuite": "adapters",
+    "AdvantageSuite": "advantages",
+    "CommandSuite": "commands",
+    "ConformanceSuite": "base",
+    "CorrectionSuite": "corrections",
+    "CreditSuite": "credits",
+    "DatasetSuite": "datasets",
+    "EngineSuite": "engines",
+    "FilterSuite": "filters",
+    "LossSuite": "losses",
+    "ModelSuite": "models",
+    "ScorerSuite": "scorers",
+    "ScriptedEngine": "scripted",
+    "ShapingSuite": "shapings",
+    "StoreSuite": "stores",
+    "ToolParserSuite": "tool_parsers",
+    "TrackerSuite": "trackers",
+    "WorkerAdapterSuite": "worker_adapters",
+    "WorkflowSuite": "workflows",
+    "check_advantage": "advantages",
+    "check_command": "commands",
+    "check_correction": "corrections",
+    "check_credit": "credits",
+    "check_dataset": "datasets",
+    "check_filter": "filters",
+    "check_loss": "losses",
+    "check_model": "models",
+    "check_plugin": "plugins",
+    "check_scorer": "scorers",
+    "check_shaping": "shapings",
+    "check_tool_parser": "tool_parsers",
+    "check_tracker": "trackers",
+    "isolated_plugins": "plugins",
+    "made_up_episode": "episodes",
+    "made_up_group": "episodes",
+    "toy_policy": "policy",
+}
+
+__all__ = [
+    "AdapterSuite",
+    "AdvantageSuite",
+    "CommandSuite",
+    "ConformanceSuite",
+    "CorrectionSuite",
+    "CreditSuite",
+    "DatasetSuite",
+    "EngineSuite",
+    "FilterSuite",
+    "LossSuite",
+    "ModelSuite",
+    "ScorerSuite",
+    "ScriptedEngine",
+    "ShapingSuite",
+    "StoreSuite",
+    "ToolParserSuite",
+    "TrackerSuite",
+    "WorkerAdapterSuite",
+    "WorkflowSuite",
+    "check_advantage",
+    "check_command",
+    "check_correction",
+    "check_credit",
+    "check_dataset",
+    "check_filter",
+    "check_loss",
+    "check_model",
+    "check_plugin",
+    "check_scorer",
+    "check_shaping",
+    "check_tool_parser",
+    "check_tracker",
+    "isolated_plugins",
+    "made_up_episode",
+    "made_up_group",
+    "toy_policy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on use: half of the kit needs torch, half of it pytest."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

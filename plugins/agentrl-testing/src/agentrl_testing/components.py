@@ -1,0 +1,107 @@
+"""What can be proved of a registered component without its author's fixtures: as a config with no options names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.config.schema import Component
+from agentrl_core.errors import AgentRLError, ConfigError
+from agentrl_core.plugins.references import one_line
+
+if TYPE_CHECKING:
+    from agentrl_core.plugins.registry import Entry, Registry
+
+_Check = Callable[[Any], None]
+
+
+def component_problems(entry: Entry, registry: Registry) -> list[str]:
+    """Return what the checks of its kind find wrong with a component, one line; empty for a sound one.
+
+    A component that cannot be built without options is left to its package's own tests.
+    """
+    check = _CHECKS.get(entry.kind)
+    if check is None:
+        return []
+    component = Component(f"{entry.distribution}/{entry.name}")
+    try:
+        built = registry.build(entry.kind, component)
+    except ConfigError:
+        return []
+    try:
+        check(built)
+    except (AssertionError, AgentRLError) as error:
+        return [f"{entry.kind} '{entry.name}': {str(error).splitlines()[0]}"]
+    except Exception as error:  # noqa: BLE001 - whatever a component raises is its fault, and is told
+        return [f"{entry.kind} '{entry.name}' raised {one_line(error)}"]
+    return []
+
+
+def _scorer(scorer: Any) -> None:
+    from agentrl_core.scorers.call import normalize_scorer
+
+    normalize_scorer(scorer, "scorer")
+
+
+def _loss(loss: Any) -> None:
+    from agentrl_testing.losses import check_contract
+
+    check_contract(loss)
+
+
+def _advantage(estimator: Any) -> None:
+    from agentrl_testing.advantages import check_advantage
+
+    check_advantage(estimator)
+
+
+def _correction(correction: Any) -> None:
+    from agentrl_testing.corrections import check_correction
+
+    check_correction(correction)
+
+
+def _credit(credit: Any) -> None:
+    from agentrl_testing.credits import check_credit
+
+    check_credit(credit)
+
+
+def _filter(group_filter: Any) -> None:
+    from agentrl_core.batching.filters import as_filter
+    from agentrl_testing.filters import check_filter
+
+    check_filter(as_filter(group_filter, "filter"))
+
+
+def _shaping(shaping: Any) -> None:
+    from agentrl_core.batching.shaping import as_shaping
+    from agentrl_testing.shapings import check_shaping
+
+    check_shaping(as_shaping(shaping, "shaping"))
+
+
+def _tool_parser(parser: Any) -> None:
+    from agentrl_testing.tool_parsers import check_tool_parser
+
+    check_tool_parser(parser)
+
+
+def _command(command: Any) -> None:
+    from agentrl_testing.commands import check_command
+
+    check_command(command)
+
+
+_CHECKS: Mapping[str, _Check] = {
+    "advantages": _advantage,
+    "commands": _command,
+    "corrections": _correction,
+    "credits": _credit,
+    "filters": _filter,
+    "losses": _loss,
+    "scorers": _scorer,
+    "shapings": _shaping,
+    "tool_parsers": _tool_parser,
+}
+"""Kind -> its checks that need neither examples nor a folder, a network or minutes."""

@@ -1,0 +1,71 @@
+"""Proof that a model builder keeps its contract: `ModelSuite` for pytest, `check_model` for scripts. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl_core.chat import Chat
+from agentrl_core.errors import RunError
+from agentrl_core.models.loading import load_causal_lm
+from agentrl_testing.base import ConformanceSuite
+
+Builder: TypeAlias = Callable[..., None]
+
+_CONVERSATIONS: Sequence[Mapping[str, Any]] = (
+    {"messages": [{"role": "user", "content": "Find the key."}, {"role": "assistant", "content": "It is 3 up."}]},
+)
+
+
+class ModelSuite(ConformanceSuite):
+    """What every model builder must do. Give the fixture `builder`, with its options bound."""
+
+    @pytest.fixture
+    def builder(self) -> Builder:
+        """Return the builder under test."""
+        raise pytest.UsageError(f"{type(self).__name__} needs a fixture `builder`")
+
+    def test_it_writes_a_model_that_loads_and_talks(self, builder: Builder, tmp_path: Path) -> None:
+        """Weights, config, tokenizer and chat template, as any Hugging Face directory has them."""
+        _check_model(builder, tmp_path)
+
+    def test_the_same_seed_makes_the_same_weights(self, builder: Builder, tmp_path: Path) -> None:
+        """And another seed others."""
+        _check_seed(builder, tmp_path)
+
+
+def check_model(builder: Builder, folder: Path) -> None:
+    """Raise AssertionError where `builder` breaks its contract; writes into `folder`."""
+    for number, check in enumerate((_check_model, _check_seed)):
+        (folder / str(number)).mkdir()
+        check(builder, folder / str(number))
+
+
+def _build(builder: Builder, directory: Path, seed: int = 0) -> Path:
+    builder(directory=directory, seed=seed, conversations=_CONVERSATIONS)
+    return directory
+
+
+def _check_model(builder: Builder, folder: Path) -> None:
+    directory = _build(builder, folder / "model")
+    model = load_causal_lm(directory, torch.float32, error=RunError)
+    ids = Chat.from_directory(directory).encode("Find the key.")
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([list(ids)])).logits
+    assert torch.isfinite(logits).all(), "its first logits are not finite"
+    assert logits.shape[-1] > max(ids), "its tokenizer has tokens that the model has not"
+
+
+def _check_seed(builder: Builder, folder: Path) -> None:
+    first, again, other = (
+        load_file(_build(builder, folder / name, seed) / "model.safetensors")
+        for name, seed in (("first", 0), ("again", 0), ("other", 1))
+    )
+    assert first.keys() == again.keys(), "one seed made models with different weights"
+    assert all(torch.equal(first[name], again[name]) for name in first), "one seed made two models"
+    assert any(not torch.equal(first[name], other[name]) for name in first), "two seeds made one model"

@@ -1,0 +1,233 @@
+"""Proof that an agent runs as a workflow: `Rehearsal` plays episodes, `WorkflowSuite` says what must hold.
+
+Everything is real but the policy, which says what a script tells it: the gateway with its sessions, the store and
+the runner are those of a training run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agentrl_core.api.stores import RunRow
+from agentrl_core.chat import Chat
+from agentrl_core.config.schema import GatewayConfig, RolloutConfig, SamplingConfig
+from agentrl_core.engines.scripted import ScriptedEngine
+from agentrl_core.gateway import Gateway
+from agentrl_core.http.borrowed import close_borrowed
+from agentrl_core.plugins.manager import load_registry
+from agentrl_core.rollout.runner import Runner
+from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
+from agentrl_core.scorers.call import normalize_scorer
+from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.types import Chunk, Episode, FinishReason, Outcome, Task
+from agentrl_testing.base import ConformanceSuite
+from agentrl_testing.policy import write_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
+
+    from agentrl_core.api.scoring import ScoreRequest, Verdict
+    from agentrl_core.rollout.subproc.pool import Workers
+    from agentrl_core.types import GenerateRequest
+
+_RUN = "rehearsal"
+_CONTEXT_TOKENS = 65_536
+"""One token per byte: room for the prompts of any framework."""
+_NUM_CONCURRENT = 8
+_GRACE_S = 1.0
+"""Time that a cancelled agent has to clean up."""
+_REWARD = 0.5
+"""What the rehearsal's scorer gives to a workflow that returns no reward."""
+
+
+class Rehearsal:
+    """Plays episodes of a workflow against a policy that answers `say(prompt)`.
+
+    `say` gets the rendered prompt and returns the policy's text, tool calls as the chat template writes them
+    (`<tool_call>{"name": "add", "arguments": {}}</tool_call>`). `directory` takes the files of the run.
+    """
+
+    def __init__(self, directory: Path, say: Callable[[str], str]) -> None:
+        write_tokenizer(directory, context_length=_CONTEXT_TOKENS)
+        self._chat = Chat.from_directory(directory)
+        self._say = say
+        self.engine = _Policy(replies=self._reply, model_dir=directory, context_length=_CONTEXT_TOKENS)
+        """Set `refuse` to let every call fail, `silent` to let it wait for ever; `calls` counts them."""
+        self._store = SQLiteStore(path=directory / "rehearsal.db")
+        self._gateway = Gateway(
+            engine=self.engine,
+            chat=self._chat,
+            store=self._store,
+            run_id=_RUN,
+            sampling=SamplingConfig(),
+            config=GatewayConfig(),
+            seed=0,
+        )
+        self._numbers = itertools.count()
+        self._loop = asyncio.Runner()
+        self._workers: set[Workers] = set()
+        self.engine.start()
+        self._gateway.start()
+        run = RunRow(id=_RUN, created_at=0.0, status="running", config={}, components={})
+        self._loop.run(self._store.create_run(run))
+
+    @property
+    def prompts(self) -> list[str]:
+        """What the policy was asked, as the chat template renders it, in the order of its replies' ends."""
+        return [self._chat.decode(list(entry.request.prompt_ids)) for entry in self.engine.log]
+
+    def play(
+        self,
+        workflow: ResolvedWorkflow,
+        tasks: Sequence[Task],
+        *,
+        timeout_s: float = 60.0,
+        scorer: Callable[[ScoreRequest], Verdict] = lambda request: _REWARD,  # noqa: ARG005 - whatever the answer
+    ) -> list[Episode]:
+        """Run one episode per task, all at once; they share one event loop, as the agents of a run do.
+
+        `scorer` judges the episodes for which the workflow returns no reward. The workers of a workflow go on until
+        `close`.
+        """
+        runner = Runner(
+            run=workflow,
+            gateway=self._gateway,
+            store=self._store,
+            scorer_for=lambda task: normalize_scorer(scorer, task.scorer or "rehearsal"),
+            config=RolloutConfig(timeout_s=timeout_s),
+            run_id=_RUN,
+            grace_s=_GRACE_S,
+        )
+
+        async def episode(task: Task) -> Episode:
+            number = next(self._numbers)
+            group_id = f"group-{number}"
+            await self._store.add_group(_RUN, group_id, task.id, index=number, size=1, version=0)
+            return await runner.run_episode(task, group_id=group_id, sample_index=0, seed_key=(number,))
+
+        async def all_at_once() -> list[Episode]:
+            try:
+                return list(await asyncio.gather(*(episode(task) for task in tasks)))
+            finally:
+                await close_borrowed()
+
+        if workflow.workers is not None:
+            self._workers.add(workflow.workers)
+        return self._loop.run(all_at_once())
+
+    def close(self) -> None:
+        """End the workflows' processes, stop the gateway and close the store."""
+        for workers in self._workers:
+            self._loop.run(workers.close())
+        self._gateway.close()
+        self.engine.close()
+        self._loop.run(self._store.close())
+        self._loop.close()
+
+    def _reply(self, prompt_ids: tuple[int, ...], _call: int) -> list[int]:
+        text = self._say(self._chat.decode(list(prompt_ids)))
+        return [*self._chat.encode(text), self._chat.stop_token_ids[0]]
+
+
+class _Policy(ScriptedEngine):
+    """A scripted engine that can fail, and hang."""
+
+    refuse = False
+    silent = False
+    calls = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Say the reply, unless told otherwise."""
+        self.calls += 1
+        if self.refuse:
+            yield Chunk(ids=(), logprobs=(), version=self.version, finish_reason=FinishReason.ABORT)
+            return
+        await (self.pause() if self.silent else self.resume())  # an abort ends a pause, as it does in every engine
+        async for chunk in super().generate(request):
+            yield chunk
+
+
+class WorkflowSuite(ConformanceSuite):
+    """What every workflow must do. Give the fixtures `workflow` and `data`, and `say` where a reply must mean more.
+
+    class TestMathAgent(WorkflowSuite):
+        @pytest.fixture
+        def workflow(self):
+            return "my_module.MathAgent"
+
+        @pytest.fixture
+        def data(self):
+            return {"id": "t", "messages": [{"role": "user", "content": "2 + 2?"}], "answer": "4"}
+    """
+
+    @pytest.fixture
+    def workflow(self) -> object:
+        """Return what the config would name, or the object itself."""
+        raise pytest.UsageError(f"{type(self).__name__} needs a fixture `workflow`")
+
+    @pytest.fixture
+    def data(self) -> dict[str, Any]:
+        """Return one task's row."""
+        raise pytest.UsageError(f"{type(self).__name__} needs a fixture `data`")
+
+    @pytest.fixture
+    def say(self) -> Callable[[str], str]:
+        """Return the policy: from the rendered prompt to its reply."""
+        return lambda prompt: "<answer>4</answer>"  # noqa: ARG005 - the same to any prompt
+
+    @pytest.fixture
+    def rehearsal(self, tmp_path: Path, say: Callable[[str], str]) -> Any:
+        """Play episodes with the policy `say`."""
+        rehearsal = Rehearsal(tmp_path / "rehearsal", say)
+        yield rehearsal
+        rehearsal.close()
+
+    @pytest.fixture
+    def resolved(self, workflow: object, tmp_path: Path) -> ResolvedWorkflow:
+        """Return the workflow as a run resolves it, with the packages that are installed."""
+        return resolve_workflow(workflow, registry=load_registry(), base_dir=tmp_path)
+
+    @pytest.fixture
+    def tasks(self, data: dict[str, Any]) -> list[Task]:
+        """Return the row under several ids."""
+        return [
+            Task(id=f"{data['id']}-{number}", data=data, answer=data.get("answer")) for number in range(_NUM_CONCURRENT)
+        ]
+
+    def test_an_episode_ends_with_a_reward(
+        self, rehearsal: Rehearsal, resolved: ResolvedWorkflow, tasks: Sequence[Task]
+    ) -> None:
+        """It calls the policy and returns a reward, or None and leaves it to the scorer."""
+        (episode,) = rehearsal.play(resolved, tasks[:1])
+        assert episode.record.outcome is Outcome.SCORED, episode.record.detail
+        assert episode.interactions
+
+    def test_concurrent_episodes_do_not_disturb_each_other(
+        self, rehearsal: Rehearsal, resolved: ResolvedWorkflow, tasks: Sequence[Task]
+    ) -> None:
+        """Each makes the calls and gets the reward that it makes and gets alone; a closed client closes no other's."""
+        (alone,) = rehearsal.play(resolved, tasks[:1])
+        for episode in rehearsal.play(resolved, tasks):
+            assert episode.record.outcome is Outcome.SCORED, episode.record.detail
+            assert episode.record.reward == alone.record.reward
+            assert len(episode.interactions) == len(alone.interactions)
+
+    def test_it_ends_when_it_is_cancelled(
+        self,
+        rehearsal: Rehearsal,
+        resolved: ResolvedWorkflow,
+        tasks: Sequence[Task],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """An episode that hangs in a call ends at its time limit, and nothing of it goes on."""
+        rehearsal.engine.silent = True
+        with caplog.at_level(logging.WARNING):
+            (episode,) = rehearsal.play(resolved, tasks[:1], timeout_s=0.5)
+        assert episode.record.outcome is Outcome.TIMED_OUT, episode.record.detail
+        assert "left behind" not in caplog.text

@@ -1,0 +1,105 @@
+"""New packages of every kind: written, installed, proved by their own tests and by `plugins check`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from agentrl_core.errors import PluginError
+from agentrl_core.plugins.registry import KINDS
+from agentrl_testing.scaffold.kinds import SCAFFOLDS
+from agentrl_testing.scaffold.package import write_package
+
+
+def test_every_kind_that_can_be_registered_can_be_begun():
+    assert {scaffold.kind for scaffold in SCAFFOLDS.values()} == set(KINDS)
+
+
+def test_names_follow_the_package(tmp_path):
+    files = write_package("agentrl-my-lab", "scorers", tmp_path)
+    root = tmp_path / "agentrl-my-lab"
+    assert [str(path.relative_to(root)) for path in files] == [
+        "pyproject.toml",
+        "README.md",
+        "src/agentrl_my_lab/__init__.py",
+        "src/agentrl_my_lab/py.typed",
+        "src/agentrl_my_lab/scorer.py",
+        "tests/test_scorer.py",
+    ]
+    metadata = (root / "pyproject.toml").read_text()
+    assert '[project.entry-points."agentrl.scorers"]\nmy-lab = "agentrl_my_lab.scorer:score"' in metadata
+    assert '"agentrl-core>=0.1,<0.2"' in metadata
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("Agentrl_Lab", "scorer", "NAME: expected lower-case words joined by '-', such as agentrl-lab, found"),
+        ("../lab", "scorer", "NAME: expected"),
+        ("agentrl-lab", "scorrer", r"no kind 'scorrer' \(did you mean scorer\?\); kinds are workflow, scorer"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, kind, told, tmp_path):
+    with pytest.raises(PluginError, match=told):
+        write_package(name, kind, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(tmp_path):
+    write_package("agentrl-lab", "tool_parser", tmp_path)
+    with pytest.raises(PluginError, match="agentrl-lab exists already"):
+        write_package("agentrl-lab", "tool-parser", tmp_path)
+
+
+def test_the_command_tells_what_it_wrote(launch, tmp_path):
+    done = launch("plugins", "new", "agentrl-lab", "--kind", "loss")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1].startswith("next: pip install -e agentrl-lab && pytest agentrl-lab && agentrl plugins check")
+    assert all((tmp_path / line).is_file() for line in lines[:-1])
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """A package of each kind, and the folder into which they are installed."""
+    folder, site = tmp_path_factory.mktemp("packages"), tmp_path_factory.mktemp("site")
+    for kind in SCAFFOLDS:
+        write_package(f"agentrl-new-{kind}", kind, folder)
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-compile"]
+    command = [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", str(site), *folder.iterdir()]
+    subprocess.run(command, check=True)
+    return folder, site
+
+
+@pytest.fixture
+def run(packages, tmp_path):
+    """Run Python where the packages are installed."""
+
+    def running(*arguments):
+        path = os.pathsep.join([str(packages[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return running
+
+
+@pytest.mark.slow
+def test_a_new_package_of_each_kind_passes_its_suite(packages, run):
+    code, told = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *packages[0].iterdir())
+    assert code == 0, told
+    assert "passed" in told
+
+
+@pytest.mark.slow
+def test_a_new_package_of_each_kind_is_checked_as_sound(run):
+    names = [f"agentrl-new-{kind}" for kind in SCAFFOLDS]
+    code, told = run("-c", f"from agentrl_testing import check_plugin\nfor name in {names}: check_plugin(name)")
+    assert code == 0, told

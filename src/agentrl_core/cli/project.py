@@ -1,0 +1,95 @@
+"""Writes a folder to train in: a demo that learns in a minute, or a config around an agent that there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from agentrl_core.errors import UsageError
+from agentrl_core.plugins.references import is_reference
+
+_LARGEST = 4
+"""Largest summand of the demo: 16 tasks, which one step holds."""
+_DEMONSTRATIONS = 480
+_RIGHT = 0.3
+"""Share of the demonstrations that are right: the others miss by one, so that there is something to learn."""
+_OWN_TASKS = ({"id": "t1", "query": "What is 6 times 7?", "answer": "42"},)
+
+
+def write_demo(folder: Path) -> list[Path]:
+    """Write config, agent, tasks and demonstrations; returns the files. `UsageError` where one is there already."""
+    return _write(
+        folder,
+        {
+            "config.yaml": _template("demo_config.yaml"),
+            "agent.py": _template("demo_agent.py"),
+            "tasks.jsonl": _lines(_demo_tasks()),
+            "demos.jsonl": _lines(_demonstrations()),
+        },
+    )
+
+
+def write_config(folder: Path, agent: str) -> list[Path]:
+    """Write a config that names the agent, with a word on every option, and a task where there are none.
+
+    `agent` is `file.py:name`, its path from the working directory, or a dotted name. Returns the files; raises
+    `UsageError` where it is neither, where its file is not there, or where the config is there already.
+    """
+    if not is_reference(agent):
+        raise UsageError(f"--agent: expected file.py:name, or my_package.module.Name, found '{agent}'")
+    file, colon, name = agent.rpartition(":")
+    if file.endswith(".py"):
+        if not Path(file).is_file():
+            raise UsageError(f"--agent: there is no file {file}")
+        file = os.path.relpath(Path(file).expanduser(), folder)
+    tasks = "tasks.jsonl"
+    texts = {
+        "config.yaml": Template(_template("project_config.yaml")).substitute(workflow=file + colon + name, tasks=tasks)
+    }
+    if not (folder / tasks).exists():
+        texts[tasks] = _lines(iter(_OWN_TASKS))
+    return _write(folder, texts)
+
+
+def _demo_tasks() -> Iterator[Mapping[str, object]]:
+    for first in range(1, _LARGEST + 1):
+        for second in range(1, _LARGEST + 1):
+            messages = [{"role": "user", "content": f"Add {first} and {second}."}]
+            yield {"id": f"{first}+{second}", "messages": messages, "answer": str(first + second)}
+
+
+def _demonstrations() -> Iterator[Mapping[str, object]]:
+    chance = random.Random(0)  # noqa: S311  # the same files each time, no secrets
+    tasks = list(_demo_tasks())
+    for number in range(_DEMONSTRATIONS):
+        task = tasks[number % len(tasks)]
+        right = int(str(task["answer"]))
+        said = right if chance.random() < _RIGHT else right + chance.choice((-1, 1))
+        messages: list[object] = list(task["messages"])  # type: ignore[call-overload]
+        yield {"messages": [*messages, {"role": "assistant", "content": str(said)}]}
+
+
+def _lines(rows: Iterator[Mapping[str, object]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _template(name: str) -> str:
+    return files("agentrl_core.cli").joinpath("templates", f"{name}.txt").read_text(encoding="utf-8")
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    there = [str(folder / name) for name in texts if (folder / name).exists()]
+    if there:
+        raise UsageError(f"{', '.join(there)}: there already; name another folder, or remove them")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror}; name another folder") from error
+    return [folder / name for name in texts]
