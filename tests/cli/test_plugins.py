@@ -1,13 +1,11 @@
 """`agentrl plugins` with the sample packages installed by pip, and `main` around it."""
 
 import json
-import re
 import sys
 
 import pytest
 
 from agentrl_core.cli import main
-from agentrl_core.plugins.discovery import core_version
 
 CLASH = (
     "scorer 'gsm8k' is registered by agentrl-clash and agentrl-direct; "
@@ -161,16 +159,10 @@ def test_check_passes_sound_packages_and_fails_others(cli):
     assert "there is no kind 'scorer' (did you mean scorers?)" in out
 
 
-def test_check_skips_what_needs_pytest_where_that_is_not_installed(cli, monkeypatch):
-    monkeypatch.setattr("agentrl_testing.components.find_spec", lambda name: None)
-    monkeypatch.setitem(sys.modules, "pytest", None)  # whoever imports it gets an error
-    monkeypatch.delitem(sys.modules, "agentrl_testing.losses", raising=False)
-    code, out, _ = cli("plugins", "check", "agentrl-core")
-    first, skipped = out.splitlines()
-    assert (code, first) == (0, f"agentrl-core {core_version()}: ok")
-    assert re.fullmatch(
-        r"  skipped: what pytest could prove of \d+ components; .*install 'agentrl-core\[testing\]'", skipped
-    )
+def test_check_without_the_conformance_kit_says_where_it_comes_from(cli, monkeypatch):
+    monkeypatch.setenv("AGENTRL_BLOCK_PLUGINS", "agentrl-testing")
+    code, _, err = cli("plugins", "check")
+    assert (code, err) == (2, "error: `agentrl plugins check` needs a package: pip install agentrl-testing\n")
 
 
 def test_check_advises_authors_without_failing_them(cli, sample_site, tmp_path, monkeypatch):
@@ -192,7 +184,7 @@ def test_check_advises_authors_without_failing_them(cli, sample_site, tmp_path, 
 
 def test_check_of_all_packages_leaves_blocked_ones_out(cli, monkeypatch):
     monkeypatch.setattr("agentrl_testing.plugins.plugin_problems", lambda package, registry: [])
-    monkeypatch.setenv("AGENTRL_LOAD_PLUGINS", "agentrl-good")
+    monkeypatch.setenv("AGENTRL_LOAD_PLUGINS", "agentrl-good,agentrl-testing")
     code, out, _ = cli("plugins", "check")
     assert code == 0
     assert "agentrl-good 0.1.0: ok" in out.splitlines()

@@ -230,14 +230,6 @@ def test_where_names_the_place_of_an_option_or_of_the_section_around_it(write):
     assert loaded.places("loss")("") == "config.yaml:2: loss"
 
 
-@pytest.mark.parametrize("package", ["slurm", "ray"])
-@pytest.mark.parametrize("text", ["scheduler: {{type: {}}}", "launcher: {}", "launcher: {{use: {}}}"])
-def test_a_launcher_of_another_package_names_the_package(write, text, package):
-    assert problems_of(load, write(text.format(package) + "\n")) == [
-        f"config.yaml:1: launcher.use: {package} needs a package: pip install agentrl-{package}"
-    ]
-
-
 def test_python_data_is_checked_like_a_file(tmp_path):
     run = parse({"data": {"train": tmp_path / "a.jsonl"}, "workflow": "x", "trainer": {"betas": (0.5, 0.5)}})
     assert (run.data.train, run.trainer.betas) == (str(tmp_path / "a.jsonl"), (0.5, 0.5))

@@ -24,5 +24,5 @@ def test_there_is_one_default_scorer_and_a_package_that_has_it():
 
 
 def test_a_hint_says_how_to_install():
-    assert install_hint("scorers", "math").startswith("comes with agentrl-math: pip install agentrl-math")
+    assert install_hint("scorers", "math").endswith("pip install agentrl-math")
     assert install_hint("scorers", "of_nobody") == ""

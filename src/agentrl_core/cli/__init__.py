@@ -31,7 +31,10 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # the interface of a group
         """Names in the order of the help: core's, then plugins'."""
-        return [*COMMANDS, *sorted(name for name in _plugin_commands() if name not in COMMANDS and "." not in name)]
+        return [
+            *COMMANDS,
+            *sorted(name for name in _plugin_commands() if name not in COMMANDS and not name.startswith("plugins-")),
+        ]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # the interface of a group
         """Import a command; a name that is not core's is looked up as any component is."""
@@ -63,24 +66,24 @@ class LazyGroup(TyperGroup):
 
 
 class PluginsGroup(TyperGroup):
-    """`agentrl plugins`, with the commands that packages register as `plugins.NAME` beside core's own."""
+    """`agentrl plugins`, with the commands that packages register as `plugins-NAME` beside core's own."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of core's, then of the packages' commands."""
-        registered = (name.removeprefix("plugins.") for name in _plugin_commands() if name.startswith("plugins."))
+        registered = (name.removeprefix("plugins-") for name in _plugin_commands() if name.startswith("plugins-"))
         return [*super().list_commands(ctx), *sorted(registered)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command of core's or of a package's; an unknown one is refused with the nearest, as click does."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
-        full = f"plugins.{cmd_name}"
+        full = f"plugins-{cmd_name}"
         if full in _plugin_commands():
             return _registered(full)
         from agentrl_core.plugins.catalog import install_hint
 
         if hint := install_hint("commands", full):
-            raise PluginError(f"`agentrl plugins {cmd_name}` {hint}")
+            raise PluginError(f"`agentrl plugins {cmd_name}` needs a package: {hint}")
         return None
 
 
@@ -90,7 +93,7 @@ def _registered(name: str) -> Any:
 
     registry = load_registry()
     entry = registry.find("commands", name)
-    return _command(registry.load("commands", name), entry.name.rpartition(".")[2], entry.summary)
+    return _command(registry.load("commands", name), entry.name.removeprefix("plugins-"), entry.summary)
 
 
 def _command(target: object, name: str, summary: str) -> Any:

@@ -15,12 +15,12 @@ from agentrl_core.config.invocation import pip_install
 
 
 def install_hint(kind: str, name: str) -> str:
-    """Return "comes with PACKAGE: pip install PACKAGE" for a component, command or framework; empty if unknown.
+    """Return the command that installs the package of a component; empty where none is known.
 
     `kind` is a kind of component, `commands`, or `frameworks` for the top-level module of an agent framework.
     """
     package = providers(kind).get(name)
-    return f"comes with {package}: {pip_install(package)}" if package else ""
+    return pip_install(package) if package else ""
 
 
 def default_scorer() -> str:

@@ -28,8 +28,6 @@ from agentrl_core.plugins.registry import KINDS, Entry, Package, Registry
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_COMMAND = re.compile(r"(plugins\.)?[a-z0-9][a-z0-9_-]*")
-"""A command `plugins.NAME` is called as `agentrl plugins NAME`."""
 _LAZY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _UNKNOWN_ARGUMENTS = re.compile(r"Argument\(s\) {(.+)} are declared in the hookimpl")
 
@@ -202,7 +200,7 @@ def registrar(package: Package, kind: str) -> hookspecs.Register[Any]:
     """Return the `register` callable of one package and kind."""
 
     def register(name: str, obj: object, *, summary: str = "") -> None:
-        if not (_COMMAND if kind == "commands" else _NAME).fullmatch(name):
+        if not _NAME.fullmatch(name):
             raise PluginError(f"{KINDS[kind]} '{name}': a name is lower-case letters, digits, '_' and '-'")
         if isinstance(obj, str) and not _LAZY.fullmatch(obj):
             raise PluginError(f"{KINDS[kind]} '{name}': '{obj}' is not of the form module:attr")

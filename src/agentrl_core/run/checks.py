@@ -251,7 +251,7 @@ class Checks(PartChecks[RunConfig]):
             return
         default = default_scorer()
         missing = f"no scorer named '{default}'" in str(error)
-        why = f"{install_hint('scorers', default)}" if missing else f"cannot be used ({error})"
+        why = f"is not installed ({install_hint('scorers', default)})" if missing else f"cannot be used ({error})"
         found = f"{source}: {count} tasks name no scorer, and the default one, '{default}', {why}: "
         if self._leaves_scoring:
             yield f"{found}set data.default_scorer (exact_match or numeric, for one), or name a scorer in each task"

@@ -113,7 +113,7 @@ class ScorerTable:
             target = self._registry.load("scorers", component.use, base_dir=self._base_dir, where=at)
         except PluginError as error:
             if self._is_missing(component.use):
-                raise PluginError(f"{error}; it {install_hint('scorers', component.use)}") from error
+                raise PluginError(f"{error}; {install_hint('scorers', component.use)}") from error
             raise
         offered = {
             "scorer_of": lambda given, option: self._part(given, f"{key}.{option}"),
