@@ -31,10 +31,8 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # the interface of a group
         """Names in the order of the help: core's, then plugins'."""
-        return [
-            *COMMANDS,
-            *sorted(name for name in _plugin_commands() if name not in COMMANDS and not name.startswith("plugins-")),
-        ]
+        registered = {name for name in _plugin_commands() if not name.startswith("plugins-")}
+        return [*COMMANDS, *sorted(registered - COMMANDS.keys())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # the interface of a group
         """Import a command; a name that is not core's is looked up as any component is."""
