@@ -9,7 +9,7 @@ from agentrl_core.testing.quest import Quest
 
 
 def set_out(row: dict[str, Any]) -> Quest:
-    """Begin a walk: the context of one run."""
+    """Return a new walk, the context of one run."""
     return Quest(row["sideways"], row["up"])
 
 
