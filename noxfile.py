@@ -91,14 +91,17 @@ def _begin_frameworks(plugins: Iterable[Path]) -> Callable[[nox.Session], dict[s
         for path, python in found.values():
             if python is None:
                 wanted = ".".join(map(str, OLDEST_PYTHON[path.name]))
-                session.warn(f"found no Python {wanted} or newer (PATH, pyenv, py): most tests of {path.name} are skipped")
+                session.warn(f"no Python {wanted} or newer (PATH, pyenv, py): most tests of {path.name} are skipped")
         return {variable: str(python) for variable, (_, python) in found.items() if python is not None}
 
     return wait
 
 
 def _framework(plugin: Path) -> Path | None:
-    """Return the interpreter of an environment with a plugin's framework, creating it if needed; None without a Python."""
+    """Return the interpreter of an environment with a plugin's framework; create it if needed.
+
+    None if no suitable Python is installed.
+    """
     wanted = plugin / "framework.txt"
     python = _python(OLDEST_PYTHON.get(plugin.name, (3, 10)))
     if python is None:
