@@ -1,4 +1,4 @@
-"""Every task of this repository, one session each: `python3 -m nox -l` lists them."""
+"""Sessions that test, lint, measure and build this repository: `python3 -m nox -l` lists them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ ROOT = Path(__file__).parent
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
 FRAMEWORKS = [path for path in PLUGINS if (path / "framework.txt").exists()]
-"""Plugins whose framework cannot be installed beside agentrl and has an environment of its own."""
+"""Plugins whose framework cannot share an environment with agentrl; their tests use a separate one."""
 SHARED = ROOT / ".nox" / "tests" / ("Scripts" if sys.platform == "win32" else "bin")
-"""Programs of the environment that `tests` makes, for others that need core, plugins and torch."""
+"""Programs of the environment that `tests` creates; other sessions that need core, plugins and torch use it, too."""
 OLDEST_PYTHON = {"agentrl-openhands": (3, 12)}
 COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
-"""Else every process that a test starts would compile agentrl and a framework again, where the machine sets it."""
+"""Environment of the tests: let Python write bytecode, even if the machine forbids it.
+
+Otherwise every process that a test starts would compile agentrl and a framework again.
+"""
 LINTED = ("src", "plugins", "tests", "cookbook", "noxfile.py")
 
 nox.needs_version = ">=2025.5"
@@ -34,15 +37,15 @@ nox.options.sessions = ["lint", "types", "tests"]
 
 
 def _group(name: str, project: Path = ROOT) -> list[str]:
-    """The requirements of one dependency group of a package."""
+    """Return the requirements of one dependency group of a package."""
     return list(nox.project.dependency_groups(nox.project.load_toml(project / "pyproject.toml"), name))
 
 
 def _install_all(session: nox.Session) -> None:
-    """Install core and every plugin in place, with what the tests need: the one environment with torch."""
+    """Install core and every plugin as editable packages, with the requirements of the tests."""
     editable = [argument for path in (ROOT, *PLUGINS) for argument in ("-e", str(path))]
     wanted = [item for name in ("test", "clients", "recipes", "types") for item in _group(name)]
-    # one build backend for all packages, not one each
+    # one build backend for all packages; with build isolation, pip would install it once per package
     session.install(*CONSTRAINTS, "hatchling>=1.27", "editables")
     session.install(*CONSTRAINTS, "--no-build-isolation", *editable, *wanted)
 
@@ -56,24 +59,25 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests, the slow ones too; `-- -m 'not slow'` leaves slow ones out, `-- PATH` picks."""
+    """Run all tests; `-- -m 'not slow'` leaves out slow ones, `-- PATH` selects."""
     picked = any((ROOT / item.partition("::")[0]).exists() for item in session.posargs)
     paths = [] if picked else ["tests", *map(str, _plugin_tests())]
-    # the tests that need a framework are slow ones
+    # only slow tests need a framework
     chosen = "" if "not slow" in session.posargs else " ".join(paths or session.posargs)
     frameworks = _begin_frameworks(path for path in FRAMEWORKS if path.name in chosen)
     _install_all(session)
-    # a file's tests stay together, as they share what is costly to make; one more than there are cores, as some wait
+    # --dist loadfile: tests of a file share expensive fixtures. One worker more than cores, because some tests wait.
     workers = str(min((os.cpu_count() or 1) + 1, 8))
-    # in the order that tests/conftest.py gives them
+    # --no-loadscope-reorder: keep the order that tests/conftest.py sets
     spread = ("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder") if paths else ()
     session.run("python", "-m", "pytest", *spread, *paths, *session.posargs, env=frameworks(session) | COMPILED)
 
 
 def _begin_frameworks(plugins: Iterable[Path]) -> Callable[[nox.Session], dict[str, str]]:
-    """Make the frameworks' environments while others install; what is returned waits for them.
+    """Start to create the frameworks' environments on threads, and return a function that waits for them.
 
-    It gives the tests each environment's interpreter: `AGENTRL_CAMEL_PYTHON`, for one. One that is set already stays.
+    That function returns environment variables with the interpreters, such as `AGENTRL_CAMEL_PYTHON`. Variables that
+    are set already are left alone.
     """
     threads = ThreadPoolExecutor()
     made = {}
@@ -87,14 +91,17 @@ def _begin_frameworks(plugins: Iterable[Path]) -> Callable[[nox.Session], dict[s
         for path, python in found.values():
             if python is None:
                 wanted = ".".join(map(str, OLDEST_PYTHON[path.name]))
-                session.warn(f"no Python {wanted} or newer on PATH, of pyenv or of py: {path.name} is hardly tested")
+                session.warn(f"no Python {wanted} or newer (PATH, pyenv, py): most tests of {path.name} are skipped")
         return {variable: str(python) for variable, (_, python) in found.items() if python is not None}
 
     return wait
 
 
 def _framework(plugin: Path) -> Path | None:
-    """The interpreter of an environment with a plugin's framework, made unless it is there; None without a Python."""
+    """Return the interpreter of an environment with a plugin's framework; create it if needed.
+
+    None if no suitable Python is installed.
+    """
     wanted = plugin / "framework.txt"
     python = _python(OLDEST_PYTHON.get(plugin.name, (3, 10)))
     if python is None:
@@ -105,7 +112,7 @@ def _framework(plugin: Path) -> Path | None:
     complete = folder / "complete"
     if not complete.exists():
         subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
-        # complete, and the tests import a small part of it: nothing to resolve, little to compile
+        # framework.txt lists all packages, so pip need not resolve; tests import few modules, so pip need not compile
         install = [str(made), "-m", "pip", "install", "-qq", "--no-deps", "--no-compile", "-r", str(wanted)]
         subprocess.run(install, check=True)
         complete.touch()
@@ -113,7 +120,7 @@ def _framework(plugin: Path) -> Path | None:
 
 
 def _python(oldest: tuple[int, int]) -> str | None:
-    """An interpreter that is new enough: this one, or one on PATH, of pyenv or of Windows' `py`."""
+    """Return an interpreter that is new enough: this one, or one from PATH, pyenv or Windows' `py`; None if none is."""
     minors = [f"3.{minor}" for minor in range(oldest[1], 15)]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [
@@ -126,7 +133,7 @@ def _python(oldest: tuple[int, int]) -> str | None:
         code = "import sys; print(sys.version_info[0], sys.version_info[1], sys.executable)"
         try:
             told = subprocess.run([*command, "-c", code], check=True, capture_output=True, text=True).stdout
-        except (OSError, subprocess.CalledProcessError):  # not there, or a shim of pyenv without a version behind it
+        except (OSError, subprocess.CalledProcessError):  # missing, or a pyenv shim without an installed version
             continue
         major, minor, path = told.strip().split(" ", 2)
         if (int(major), int(minor)) >= oldest:
@@ -140,7 +147,7 @@ def _plugin_tests() -> list[Path]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, formatting and the layers between the packages."""
+    """Check style, formatting and the import contracts between the folders."""
     session.install(*_group("lint"))
     session.run("ruff", "check", *LINTED)
     session.run("ruff", "format", "--check", *LINTED)
@@ -149,29 +156,29 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """Check types, strictly, in the environment of the tests."""
+    """Check types with mypy --strict, in the environment of the tests."""
     _in_shared(session, "mypy", "--num-workers", str(min(os.cpu_count() or 1, 8)))
 
 
 @nox.session(venv_backend="none")
 def coverage(session: nox.Session) -> None:
-    """Count the lines that fast tests run, which takes half as much time again; less than 90 % fails."""
+    """Measure the line coverage of the fast tests (1.5 times their time); less than 90 % fails."""
     paths = ("tests", *map(str, _plugin_tests()))
     _in_shared(session, "python", "-m", "pytest", "-m", "not slow", "-n", "auto", "--cov", "--cov-report=", *paths)
     _in_shared(session, "coverage", "report", "--fail-under", "90")
 
 
 def _in_shared(session: nox.Session, program: str, *arguments: str) -> None:
-    """Run a program of the tests' environment, which is made unless it is there."""
+    """Run a program of the tests' environment, creating it if needed."""
     if shutil.which("coverage", path=SHARED) is None:
-        fast = ("--", "-m", "not slow")  # which need no frameworks
+        fast = ("--", "-m", "not slow")  # fast tests need no frameworks
         session.run(sys.executable, "-m", "nox", "-s", "tests", "--install-only", *fast, external=True)
     session.run(str(SHARED / program), *arguments, external=True)
 
 
 @nox.session
 def plugins(session: nox.Session) -> None:
-    """Run every plugin's own suite against this core: `-- agentrl-langchain` picks one."""
+    """Run every plugin's own suite with this core: `-- agentrl-langchain` selects one."""
     frameworks = _begin_frameworks(path for path in _chosen(session) if path in FRAMEWORKS)
     _install_all(session)
     environ = frameworks(session)
@@ -182,10 +189,9 @@ def plugins(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("plugin", [nox.param(path, id=path.name) for path in PLUGINS])
 def isolated(session: nox.Session, plugin: Path) -> None:
-    """Run one plugin's suite with core, the conformance kit and that plugin alone: proves its dependencies."""
-    session.install(
-        *CONSTRAINTS, str(ROOT), str(ROOT / "plugins/agentrl-testing"), str(plugin), *_group("test", plugin)
-    )
+    """Run one plugin's suite with only core, the conformance kit and that plugin: proves its dependencies complete."""
+    kit = str(ROOT / "plugins/agentrl-testing")
+    session.install(*CONSTRAINTS, str(ROOT), kit, str(plugin), *_group("test", plugin))
     session.run("pytest", str(plugin / "tests"))
 
 
@@ -195,7 +201,7 @@ def _chosen(session: nox.Session) -> list[Path]:
 
 @nox.session
 def cookbook(session: nox.Session) -> None:
-    """Run a few steps of every recipe: proves that what the cookbook says works."""
+    """Run a few steps of every recipe: proves that the cookbook works."""
     _install_all(session)
     session.run("pytest", "tests/test_cookbook.py", "-m", "slow or not slow", *session.posargs)
 
@@ -204,7 +210,7 @@ def cookbook(session: nox.Session) -> None:
 def benchmarks(session: nox.Session) -> None:
     """Measure against peers: `-- engine [OPTIONS]` prints a table and writes build/benchmarks/engine.json.
 
-    Those that want a GPU run by name only.
+    Benchmarks that need a GPU run only if they are named.
     """
     _install_all(session)
     names = list(itertools.takewhile(lambda item: not item.startswith("-"), session.posargs))
@@ -216,7 +222,7 @@ def benchmarks(session: nox.Session) -> None:
 
 @nox.session
 def mutations(session: nox.Session) -> None:
-    """Break the source, one place at a time, and see the tests notice: `-- losses/grpo` for those with that name."""
+    """Break the source in one place at a time, and check that a test fails: `-- losses/grpo` selects by name."""
     _install_all(session)
     session.run("python", "-m", "tests.mutations.run", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 

@@ -25,7 +25,7 @@ class Walker:
         self.client = AsyncAnthropic(api_key="unused while training")
 
     async def walk(self, task: dict[str, Any]) -> str:
-        """Walk to one thing; what the last move was told."""
+        """Walk to one thing, and return what the last move was told."""
         quest, told = Quest(task["sideways"], task["up"]), ""
         messages = list(task["messages"])
         while not quest.finished:

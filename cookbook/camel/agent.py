@@ -1,4 +1,4 @@
-"""A CAMEL agent with one tool, as anyone would write it; nothing in it knows of training."""
+"""A CAMEL agent with one tool: ordinary code, nothing in it knows of training."""
 
 from camel.agents import ChatAgent
 from camel.models import ModelFactory
@@ -20,7 +20,7 @@ def move(dir: str, steps: int) -> str:  # noqa: A002  # the name that the model 
 
 
 def build_agent() -> ChatAgent:
-    """The agent: a model, one tool, and a limit on its calls."""
+    """Build the agent: a model, one tool, and a limit on its calls."""
     model = ModelFactory.create(
         model_platform=ModelPlatformType.OPENAI, model_type=ModelType.GPT_5_MINI, api_key="unused while training"
     )

@@ -1,4 +1,4 @@
-"""Judges a walk by what the agent's tool said."""
+"""Scorer of one move, by the replies of the tool; the OpenHands recipe uses it too."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from quest import Quest
 
 
 def follows_the_clue(request: ScoreRequest) -> float:
-    """1.0 for one move where the clue points, and that far, else 0.0."""
+    """Return 1.0 for exactly one move with the direction and the steps of the clue, else 0.0."""
     clue = Quest(request.task.data["sideways"], request.task.data["up"]).clue()
     said = [message["content"] for message in request.messages if message["role"] == "tool"]
     return float(said == [clue.replace("It is", "You went")])

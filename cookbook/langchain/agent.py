@@ -1,4 +1,4 @@
-"""A LangChain agent for the quickstart's task, as anyone would write it; nothing in it knows of training."""
+"""A LangChain agent for the quickstart's task: ordinary code, nothing in it knows of training."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from quest import MAX_CALLS, Quest
 
 
 class QuestState(AgentState):
-    """The conversation, where the thing is, and the walk to it."""
+    """State of one run: the conversation, the position of the thing, and the walk to it."""
 
     sideways: int
     up: int
@@ -40,7 +40,7 @@ def move(
 
 
 def build_agent() -> Any:
-    """The agent: a model, one tool, and a limit on its calls."""
+    """Build the agent: a model, one tool, and a limit on its calls."""
     model = ChatOpenAI(model="gpt-5-mini", api_key="unused while training")
     limit = ModelCallLimitMiddleware(run_limit=MAX_CALLS + 1, exit_behavior="end")
     return create_agent(model, tools=[move], middleware=[set_out, limit])

@@ -1,7 +1,7 @@
 """Train the same policy with several losses: `python cookbook/losses/compare.py [LOSS …] [OPTION=VALUE …]`.
 
-Each run has the config beside this file, the same seed and the same budget; a loss brings the aggregation and the
-advantage that belong to it. Prints a table, and draws rewards.png into the working directory.
+Each run has the config beside this file, the same seed and the same budget. Each loss brings its own aggregation and
+advantage. The script prints a table, and writes rewards.png to the working directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "cispo": ["loss={use: cispo, cap: 5.0}"],
     "minirl": ["loss={use: minirl}"],
 }
-"""Name -> what it changes in the config. Another line here is another panel in the picture."""
+"""Name -> overrides of the config. Each entry is one run and one panel of the picture."""
 
 
 def rewards_of(summary: RunSummary) -> list[float]:
@@ -55,11 +55,11 @@ def report(summaries: Mapping[str, RunSummary]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run what the command line asks for; all losses where it names none."""
+    """Run the losses that the command line names, or all of them, and report."""
     overrides = [item for item in arguments if "=" in item]
     names = [item for item in arguments if "=" not in item] or list(VARIANTS)
     if unknown := set(names) - set(VARIANTS):
-        sys.exit(f"no such loss here: {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
+        sys.exit(f"unknown: {', '.join(sorted(unknown))}; expected some of: {', '.join(VARIANTS)}")
     summaries = {}
     for name in names:
         print(f"\n== {name}")

@@ -1,4 +1,4 @@
-"""An agent that runs by itself: it opens sessions at a run's gateway, plays, and says how it went.
+"""An agent that runs outside of the run: it opens sessions at the gateway, plays, and sends rewards.
 
 `AGENTRL_ADMIN_KEY=… python agent.py http://127.0.0.1:8765`
 """
@@ -17,13 +17,13 @@ from quest import TOOLS, Quest
 
 WORKERS = 32
 START_S = 300
-"""Longest wait for the gateway: the run makes and warms up its policy first."""
+"""Longest wait for the gateway: the run builds and warm-starts its policy first."""
 GONE = 410
-"""Status of a session that has ended: it took too long, or the run is over."""
+"""HTTP status of a call in a session that has ended: it took too long, or the run is over."""
 
 
 async def play(client: AsyncOpenAI, data: dict[str, Any]) -> float:
-    """Walk until the thing is found or the calls are used up; 1.0 if it was found."""
+    """Walk until the thing is found or the calls are used up; return 1.0 if it was found, else 0.0."""
     quest = Quest(data["sideways"], data["up"])
     messages = list(data["messages"])
     while not quest.finished:
@@ -39,7 +39,7 @@ async def play(client: AsyncOpenAI, data: dict[str, Any]) -> float:
 
 
 async def episode(http: httpx2.AsyncClient, session: dict[str, Any]) -> None:
-    """Play one task, reward it, and end the session."""
+    """Play the task of a session, send the reward, and end the session."""
     client = AsyncOpenAI(base_url=session["base_url"], api_key=session["api_key"], http_client=http)
     own = {"authorization": f"Bearer {session['api_key']}"}
     try:
@@ -53,7 +53,7 @@ async def episode(http: httpx2.AsyncClient, session: dict[str, Any]) -> None:
 
 
 async def work(http: httpx2.AsyncClient, gateway: str) -> None:
-    """Take one session after another; where training wants none now, come again."""
+    """Open one session after another; if the run wants no sample now, wait as long as it says."""
     admin = {"authorization": f"Bearer {os.environ['AGENTRL_ADMIN_KEY']}"}
     while True:
         reply = await http.post(f"{gateway}/rl/start_session", json={"task_id": "quest"}, headers=admin)
@@ -65,7 +65,7 @@ async def work(http: httpx2.AsyncClient, gateway: str) -> None:
 
 
 async def wait_for(http: httpx2.AsyncClient, gateway: str) -> None:
-    """Wait until the run has begun."""
+    """Wait until the gateway answers."""
     async with asyncio.timeout(START_S):
         while True:
             try:
@@ -77,7 +77,7 @@ async def wait_for(http: httpx2.AsyncClient, gateway: str) -> None:
 
 
 async def main(gateway: str) -> None:
-    """Work as long as the run lasts."""
+    """Play with all workers until the run ends."""
     async with httpx2.AsyncClient(timeout=60) as http:
         await wait_for(http, gateway)
         try:

@@ -12,7 +12,7 @@ from quest import Quest
 
 
 def set_out(row: dict[str, Any]) -> Quest:
-    """Begin a walk: the context of one run."""
+    """Return a new walk, the context of one run."""
     return Quest(row["sideways"], row["up"])
 
 

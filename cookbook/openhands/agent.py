@@ -1,4 +1,4 @@
-"""An OpenHands agent with one tool, as anyone would write it; nothing in it knows of training."""
+"""An OpenHands agent with one tool: ordinary code, nothing in it knows of training."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -16,11 +16,11 @@ class MoveAction(Action):
 
 
 class MoveObservation(Observation):
-    """Where the walk led."""
+    """Result of a walk."""
 
 
 class MoveExecutor(ToolExecutor[MoveAction, MoveObservation]):
-    """Walks."""
+    """Executes the tool `move`."""
 
     def __call__(self, action: MoveAction, conversation: Any = None) -> MoveObservation:  # noqa: ARG002  # OpenHands' signature
         return MoveObservation.from_text(f"You went {action.steps} {action.dir}.")
@@ -46,7 +46,7 @@ register_tool(MoveTool.name, MoveTool)
 
 
 def build_agent() -> Agent:
-    """The agent: a model, one tool, and a short prompt in place of the thousands of words for programmers."""
+    """Build the agent: a model, one tool, and a short prompt instead of OpenHands' thousands of words."""
     return Agent(
         llm=LLM(model="openai/gpt-4o-mini", api_key=SecretStr("unused while training")),
         tools=[Tool(name=MoveTool.name)],

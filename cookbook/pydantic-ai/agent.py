@@ -1,4 +1,4 @@
-"""A Pydantic AI agent for the quickstart's task, as anyone would write it; nothing in it knows of training."""
+"""A Pydantic AI agent for the quickstart's task: ordinary code, nothing in it knows of training."""
 
 import json
 import sys
@@ -14,12 +14,12 @@ from quest import Quest
 
 
 def set_out(row: dict[str, Any]) -> Quest:
-    """What the agent depends on: a new walk."""
+    """Return a new walk, the dependency of one run."""
     return Quest(row["sideways"], row["up"])
 
 
 def build_agent() -> Agent[Quest, str]:
-    """The agent: a model and one tool."""
+    """Build the agent: a model and one tool."""
     model = OpenAIChatModel("gpt-5-mini", provider=OpenAIProvider(api_key="unused while training"))
     agent = Agent(model, deps_type=Quest)
 

@@ -1,4 +1,4 @@
-"""Write the recipes' data: `python make_data.py`. What is committed beside it and in ../langchain came from here."""
+"""Write the data of the recipes, here and in the folders of the other recipes: `python make_data.py`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ DEMONSTRATIONS = 1000
 FEW = 400
 FINAL_ANSWER = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 EXPERTS = 0.2
-"""Share of demonstrators who hold the map right; the others hold it a quarter turn wrong, most of the time."""
+"""Share of demonstrations that are right throughout; most moves of the others are rotated by 90 degrees."""
 LUCK = 0.22
-"""Share of the others' moves that are right all the same."""
+"""Probability that a move of the other demonstrations is right."""
 QUARTER_TURN = {"up": "right", "right": "down", "down": "left", "left": "up"}
 
 
 def task(name: str, situation: tuple[str, int, int]) -> dict[str, Any]:
-    """One row of a task file."""
+    """Return one row of a task file."""
     _, sideways, up = situation
     return {"id": name, "messages": [first_message(situation)], "sideways": sideways, "up": up}
 
 
 def demonstration(situation: tuple[str, int, int], chance: random.Random) -> dict[str, Any]:
-    """One chat of a demonstrator of unknown quality."""
+    """Return one demonstration as a chat; `chance` decides how good it is."""
     expert = chance.random() < EXPERTS
     quest = Quest(*situation[1:])
     messages: list[dict[str, Any]] = [first_message(situation)]
@@ -47,17 +47,20 @@ def demonstration(situation: tuple[str, int, int], chance: random.Random) -> dic
 
 
 def without_last_result(row: dict[str, Any]) -> dict[str, Any]:
-    """The chat as the quickstart's own loop has it: the tool result that ends a quest is never shown to the policy."""
+    """Return the chat for the quickstart's agent: it never shows the policy the tool result that ends a quest."""
     return {**row, "messages": row["messages"][:-1]}
 
 
 def with_farewell(row: dict[str, Any]) -> dict[str, Any]:
-    """The chat as frameworks have it that go on until a reply calls no tool."""
+    """Return the chat for frameworks that go on until a reply calls no tool."""
     return {**row, "messages": [*row["messages"], {"role": "assistant", "content": "Done."}]}
 
 
 def with_one_move(row: dict[str, Any], parameters: tuple[str, ...] = (), *prompt: dict[str, str]) -> dict[str, Any]:
-    """The chat of an agent whose tool only says where its move led; some frameworks add parameters to every tool."""
+    """Return the chat of an agent with one move, whose tool only confirms it.
+
+    `parameters` are those that a framework adds to every tool; `prompt` are messages before the task.
+    """
     question, call = row["messages"][:2]
     moved = json.loads(call["tool_calls"][0]["function"]["arguments"])
     said = {"role": "tool", "tool_call_id": "call_0", "content": f"You went {moved['steps']} {moved['dir']}."}
@@ -67,7 +70,10 @@ def with_one_move(row: dict[str, Any], parameters: tuple[str, ...] = (), *prompt
 
 
 def smolagents_steps(row: dict[str, Any], chance: random.Random) -> Iterable[dict[str, Any]]:
-    """The same for smolagents, a chat per step: it writes what it did into the task, and ends by a call."""
+    """Yield the two steps of an agent with one move, each as a chat.
+
+    smolagents writes earlier steps into the next prompt as text, and ends an episode with the call `final_answer`.
+    """
     question, reply = row["messages"][:2]
     arguments = json.loads(reply["tool_calls"][0]["function"]["arguments"])
     made: dict[str, Any] = {"id": f"call_{chance.getrandbits(96):024x}", "type": "function"}
@@ -84,13 +90,13 @@ def smolagents_steps(row: dict[str, Any], chance: random.Random) -> Iterable[dic
 
 
 def write(name: str, rows: Iterable[dict[str, Any]]) -> None:
-    """One JSON object per line."""
+    """Write one JSON object per line."""
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (HERE / name).write_text(text, encoding="utf-8")
 
 
 def main() -> None:
-    """Write tasks and demonstrations; the held-out situations are in `heldout.jsonl` alone."""
+    """Write tasks and demonstrations; only `heldout.jsonl` has the held-out situations."""
     seen = [item for item in situations() if not held_out(item)]
     unseen = [item for item in situations() if held_out(item)]
     chance = random.Random(0)  # noqa: S311  # reproducible data, no secrets

@@ -1,4 +1,4 @@
-"""A custom sampler as AgentRL has them: `run` samples, `evaluate_record` scores; no SDK and no base URL in sight."""
+"""A custom sampler as in AgentCPM's AgentRL: `run` samples, `evaluate_record` scores; no SDK and no base URL needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent of smolagents with one tool, as anyone would write it; nothing in it knows of training."""
+"""A smolagents agent with one tool: ordinary code, nothing in it knows of training."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ from smolagents import OpenAIModel, ToolCallingAgent, tool
 MODEL = OpenAIModel(
     "gpt-4o-mini",
     api_key="unused while training",
-    custom_role_conversions={"tool-call": "user", "tool-response": "user"},  # only what the model says is its turn
+    # only the model's own output is an assistant message; the text that smolagents writes about calls is not
+    custom_role_conversions={"tool-call": "user", "tool-response": "user"},
 )
 PROMPTS: Any = {
     "system_prompt": "Follow the clue.",
@@ -15,7 +16,7 @@ PROMPTS: Any = {
     "managed_agent": {"task": "", "report": ""},
     "final_answer": {"pre_messages": "Answer.", "post_messages": "{{task}}"},
 }
-"""smolagents' own prompts are thousands of tokens long."""
+"""Short prompts: smolagents' own are thousands of tokens long."""
 
 
 @tool
@@ -31,5 +32,5 @@ def move(dir: str, steps: int) -> str:  # noqa: A002  # the name that the model 
 
 
 def build_agent() -> ToolCallingAgent:
-    """The agent: a model, one tool beside `final_answer`, and a limit on its steps."""
+    """Build the agent: a model, one tool beside `final_answer`, and a limit on its steps."""
     return ToolCallingAgent([move], MODEL, prompt_templates=PROMPTS, max_steps=2)

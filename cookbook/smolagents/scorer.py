@@ -1,4 +1,4 @@
-"""Judges a walk by what the agent observed."""
+"""Scorer of one move, by the observations that smolagents writes into its last prompt."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from quest import Quest
 
 
 def follows_the_clue(request: ScoreRequest) -> float:
-    """1.0 for one move where the clue points, and that far, else 0.0."""
+    """Return 1.0 for exactly one move with the direction and the steps of the clue, else 0.0."""
     clue = Quest(request.task.data["sideways"], request.task.data["up"]).clue()
     *_, task, _ = request.messages
     observed = re.findall(r"\nObservation:\n(.*)", str(task["content"]))
