@@ -163,7 +163,10 @@ class _TokenBytes(dict[int, bytes]):
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Map the characters by which byte-level tokenizers write bytes to these: printable ones stand for themselves."""
+    """Return the byte that each character of the byte-level alphabet stands for.
+
+    Printable characters stand for their own byte; the other bytes are written as the characters from U+0100 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -317,7 +320,7 @@ def _read_template(directory: Path, settings: dict[str, Any]) -> tuple[str, Path
 
 
 def _stop_token_ids(directory: Path, tokenizer: TextTokenizer, special: dict[str, str]) -> tuple[int, ...]:
-    """Ids that end generation: generation_config.json, else config.json, and the tokenizer's own eos token."""
+    """Return the ids that end generation: of generation_config.json or else config.json, and the eos token's id."""
     named = _read_json(directory / "generation_config.json").get("eos_token_id")
     if named is None:
         named = _read_json(directory / "config.json").get("eos_token_id")

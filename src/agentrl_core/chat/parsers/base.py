@@ -1,4 +1,4 @@
-"""What a tool-call parser is: it reads the calls of one format out of a growing text."""
+"""Interface of tool-call parsers (`ToolParser`), which plugins implement, and of the sink that takes their results."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ToolParser(Protocol):
         ...
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:
-        """Read what begins at `source.at`, where an opener stands, and move `source.at` at least behind the opener."""
+        """Read what begins at `source.at`, where an opener stands, and move `source.at` past the opener at least."""
         ...
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str | None:
