@@ -1,4 +1,4 @@
-"""What an inference engine must do: ids in, ids with logprobs and versions out."""
+"""`Engine`: the protocol of inference engines. Token ids in; token ids, log-probabilities and policy versions out."""
 
 from __future__ import annotations
 

@@ -156,7 +156,8 @@ class ContinuousBatch:
     def _plan(self) -> tuple[Plan, list[int]]:
         """Lay out the next step; also return the rows that get a token, in the order of the results.
 
-        Decoding rows come first, then prefilling ones: `_admit` appends new jobs at the end.
+        The rows before the first one that prefills are decoded together. All rows from there on get spans, of one token
+        too.
         """
         rows = self._rows
         num_decoding = next((row for row, job in enumerate(rows) if job.pending > 1), len(rows))
@@ -218,6 +219,7 @@ def _cells(blocks: list[int]) -> Tensor:
 def compiled(decoder: Decoder) -> Any:
     """Return `decoder` compiled to one TorchScript program."""
     with warnings.catch_warnings():
-        # TorchScript is deprecated, but it is the only way to run many operators as one without a C++ compiler.
+        # TorchScript is deprecated, but still the only way to run many operators as one program without a compiler on
+        # the machine.
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.script(decoder)
