@@ -126,7 +126,7 @@ class Decoder(nn.Module):
         return (x * x).sum(-1, keepdim=True).add_(self.epsilon * x.shape[-1]).rsqrt_()
 
     def masks(self, positions_D: Tensor, plan: Plan) -> list[Tensor]:
-        """Return what is added to the scores, 0 or at later positions -inf: of the decoding rows, then per span."""
+        """Return masks to add to the scores (0, or -inf at later positions): of all decoding rows, then per span."""
         masks: list[Tensor] = []
         later = torch.arange(plan.longest) > positions_D.unsqueeze(1)
         masks.append(torch.zeros(later.shape).masked_fill_(later, -float("inf")).unsqueeze(1))

@@ -1,4 +1,4 @@
-"""How long threads keep the interpreter lock while an engine serves in their process."""
+"""Shorten Python's thread switch interval while an embedded engine serves, so that the engine gets the GIL in time."""
 
 from __future__ import annotations
 

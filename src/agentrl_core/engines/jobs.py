@@ -33,7 +33,7 @@ class Mailbox:
         self._waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> list[Chunk]:
-        """Wait for chunks and return them; raise what ended the engine, once all chunks are taken."""
+        """Wait for chunks and return them; once all are taken, raise the error that ended the generation, if any."""
         if not self._arrived and self._failure is None:
             self._waiter = self.loop.create_future()
             await self._waiter
@@ -170,9 +170,9 @@ class Job:
         return find_stop_string(self.request.sampling.stop, self.ids, len(self.request.prompt_ids), decode)
 
     def take_chunks(self, version_now: int) -> list[Chunk]:
-        """Return what was not sent yet, one chunk per policy version; the last has the finish reason, if any.
+        """Return the new tokens, one chunk per policy version; the last has the finish reason, if there is one.
 
-        `version_now` is what a last chunk without tokens carries.
+        `version_now` is the version of a last chunk without tokens.
         """
         chunks = []
         first, prompt = self._sent, len(self.request.prompt_ids)
