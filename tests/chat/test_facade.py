@@ -168,7 +168,7 @@ def test_missing_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"tokenizer.json not found"):
         Chat.from_directory(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"tokenizer.json: not a tokenizer"):
+    with pytest.raises(ConfigError, match=r"tokenizer.json: the tokenizers package cannot read this file"):
         Chat.from_directory(tmp_path)
 
 

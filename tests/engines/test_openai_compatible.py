@@ -173,7 +173,7 @@ def test_the_models_own_ends_are_ignored_as_the_server_takes_it(server, start, k
     asked = server.asked[-1].get("sampling_params", server.asked[-1])
     assert (asked["ignore_eos"], asked["stop_token_ids"]) == (True, [])
     if kind == "sglang":
-        with pytest.raises(UnservableError, match="SGLang then ignores stop_token_ids, too"):
+        with pytest.raises(UnservableError, match="SGLang then ignores stop_token_ids as well"):
             run(ask(engine, [1, 2], ignore_eos=True, stop_token_ids=(7,)))
 
 
@@ -224,7 +224,7 @@ def test_raw_logprobs_serve_temperature_one_only(server, servers, start):
 
 def test_vllm_is_told_to_train_elsewhere(server, start, new_weights):
     engine = start("vllm")
-    assert "given no weights" in engine.notice
+    assert "never gets trained weights" in engine.notice
     with pytest.raises(EngineError, match="Train with SGLang"):
         run(engine.load_weights(1, new_weights))
 
@@ -373,7 +373,7 @@ FAULTS = [
     (lambda: Response(b"<h1>Bad Gateway</h1>", 502), 502, "Bad Gateway"),
     (lambda: Response(b"", 503), 503, "status 503"),
     (lambda: Response(b"", 504), 504, "status 504"),
-    (full, 429, "ask for less"),
+    (full, 429, "overloaded"),
     (lambda: Response(b"<html>", 200), 502, "not JSON"),
     (lambda: Response(b"[1]", 200), 502, "not a JSON object"),
     (lambda: Response(b"{", 200, {"content-length": "50"}), 502, "ended before|heard"),
