@@ -58,11 +58,13 @@ class Fingerprint:
         found = set()
         for spelling in _spellings(message):
             found.add(self.add(spelling))
+            # `add` changed the chain; go back, so that every spelling is hashed after the same history.
             self._digest, self._calls = digest, dict(calls)
         return found
 
     def _canonical(self, message: Message) -> tuple[Any, ...]:
         role = message["role"]
+        # Missing content, null and an empty text are equal.
         content = message.get("content") or ""
         if not isinstance(content, str):
             content = orjson.dumps(content)

@@ -91,6 +91,7 @@ class TurnContinuation:
         The turn ends with its end-of-turn token and the whitespace after it, and the result begins with that token.
         """
         try:
+            # Rendered without a generation prompt, `before` ends with the last turn, and `after` must begin with it.
             before = self._template.render(history, tools, add_generation_prompt=False, options=options)
             after = self._template.render([*history, *new], tools, options=options)
         except RequestError:

@@ -77,6 +77,7 @@ def drift_of(chat: Chat, episode: Episode, interaction: Interaction) -> Drift:
         return Drift(tokens=0, rendered=0)
     lineage = episode.lineage(interaction)
     exact = [token for item in lineage for ids in (item.prompt_ids, item.output_ids) for token in ids]
+    # The prompt ends where the interaction's own output begins.
     del exact[len(exact) - len(interaction.output_ids) :]
     messages = [message for item in lineage for message in (*item.messages, item.output)][:-1]
     try:

@@ -59,6 +59,7 @@ class Chat:
         self._continuation = TurnContinuation(template)
         self.stop_token_ids = self._with_end_of_turn(stop_token_ids)
         """Ids that end a generation: those that the model directory names, and the template's end-of-turn token."""
+        # After the line above, which adds the template's own end-of-turn token.
         self._continuation.ends = tuple(text for token in self.stop_token_ids if (text := self.decode([token])))
         self._end_ids = frozenset(self.stop_token_ids)
         self._thinking_ends: dict[tuple[int, ...], bool] = {}
@@ -92,7 +93,7 @@ class Chat:
 
     @functools.cached_property
     def verdict(self) -> TemplateVerdict:
-        """How the template renders turns that are already in the past; computed once."""
+        """Result of the template check, which tests what the template does with past turns; computed once."""
         return probe(self)
 
     @functools.cached_property
@@ -117,6 +118,7 @@ class Chat:
         name = "agentrl_probe_of_tools"
         tool = {"type": "function", "function": {"name": name, "description": name, "parameters": {"type": "object"}}}
         question: Message = {"role": "user", "content": "a"}
+        # Two cases, with and without a system message, because a template may show tools in one of them only.
         cases: list[list[Message]] = [[question], [{"role": "system", "content": "b"}, question]]
         shown = [self._shows(name, messages, tool) for messages in cases]
         return True in shown or False not in shown
@@ -289,6 +291,7 @@ class Chat:
         ids = self._continuations.get(key)
         if ids is not None:
             return ids
+        # Only continuations that do not depend on the history are cached: the key does not contain it.
         text = self._continuation.after_any_history(new, tools=bool(tools), options=options)
         if text is not None:
             ids = self._encode_after(text, ended=ended, most_tokens=most_tokens)
@@ -304,6 +307,7 @@ class Chat:
         return self._continuation.after(history, new, tools)
 
     def _encode_after(self, text: str, *, ended: bool, most_tokens: int | None) -> tuple[int, ...]:
+        # A sampled end-of-turn token is already in the ids. Whitespace that the template prints before it goes with it.
         stripped = text.lstrip()
         stop = next((stop for stop in self._continuation.ends if ended and stripped.startswith(stop)), None)
         return self.encode_continuation(text if stop is None else stripped.removeprefix(stop), most_tokens=most_tokens)

@@ -18,7 +18,7 @@ IMAGE: dict[str, Any] = {"type": "image"}
 
 
 def images_of(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Return the data URLs of all images, in the order of the messages."""
+    """Return the data URLs of all images, in the order in which they appear."""
     return tuple(
         part["image_url"]["url"]
         for message in messages

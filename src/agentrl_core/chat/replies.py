@@ -90,6 +90,7 @@ class ReplyReader:
         try:
             next(self._steps)
         except StopIteration:
+            # The parser has read everything; further tokens are ignored, for example after a stop string.
             self._steps = None
             self._collector.finish()
         else:
@@ -146,6 +147,7 @@ class Collector:
             shown = f"{name}: {arguments}".encode(errors="replace").decode()
             self.malformed(shown, f"tool call is not valid text: {error.reason}")
             return
+        # Without tools, a call that a parser found anyway (gpt-oss) is shown as text.
         if not self._calls_wanted:
             self.text(f"{name}({arguments})")
             return
@@ -199,6 +201,7 @@ class _Text:
 
     def add(self, text: str, *, hold: bool) -> None:
         if self._skipping:
+            # Whitespace after reasoning or at the start of a paragraph may arrive in several pieces.
             text = text.lstrip()
             self._skipping = not text
         if hold:
@@ -331,6 +334,7 @@ def read_text(source: Source, collector: Collector) -> Steps[None]:
 
 def parse_reply(text: str, replies: ReplyFormat, *, tools: Tools = (), thinking: bool = False) -> ParsedReply:
     """Parse a complete text, tool calls included."""
+    # A complete text never makes a parser wait, so the first yield is a bug in the parser.
     source, collector = Source(), Collector(calls=True)
     source.text, source.final = text, True
     for _ in replies.steps(source, collector, tools=tools, calls=True, thinking=thinking):

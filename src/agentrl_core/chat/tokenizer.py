@@ -167,6 +167,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 
     Printable characters stand for their own byte; the other bytes are written as the characters from U+0100 on.
     """
+    # The mapping of GPT-2's byte-level BPE. `tokenizers` exposes its characters, but not their bytes.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -197,6 +198,7 @@ class StreamDecoder:
         """Return the text that became certain with `ids`."""
         self._new.extend(ids)
         new = self._new
+        # A run of byte tokens is decoded as a whole, so its text is uncertain until another token follows.
         if self._byte_ids is None or not new or len(new) < self._retry_at or new[-1] in self._byte_ids:
             return ""
         text = self._decode(self._context + new)
@@ -205,6 +207,7 @@ class StreamDecoder:
             return ""
         certain = text[len(self._known) :]
         alone = self._decode(new)
+        # The new ids suffice as the next context if they decode to whole characters; otherwise the context grows.
         if alone and not alone.endswith(_REPLACEMENT):
             self._context, self._known = new, alone
         else:

@@ -80,10 +80,12 @@ class ContinuousBatch:
         self._saves.clear()
         self._blocks.clear()
         for job in self._rows:
+            # The rows are prefilled again, with the tokens sampled so far.
             job.filled = 0
 
     def step(self, host: Host) -> None:
         """Advance every decoding row by one token, and every prefilling row by its share of the prefill budget."""
+        # First, so that the rows of finished jobs are free for waiting ones.
         self._compact()
         self._admit()
         plan, sampled = self._plan()
@@ -141,6 +143,7 @@ class ContinuousBatch:
                 waiting.append(job)
                 continue
             if key is not None:
+                # Other jobs that need the same block now wait for this one.
                 self._claims[key] = job
             self._start(job, blocks)
             budget -= job.pending

@@ -183,6 +183,7 @@ class EmbeddedEngine:
             thread, running = self._thread, self._ended is None
             if running:
                 self._inbox.put(self._close)
+            # Never started, so no thread sets `_ended`.
             elif thread is None:
                 self._ended = EngineError(CLOSED)
         if thread is not None:
@@ -227,6 +228,7 @@ class EmbeddedEngine:
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def carry_out() -> None:
+            # The caller was cancelled while the command was queued.
             if not done.set_running_or_notify_cancel():
                 return
             try:
@@ -235,6 +237,8 @@ class EmbeddedEngine:
             except EngineError as error:
                 done.set_exception(error)
             except Exception as error:
+                # An unexpected error may leave the engine half changed: the caller gets it, and the thread ends with
+                # it.
                 done.set_exception(_failure(error))
                 raise
             else:
@@ -253,6 +257,7 @@ class EmbeddedEngine:
             torch.set_num_threads(self._threads)
             with torch.inference_mode():
                 while not self._closing:
+                    # Idle: sleep until a command arrives.
                     if not self._batch.busy:
                         self._inbox.get()()
                     self.attend()

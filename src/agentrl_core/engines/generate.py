@@ -47,6 +47,8 @@ class GenerateBatch:
         state = dict(model.named_parameters()) | dict(model.named_buffers())
         for name, target in (*self._model.named_parameters(), *self._model.named_buffers()):
             target.copy_(state[name])
+        # Ends the running batch at its next token: the keys and values inside of `generate` are those of the old
+        # weights.
         self._stale = True
 
     def step(self, host: Host) -> None:

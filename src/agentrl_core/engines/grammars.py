@@ -135,6 +135,7 @@ class Grammars:
         grammar cannot be compiled.
         """
         with self._compiling:
+            # Look again under the lock: another thread may have compiled the grammar in the meantime.
             while (constraint := self.kept(grammar, stop_ids)) is None:
                 self._vocabulary = self._vocabulary or _read_vocabulary(self._tokenizer, self._vocab_size)
                 matcher = _compile(grammar, self._vocabulary.tokens)

@@ -147,6 +147,7 @@ class Job:
         self.versions.append(version)
         if self.request.top_logprobs:
             self.likeliest.append(likeliest[: self.request.top_logprobs])
+        # The order decides ties: an output whose last token both ends it and fills the limit has stopped.
         if token in self._stop_ids and not self._too_short(len(self.logprobs)):
             self.reason = FinishReason.STOP
         elif self.decode is not None and (found := self._find_stop_string(self.decode)) is not None:

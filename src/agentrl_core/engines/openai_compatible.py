@@ -56,7 +56,9 @@ _MOST_TOKEN_ID = 2**31
 ids."""
 _MOST_SHOWN_CHARS = 300
 _MOST_VERSION_DIGITS = 18
+"""Longest label that is read as a policy version; all such numbers fit 64 bits."""
 _MOST_EMPTY_ABORTS = 3
+"""Consecutive aborts without a token after which a call fails."""
 _LAST_PARTS_S = 1.0
 """Time that the tokens of requests which a paused server has aborted may take to arrive."""
 
@@ -68,9 +70,9 @@ class OpenAICompatibleEngine:
     the server lists. `api_key_env`: the environment variable that holds its key. `proxy`: the proxy to reach it, as for
     an upstream. `context_length`: None asks the server. `max_connections`: most concurrent calls per event loop.
     `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the same
-    while the server loads weights. `weights_dir`: folder in which this process writes weights for the server, in a
-    subfolder whose name ends with this process; the server must see it under the same path. None uses a temporary
-    folder.
+    while the server loads weights. `weights_dir`: folder in which this process writes weights for the server, which
+    must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None uses a
+    temporary folder.
 
     A call without a whole reply is repeated, with the tokens received so far, after growing waits. If the server is up,
     it is repeated a few times and then fails with `UnavailableError`. If the server is away, it is repeated until the
@@ -173,6 +175,7 @@ class OpenAICompatibleEngine:
             return
         label = served.label
         if self._model_dir is not None and (
+            # SGLang calls the weights that it was started with `default`.
             label not in {None, "default"} or served.model_path != str(self._model_dir)
         ):
             label = "0"
@@ -400,12 +403,15 @@ class OpenAICompatibleEngine:
             if not finished:
                 self._abandon(ask)
         if not finished and call.reason is None:
+            # A stream that ends early is a broken connection, so it is repeated. A whole reply without a finish reason
+            # is wrong.
             said = f"{self._where(ask)}: the reply has ended without a finish reason"
             raise LostReplyError(said) if ask.stream else UnavailableError(said, status=502)
         if call.reason is not None and call.whole:
             await self._score(call, ask)
         if call.reason is None and len(call.ids) == before:
             call.empty_aborts += 1
+            # During a pause the server aborts every call.
             if call.empty_aborts >= _MOST_EMPTY_ABORTS and not self._paused:
                 raise UnavailableError(f"{self._where(ask)}: the server aborted it {_MOST_EMPTY_ABORTS} times in a row")
 
@@ -417,6 +423,7 @@ class OpenAICompatibleEngine:
                 if data == b"[DONE]":
                     continue
                 event = read_json(self._where(ask), data)
+                # The status of a stream is sent before its first token, so later errors come as events.
                 if "error" in event and "meta_info" not in event and "choices" not in event:
                     raise self._refusal(ask, _code(event), data, {})
                 finished = self._take(call, ask, version, event, len(call.ids) - before) or finished

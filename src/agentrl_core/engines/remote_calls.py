@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agentrl_core.engines.jobs import Mailbox
 
 _numbers = itertools.count()
+"""Numbers that make the ids of calls unique, also of several calls for one request."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -85,6 +86,7 @@ class RemoteCall:
         # The rest of an output gets another seed, because the same seed would repeat the first random numbers.
         seed = zlib.crc32(f"{self.seed}/{sampling.seed}/{self._seam}".encode()) & 0x7FFFFFFF
         return Ask(
+            # The number comes first, and ends with a dash: no id is a prefix of another one (see `Ask.id`).
             id=f"{next(_numbers)}-{request.request_id}",
             request_id=request.request_id,
             prompt_ids=[*request.prompt_ids, *self.ids],
@@ -127,6 +129,7 @@ class RemoteCall:
         if self.cached is None:
             self.cached = part.cached_tokens
         self.empty_aborts = 0 if self.ids[self._seam :] else self.empty_aborts
+        # The server finds stop strings itself, except those that began before an interruption.
         if self._seam and self.decode is not None and self._cut_at_stop_string(before, self.decode):
             return
         if part.finish_reason is FinishReason.ABORT:

@@ -56,6 +56,7 @@ def sample(logits_BV: Tensor, draw: Draw) -> Tensor:
     cumulative_BV = weights_BV.cumsum(-1, dtype=torch.float64)
     target_B1 = uniform_B.unsqueeze(1) * cumulative_BV[:, -1:]
     # right=True finds the first token whose cumulative weight exceeds the target. Such a token has a positive weight.
+    # Rounding may make the target equal to the total; the clamp keeps the index inside of the vocabulary.
     ids_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
     if draw.any_greedy:
         ids_B1 = torch.where(temperature_B.unsqueeze(1) > 0, ids_B1, choices_BV.argmax(-1, keepdim=True))
@@ -71,6 +72,7 @@ def likeliest(logits_BV: Tensor, draw: Draw) -> Tensor:
     temperature_R1 = draw.knobs[1].index_select(0, draw.telling).unsqueeze(1)
     scale_R1 = torch.where(temperature_R1 > 0, temperature_R1, 1.0).to(logits_BV.dtype)
     logprobs_RV = torch.log_softmax(logits_BV.index_select(0, draw.telling) / scale_R1, -1)
+    # A tiny vocabulary may have fewer tokens than are requested.
     logprobs_RK, ids_RK = logprobs_RV.topk(min(draw.num_likeliest, logits_BV.shape[1]), -1)
     return torch.stack((ids_RK.to(torch.float64), logprobs_RK.to(torch.float64)))
 

@@ -49,6 +49,7 @@ _PROBE = Ask(
     stream=False,
     model="",
 )
+"""Request for one token, to see how a server computes logprobs."""
 
 
 @attrs.frozen(kw_only=True)
@@ -193,4 +194,5 @@ class ServerControl:
 
 
 def _weights(directory: Path, label: str) -> dict[str, Any]:
+    # The server's prefix cache is flushed, because it holds keys and values of the old weights.
     return {"model_path": str(directory), "weight_version": label, "flush_cache": True}

@@ -128,6 +128,7 @@ class SGLang:
             "max_new_tokens": ask.max_tokens,
             "temperature": ask.temperature,
             "top_p": ask.top_p,
+            # -1 stands for all tokens, as 0 does here.
             "top_k": ask.top_k or -1,
             # The server fills what is left out from the model's generation_config.json.
             "min_p": 0.0,
@@ -239,6 +240,7 @@ class VLLM:
             "seed": ask.seed,
             "logprobs": ask.top_logprobs,
             "return_token_ids": True,
+            # Keys of top_logprobs are then token ids; the texts of tokens need not be unique.
             "return_tokens_as_token_ids": True,
             "stream": ask.stream,
         }
@@ -252,6 +254,7 @@ class VLLM:
         """Read a reply; each event of a stream holds only new tokens."""
         usage = reply.get("usage") or {}
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        # The last event of a stream holds the usage only.
         if not reply["choices"]:
             return Part(cached_tokens=cached)
         choice = reply["choices"][0]
@@ -313,6 +316,7 @@ def check_servable(request: GenerateRequest, server: ServerFormat, *, scaled: bo
     if request.images:
         wrong = "images are not sent to model servers; leave them out"
     elif constrained and sampling.temperature not in {0.0, 1.0}:
+        # Constrained outputs get their logprobs from a second call at temperature 1; those of temperature 0 are equal.
         wrong = f"{rule} needs temperature 0 or 1 here, not {sampling.temperature}"
     elif constrained and request.top_logprobs:
         wrong = f"top_logprobs would cover only the tokens that {rule} allows; leave one of the two out"

@@ -51,6 +51,7 @@ def load_causal_lm(directory: Path, dtype: torch.dtype, *, error: type[AgentRLEr
                 output_loading_info=True,
                 trust_remote_code=False,  # without it, transformers asks on the terminal
             )
+    # Damaged files raise any of these, depending on the file and on the point at which reading fails.
     except (
         OSError,
         ValueError,

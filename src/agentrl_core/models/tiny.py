@@ -127,6 +127,7 @@ def _tokenizer(conversations: Sequence[Mapping[str, Any]], vocab_size: int, cont
     )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
+        # The markers are added after training and count towards `vocab_size`.
         vocab_size=vocab_size - len(MARKERS),
         special_tokens=[PAD, TURN_START, TURN_END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -135,6 +136,7 @@ def _tokenizer(conversations: Sequence[Mapping[str, Any]], vocab_size: int, cont
     untrained = wrap(tokenizer_object=core)
     untrained.chat_template = TEMPLATE
     core.train_from_iterator(_corpus(untrained, conversations), trainer)
+    # `special=False`, so that decoding without special tokens keeps them.
     core.add_tokens([AddedToken(marker, normalized=False, special=False) for marker in MARKERS])
     tokenizer = wrap(
         tokenizer_object=core,

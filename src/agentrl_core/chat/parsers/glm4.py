@@ -55,6 +55,7 @@ def _read_block(source: Source, begin: int, tools: Tools) -> Steps[tuple[list[tu
     schemas = properties(parameters)
     values: dict[str, Any] = {}
     while (yield from source.starts(_KEY, at)):
+        # A closing tag inside of a key or value is text unless the element that must follow comes next.
         key, at = yield from inside(source, at + len(_KEY), _KEY_STOPS, _KEY_END, (_VALUE,))
         at = yield from source.visible(at)
         text, at = yield from inside(source, at + len(_VALUE), _VALUE_STOPS, _VALUE_END, (_KEY, _CLOSE))

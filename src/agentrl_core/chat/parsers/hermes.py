@@ -54,6 +54,7 @@ class HermesParser:
             source.at = close
             return
         sink.call(name, arguments)
+        # The call itself is sound and counts. Only the text after it is reported.
         if rest := source.text[end:close].strip():
             sink.malformed(rest, f"tool call {name!r}: text after its JSON object")
         source.at = close + len(_CLOSE)

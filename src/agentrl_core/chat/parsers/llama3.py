@@ -62,6 +62,7 @@ class Llama3Parser:
                 following = yield from source.visible(following + 1)
             if not (yield from source.starts("{", following)):
                 return
+            # Move past the separator only once another call follows; otherwise `;` is content.
             source.at = at = following
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:  # noqa: ARG002 - no marks

@@ -105,6 +105,7 @@ def _read_named(source: Source, sink: Sink, begin: int) -> Steps[None]:
     if not _NAME.fullmatch(name):
         raise MalformedCallError("tool call has no name")
     if mark == _ID:
+        # `[CALL_ID]` and the id stand between the name and `[ARGS]`.
         mark, at = yield from source.find(_ID_END, at + len(_ID))
     start = yield from source.visible(at + len(_ARGS) if mark == _ARGS else at)
     if not (yield from source.starts("{", start)):

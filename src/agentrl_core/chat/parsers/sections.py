@@ -58,6 +58,7 @@ class _Section:
                 sink.malformed(source.text[start : source.at], f"no {self.call} after {self.begin}")
                 return
         while True:
+            # A call that cannot be read does not end the section: the next one may be sound.
             yield from self._read_call(source, sink, inside)
             behind = yield from source.visible(source.at)
             if (yield from source.starts(self.end, behind)):

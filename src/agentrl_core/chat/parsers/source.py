@@ -40,6 +40,7 @@ class Marks:
         """
         mark, end = self._first(text, start)
         if not final and len(text) - end < self._longest:
+            # Only the last characters can be the beginning of a mark that is not complete yet.
             begun = self._begun(text, max(start, len(text) - self._longest + 1), end)
             if begun < end:
                 return "", begun
@@ -77,6 +78,7 @@ class LongMarks(Marks):
         for mark in self.strings:
             # Only a mark that begins before `end` can be earlier than the one already found.
             at = text.find(mark, start, end + len(mark) - 1)
+            # `end` shrinks with each match, so later searches cover less text.
             if 0 <= at < end:
                 first, end = mark, at
         return first, end
