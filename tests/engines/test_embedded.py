@@ -303,7 +303,7 @@ def test_close_ends_the_thread(start):
 
 def test_start_is_called_once(start):
     engine = start()
-    with pytest.raises(EngineError, match="started before"):
+    with pytest.raises(EngineError, match="already been started"):
         engine.start()
 
 

@@ -633,7 +633,7 @@ def in_vllm(change):
         ("vllm", in_vllm(lambda choice, _: choice.pop("token_ids")), "upstream"),
         ("vllm", in_vllm(lambda choice, _: choice.pop("logprobs")), "upstream"),
         ("vllm", in_vllm(lambda choice, _: choice["logprobs"]["token_logprobs"].pop()), "4 token ids and 3 logprobs"),
-        ("vllm", in_vllm(lambda choice, _: choice["token_ids"].append(5)), "4 tokens and sent 5"),
+        ("vllm", in_vllm(lambda choice, _: choice["token_ids"].append(5)), "4 tokens, but sent 5"),
         ("vllm", in_vllm(lambda choice, _: choice.update(prompt_token_ids=[7])), "another prompt"),
         ("vllm", in_vllm(lambda choice, _: choice["logprobs"]["token_logprobs"].__setitem__(0, -9999.0)), "logprob"),
         ("vllm", in_vllm(lambda choice, _: choice.update(finish_reason=None)), "finish reason"),

@@ -123,7 +123,7 @@ class EmbeddedEngine:
         """Begin to serve; called once."""
         with self._lock:
             if self._thread is not None:
-                raise EngineError("the engine was started before")
+                raise EngineError("the engine has already been started")
             self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
             self._ended = None
         log.info("%s", self.notice or "the engine runs its own loop")

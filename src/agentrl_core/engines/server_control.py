@@ -85,7 +85,7 @@ class ServerControl:
             names = [card["id"] for card in cards]
             if not cards or (model is not None and model not in names):
                 known = ", ".join(map(str, names)) or "no model"
-                raise EngineError(f"{self._client.url}: serves {known}, not {model!r}")
+                raise EngineError(f"{self._client.url}: the server serves {known}, not {model!r}; change engine.model")
             card = cards[0 if model is None else names.index(model)]
             length = card.get("max_model_len")
             if not isinstance(card["id"], str) or (length is not None and (type(length) is not int or length < 1)):

@@ -168,8 +168,8 @@ class SGLang:
         first = num_seen if len(entries) == total else 0
         if len(entries) not in {total, total - num_seen} or first > len(entries):
             raise _bad(
-                f"request {ask.request_id}: SGLang says {total} tokens, sends {len(entries)} logprobs, and sent "
-                f"{num_seen} tokens before: none of it can be trusted"
+                f"request {ask.request_id}: SGLang reports {total} tokens in total, but sends {len(entries)} logprobs "
+                f"after {num_seen} earlier tokens"
             )
         top = (meta.get("output_top_logprobs") or [])[first:] if ask.top_logprobs else ()
         finish = meta.get("finish_reason") or {}
@@ -206,7 +206,7 @@ class SGLang:
         entries = reply["meta_info"]["input_token_logprobs"][1:]
         part = Part(ids=tuple(entry[1] for entry in entries), logprobs=tuple(entry[0] for entry in entries))
         if part.ids != tuple(output_ids):
-            raise _bad(f"request {ask.request_id}: SGLang scored other tokens than those it had sampled")
+            raise _bad(f"request {ask.request_id}: SGLang returned logprobs of other tokens than those sampled")
         return _checked(ask, part).logprobs
 
 
@@ -269,7 +269,7 @@ class VLLM:
             raise _bad(f"request {ask.request_id}: vLLM replied to another prompt than the one that was sent")
         told = usage.get("completion_tokens")
         if told is not None and told != num_seen + len(ids):
-            raise _bad(f"request {ask.request_id}: vLLM says {told} tokens and sent {num_seen + len(ids)}")
+            raise _bad(f"request {ask.request_id}: vLLM reports {told} tokens, but sent {num_seen + len(ids)}")
         reason, stop = choice.get("finish_reason"), choice.get("stop_reason")
         top = logprobs.get("top_logprobs") or () if ask.top_logprobs else ()
         return _checked(
@@ -373,7 +373,7 @@ def _checked(ask: Ask, part: Part) -> Part:
         if type(logprob) not in {float, int} or not math.isfinite(logprob) or logprob <= _NO_LOGPROB:
             raise _bad(f"request {ask.request_id}: the server sent {logprob!r} as the logprob of token {token}")
     if part.labels and len(part.labels) != num_ids:
-        raise _bad(f"request {ask.request_id}: the server names no weights for some of its {num_ids} tokens")
+        raise _bad(f"request {ask.request_id}: the server reports no weight version for some of its {num_ids} tokens")
     if ask.top_logprobs and part.ids and len(part.top_logprobs) != num_ids:
         raise _bad(
             f"request {ask.request_id}: the server sent {num_ids} token ids and the likeliest tokens of "
@@ -412,7 +412,7 @@ def _labels(meta: Mapping[str, Any], total: int) -> tuple[str, ...]:
     if spans:
         # Checked before the labels are built: a wrong span could ask for any number of them.
         if sum(span["end"] - span["start"] for span in spans) != total:
-            raise _bad(f"SGLang names the weights of {spans!r:.200} in an output of {total} tokens")
+            raise _bad(f"SGLang reports the weight versions {spans!r:.200} for an output of {total} tokens")
         return tuple(str(span["version"]) for span in spans for _ in range(span["start"], span["end"]))
     label = meta.get("weight_version")
     return () if label is None else (str(label),) * total

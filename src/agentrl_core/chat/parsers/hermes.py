@@ -81,7 +81,7 @@ def _read_block(source: Source, begin: int) -> Steps[tuple[str, str, int]]:
         raise MalformedCallError("tool call is not a JSON object: no opening brace")
     end, closed = yield from source.json_end(start)
     if not closed:
-        raise MalformedCallError("tool call is not a JSON object: it does not end")
+        raise MalformedCallError("tool call is not a JSON object: no closing brace")
     name, value, arguments = read_call(read_object(source.text[start:end]))
     if name in _CODE_TOOLS:
         code_at = yield from source.visible(end)

@@ -77,7 +77,7 @@ class Llama3Parser:
 
 def _read(text: str, *, closed: bool) -> tuple[str, str]:
     if not closed:
-        raise MalformedCallError("tool call is not a JSON object: it does not end")
+        raise MalformedCallError("tool call is not a JSON object: no closing brace")
     fields = read_object(text)
     name, _, arguments = read_call(fields, "arguments" if "arguments" in fields else "parameters")
     return name, arguments

@@ -78,12 +78,12 @@ def _read_calls(text: str, tools: Tools) -> list[tuple[str, str]]:
 def _read_call(statement: ast.stmt, tools: Tools) -> tuple[str, str]:
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name | ast.Attribute):
-        raise MalformedCallError("tool call is not a call of a function by its name")
+        raise MalformedCallError("tool call is not a function call with a plain name")
     name = ast.unparse(call.func)
     # Arguments without a name are taken in the order of the schema's properties.
     names = list(properties(parameters_by_name(tools, name)))
     if len(call.args) > len(names):
-        raise MalformedCallError(f"tool call {name!r} has arguments without names")
+        raise MalformedCallError(f"tool call {name!r} has more positional arguments than the tool has parameters")
     arguments = {key: _value(node) for key, node in zip(names, call.args, strict=False)}
     for keyword in call.keywords:
         if keyword.arg is None:

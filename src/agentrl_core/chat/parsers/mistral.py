@@ -92,7 +92,7 @@ def _read_object(source: Source, sink: Sink, begin: int) -> Steps[int]:
         raise MalformedCallError("tool call is not a JSON object: no opening brace")
     end, closed = yield from source.json_end(begin)
     if not closed:
-        raise MalformedCallError("tool call is not a JSON object: it does not end")
+        raise MalformedCallError("tool call is not a JSON object: no closing brace")
     name, _, arguments = read_call(read_object(source.text[begin:end]))
     sink.call(name, arguments)
     return end
