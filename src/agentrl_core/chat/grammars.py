@@ -1,7 +1,7 @@
 """Build the grammar of a whole reply: reasoning if the model writes any, then tool calls or a constrained answer.
 
 Serves `tool_choice` and `response_format`. Grammars are written in the Lark dialect of llguidance: `%json` holds a JSON
-schema, and `<[7]>` is the token with the id 7. The parsers in `parsers/` contribute the rules of their calls.
+schema, and `<[7]>` is the token with the id 7. The tool-call parsers contribute the rules of their calls.
 """
 
 from __future__ import annotations

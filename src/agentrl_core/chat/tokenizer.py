@@ -23,8 +23,8 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token
 
 
 _CHARS_PER_TOKEN, _NEXT_BEGINNING = 16, 4
-"""Length of the first prefix of a text that is checked, in characters per allowed token (hardly any text has so few
-tokens), and the factor by which each further prefix is longer."""
+"""Length of the first prefix of a text that is checked, in characters per allowed token (a text with that many tokens
+is hardly ever longer), and the factor by which each further prefix is longer."""
 
 
 class TooManyTokensError(Exception):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentrl_core.types import Grammar
 
 KEPT_GRAMMARS = 128
-"""Compiled grammars to keep, most recently used first to stay. A run's agents share a few; each takes up to some
+"""Most compiled grammars to keep; the least recently used is dropped. A run's agents share a few; each takes up to some
 megabytes."""
 
 WHITESPACE = r"[ \n\r\t]{1,24}"

@@ -1,6 +1,6 @@
-"""State of one generation in an engine: the request, the tokens so far, and the mailbox that takes them to the caller.
+"""State of one generation in the embedded engine: the request, the tokens so far, and where its output goes.
 
-`Mailbox`, `deliver` and `check_request` serve every engine; `Job` serves the embedded one only.
+`Mailbox` and `check_request` serve the engines for model servers, too.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Post = tuple[Mailbox, "list[Chunk] | EngineError"]
 
 
 def deliver(posts: Iterable[Post]) -> None:
-    """Put posts into their mailboxes; each event loop is woken once, because waking is costly."""
+    """Put posts into their mailboxes; each event loop is woken once only."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Post]] = {}
     for post in posts:
         by_loop.setdefault(post[0].loop, []).append(post)

@@ -1,6 +1,6 @@
 """Management calls to a model server: describe, pause, resume, load weights, abort, health check.
 
-Sampling itself is in `openai_compatible.py`; the wire formats are in `servers.py`.
+Sampling itself is done by `OpenAICompatibleEngine`; `ServerFormat` holds the wire format.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Helpers that write Lark rules for tool calls, used by the `grammar` methods of the parsers.
 
-Holds rules only; `agentrl_core.chat.grammars` combines them into the grammar of a whole reply.
+They write rules only; `reply_grammar` combines these into the grammar of a whole reply.
 """
 
 from __future__ import annotations

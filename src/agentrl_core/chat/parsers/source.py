@@ -78,7 +78,6 @@ class LongMarks(Marks):
         for mark in self.strings:
             # Only a mark that begins before `end` can be earlier than the one already found.
             at = text.find(mark, start, end + len(mark) - 1)
-            # `end` shrinks with each match, so later searches cover less text.
             if 0 <= at < end:
                 first, end = mark, at
         return first, end
