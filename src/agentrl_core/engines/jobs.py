@@ -1,4 +1,4 @@
-"""State of one generation in the embedded engine: the request, the tokens so far, and where its output goes.
+"""State of one generation in an in-process engine: the request, the tokens so far, and where its output goes.
 
 `Mailbox` and `check_request` serve the engines for model servers, too.
 """
