@@ -49,7 +49,7 @@ def one_by_one(chat, text):
 
 def shown(text):
     """The two things that a drift compares."""
-    return re.search(r"sampled (.*), rendered anew (.*)$", text).groups()
+    return re.search(r"sampled (.*), re-rendered (.*)$", text).groups()
 
 
 def test_one_text_in_other_tokens_is_shown_by_its_tokens(chat, drift):

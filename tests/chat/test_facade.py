@@ -110,9 +110,9 @@ def test_blanks_before_the_end_of_turn_are_dropped_with_it(make_chat):
 
 def test_a_template_that_drops_old_thoughts_is_noticed(make_chat, chat):
     assert make_chat(FORGETFUL).verdict.stability is Stability.PATCHED
-    assert make_chat(FORGETFUL).verdict.changed == ("thoughts", "thoughts before tool calls")
+    assert make_chat(FORGETFUL).verdict.changed == ("reasoning", "reasoning before tool calls")
     # This vocabulary has a token for thoughts, and its template shows none.
-    assert chat.verdict.changed == ("thoughts", "thoughts before tool calls")
+    assert chat.verdict.changed == ("reasoning", "reasoning before tool calls")
     assert make_chat(LLAMA).verdict.forked == ()
 
 
@@ -168,7 +168,7 @@ def test_missing_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"tokenizer.json not found"):
         Chat.from_directory(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"tokenizer.json: not a tokenizer"):
+    with pytest.raises(ConfigError, match=r"tokenizer.json: the tokenizers package cannot read this file"):
         Chat.from_directory(tmp_path)
 
 

@@ -209,7 +209,7 @@ def test_a_broken_model_directory_is_named(tmp_path):
 def test_the_context_may_be_shorter_than_the_model_s_but_not_longer(policies):
     assert EmbeddedEngine(model_dir=policies("qwen3"), context_length=100).context_length == 100
     assert EmbeddedEngine(model_dir=policies("qwen3")).context_length == 1024
-    with pytest.raises(EngineError, match="context_length is 2000, the model was made for 1024 positions"):
+    with pytest.raises(EngineError, match="context_length is 2000, but the model has 1024 positions only"):
         EmbeddedEngine(model_dir=policies("qwen3"), context_length=2000)
 
 
@@ -303,7 +303,7 @@ def test_close_ends_the_thread(start):
 
 def test_start_is_called_once(start):
     engine = start()
-    with pytest.raises(EngineError, match="started before"):
+    with pytest.raises(EngineError, match="already been started"):
         engine.start()
 
 
@@ -348,7 +348,7 @@ def test_generate_on_demand_samples_like_the_loop(start):
     """Same random numbers, same distribution: the same tokens."""
     loop, generate = start(), start(implementation="generate")
     assert (loop.notice, loop.implementation) == ("", "loop")
-    assert "as demanded" in generate.notice
+    assert "as configured" in generate.notice
 
     async def same(engine):
         return await asyncio.gather(*[ask(engine, PROMPT[: 10 + 7 * index], seed=index) for index in range(6)])
@@ -361,7 +361,7 @@ def test_generate_on_demand_samples_like_the_loop(start):
 def test_an_architecture_without_a_longest_input_needs_one(tmp_path):
     config = AutoConfig.for_model("bloom", vocab_size=64, hidden_size=32, n_layer=1, n_head=2)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(EngineError, match="names no longest input; set context_length"):
+    with pytest.raises(EngineError, match="states no maximum length; set context_length"):
         EmbeddedEngine(model_dir=tmp_path)
     engine = EmbeddedEngine(model_dir=tmp_path, context_length=128)
     engine.start()

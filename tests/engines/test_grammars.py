@@ -216,7 +216,7 @@ def test_new_weights_in_flight_leave_the_grammar_where_it_was(start, policies, d
 )
 def test_a_grammar_that_cannot_be_compiled_is_refused_with_its_reason(start, grammar, reason):
     engine = start()
-    with pytest.raises(UnservableError, match=r"request r.*: the .* grammar cannot be held to") as caught:
+    with pytest.raises(UnservableError, match=r"request r.*: the .* grammar cannot be enforced") as caught:
         run(ask(engine, PROMPT, grammar=grammar))
     assert reason in str(caught.value)
     assert len(run(ask(engine, PROMPT, max_tokens=3)).ids) == 3
@@ -232,7 +232,7 @@ def test_an_output_that_cannot_go_on_fails_its_request_only(start, decode, imple
     async def both():
         other = asyncio.create_task(collect(engine.generate(beside)))
         with pytest.raises(
-            UnservableError, match=r"request r.* cannot be held to any further: nothing but stop tokens"
+            UnservableError, match=r"request r.* cannot continue under its grammar: .* nothing but stop tokens"
         ):
             await ask(engine, PROMPT, grammar=regex("aab"), stop_token_ids=(stop,))
         return await other

@@ -62,7 +62,7 @@ def test_its_length_ends_an_output_all_the_same(engine):
 def test_a_grammar_that_is_complete_before_is_an_error(engine):
     asked = {"grammar": Grammar(kind="regex", value="[a-c]{2}"), "stop_token_ids": (2,), "max_tokens": 9}
     assert len(run(ask(engine, PROMPT, min_tokens=3, **asked)).ids) == 3
-    with pytest.raises(UnservableError, match="nothing but its end may follow, and min_tokens is 6"):
+    with pytest.raises(UnservableError, match="only a stop token may follow, and min_tokens is 6"):
         run(ask(engine, PROMPT, min_tokens=6, **asked))
 
 

@@ -205,10 +205,10 @@ def test_a_gateway_that_was_not_started_says_so(chat, engine, store):
 
 @pytest.mark.parametrize(("history", "warned"), [("exact", True), ("template", False)])
 def test_what_a_template_does_with_history_is_told(make_gateway, chat, monkeypatch, history, warned):
-    verdict = TemplateVerdict(stability=Stability.PATCHED, changed=("thoughts",))
+    verdict = TemplateVerdict(stability=Stability.PATCHED, changed=("reasoning",))
     monkeypatch.setitem(vars(chat), "verdict", verdict)
     notice = make_gateway(history=history).history_notice
-    assert "rewrites those with thoughts" in notice
+    assert "rewrites past turns with reasoning" in notice
     assert ("when you serve the model, keep it too" in notice) == warned
 
 

@@ -1,4 +1,4 @@
-"""What an inference engine must do: ids in, ids with logprobs and versions out."""
+"""`Engine`: the protocol of inference engines. Token ids in; token ids, log-probabilities and policy versions out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Samples tokens from the current policy. Loop-agnostic: callable from several threads and event loops.
+    """Samples tokens from the current policy. Callable from several threads and event loops.
 
-    Results do not depend on batch composition: the random numbers of a request come from its own seed.
-    Every implementation passes `agentrl_testing.EngineSuite`.
+    Results do not depend on batch composition: a request's random numbers come from its own seed. Every implementation
+    passes `agentrl_testing.EngineSuite`.
     """
 
     @property
@@ -24,12 +24,12 @@ class Engine(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Most tokens, prompt and output together, of one request."""
+        """Largest number of tokens of one request, prompt and output together."""
         ...
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU seconds spent in the engine's own thread so far; 0 where it runs elsewhere."""
+        """CPU seconds spent in the engine's own thread so far; 0 if the engine runs elsewhere."""
         ...
 
     def start(self) -> None:
@@ -37,15 +37,15 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        """Sample until a stop token, a stop string, `max_tokens` or an abort; the last chunk has the reason.
+        """Sample until a stop token, a stop string, `max_tokens` or an abort; the last chunk holds the finish reason.
 
-        Closing the iterator or cancelling its consumer aborts the request. A prompt that leaves no room for
-        one token, sampling options out of range, more than 20 `top_logprobs`, images that the model cannot see, and
-        a grammar that the engine cannot hold to raise `UnservableError`: that call fails, and nothing else does.
-        Any other `EngineError` ends the run.
+        Closing the iterator or cancelling its consumer aborts the request. `UnservableError` fails this call only. It
+        is raised for a prompt that leaves no room for one token, sampling options out of range, more than 20
+        `top_logprobs`, images that the model cannot see, and a grammar that the engine cannot enforce. Any other
+        `EngineError` ends the run.
 
-        Under a grammar, stop tokens are sampled where the output is complete, and only there. Where nothing else
-        may follow and the request has no stop tokens, the generation ends with finish reason `stop`.
+        Under a grammar, stop tokens are sampled where the output is complete, and only there. If nothing else may
+        follow and the request has no stop tokens, the generation ends with finish reason `stop`.
         """
         ...
 
@@ -54,20 +54,20 @@ class Engine(Protocol):
         ...
 
     async def pause(self) -> None:
-        """Return when no decode step is running and none will start."""
+        """Wait until no decode step is running; none starts until `resume`."""
         ...
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         ...
 
     async def load_weights(self, version: int, source: WeightSource) -> None:
-        """Switch to new weights between two decode steps; running requests go on with them.
+        """Switch to new weights between two decode steps; running requests continue with them.
 
         Prefix caches of the old weights are dropped. `version` must exceed the current one.
         """
         ...
 
     def close(self) -> None:
-        """Abort what runs and free threads and memory; idempotent."""
+        """Abort running requests and free threads and memory; idempotent."""
         ...

@@ -1,4 +1,4 @@
-"""Where models write their thoughts, by name."""
+"""Tags around the reasoning of a model, by the names of `gateway.reasoning_parser`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class ReasoningFormat:
-    """The tags between which a model thinks."""
+    """Opening and closing tag of a model's reasoning."""
 
     open: str
     close: str
     separate: bool = True
-    """Whether thoughts are kept out of the content; if not, they are only no place for calls."""
+    """Whether reasoning is kept out of the content. If not, the tags only mark text in which tool calls do not
+    count."""
 
 
 THINK = ReasoningFormat(open="<think>", close="</think>")
@@ -25,4 +26,4 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "mistral": ReasoningFormat(open="[THINK]", close="[/THINK]"),
     "minicpm": ReasoningFormat(open="<|thought_start|>", close="<|thought_end|>"),
 }
-"""Values of `gateway.reasoning_parser` besides `auto`; `none` leaves thoughts in the content."""
+"""Values of `gateway.reasoning_parser` besides `auto`; `none` leaves reasoning in the content."""

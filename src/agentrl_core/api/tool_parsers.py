@@ -1,4 +1,4 @@
-"""What a tool-call parser is: it reads the calls of one format out of a growing text."""
+"""Interface of tool-call parsers (`ToolParser`), which plugins implement, and of the sink that takes their results."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 _T = TypeVar("_T")
 Steps: TypeAlias = Generator[None, None, _T]
-"""A reading that yields where it needs more text."""
+"""Generator that yields whenever more text is needed, and returns the result of the reading."""
 
 
 @attrs.frozen(kw_only=True)
 class ParsedReply:
-    """A model's text, taken apart."""
+    """Reply of a model, split into content, reasoning and tool calls."""
 
     content: str
-    """What is left for a person to read; malformed calls stay visible in it."""
+    """Text for the user; malformed calls stay visible in it."""
     reasoning: str = ""
-    """What the model thought before it said that."""
+    """Text that the model wrote in its reasoning block."""
     tool_calls: tuple[dict[str, Any], ...] = ()
-    """Calls in OpenAI's shape, each with an id of its own; `arguments` is the JSON text that the model wrote."""
+    """Calls in OpenAI's shape, each with its own id; `arguments` is the JSON text as the model wrote it."""
     errors: tuple[str, ...] = ()
     """One line for each call that could not be read."""
 
 
 class MalformedCallError(ValueError):
-    """Why a call cannot be read."""
+    """A tool call cannot be read; the message says why."""
 
 
 class Sink(Protocol):
-    """Where a parser puts what it finds, in the order of the text."""
+    """Receiver of a parser's results, in the order of the text."""
 
     def begin_text(self) -> None:
-        """Begin a paragraph of the content."""
+        """Begin a new paragraph of the content."""
         ...
 
     def text(self, text: str) -> None:
-        """Add to the content."""
+        """Append to the content."""
         ...
 
     def begin_reasoning(self) -> None:
-        """Begin a paragraph of the reasoning."""
+        """Begin a new paragraph of the reasoning."""
         ...
 
     def reasoning(self, text: str) -> None:
-        """Add to the reasoning."""
+        """Append to the reasoning."""
         ...
 
     def call(self, name: str, arguments: str) -> None:
@@ -61,47 +61,47 @@ class Sink(Protocol):
         ...
 
     def malformed(self, text: str, error: str) -> None:
-        """Keep the text of a call that cannot be read in the content, and say why it cannot."""
+        """Append the text of an unreadable call to the content, and record the reason."""
         ...
 
 
 class ToolParser(Protocol):
     """Reads one format of tool calls.
 
-    A parser is written as if the text were whole, and yields wherever more of it must be known. So a streamed
-    reply and a whole one cannot be read differently. It raises on no text, and drops no call silently.
+    Write a parser as if the text were complete, and yield wherever more of it must be known. Then a streamed reply and
+    a whole one are always read the same way. A parser never raises, whatever the text, and never drops a call silently.
     """
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """Strings that begin a tool call."""
+        """Strings that begin a tool call anywhere in the reply."""
         ...
 
     @property
     def starters(self) -> tuple[str, ...]:
-        """Strings that begin a tool call only where nothing but blanks stands before them."""
+        """Strings that begin a tool call only if nothing but whitespace and reasoning stands before them."""
         ...
 
     @property
     def frames_text(self) -> bool:
-        """Whether the openers also begin what is no call, so that they are read even where no tools were offered."""
+        """Whether openers also begin ordinary messages, so that they are parsed even if the request has no tools."""
         ...
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:
-        """Read what begins at `source.at`, where an opener stands, and move `source.at` at least behind the opener."""
+        """Read what begins at `source.at`, where an opener stands, and move `source.at` past the opener at least."""
         ...
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str | None:
-        """Return Lark rules of which `calls` derives one call of these tools, with `parallel` one or more.
+        """Return Lark rules in which `calls` derives one call of these tools; with `parallel`, one or more.
 
-        `mark` writes a string of the format as the tokenizer has it: a special token or plain text. None where the
-        format cannot be held to a schema.
+        `mark` writes a string of the format as the tokenizer has it: a special token, or plain text. None if a schema
+        cannot be enforced in this format.
         """
         ...
 
 
 def make_call(name: str, arguments: str, call_id: str) -> dict[str, Any]:
-    """Make a call in OpenAI's shape."""
+    """Return a tool call in OpenAI's shape."""
     return {
         "id": call_id,
         "type": "function",
@@ -110,5 +110,8 @@ def make_call(name: str, arguments: str, call_id: str) -> dict[str, Any]:
 
 
 def call_id(reply_id: str, number: int) -> str:
-    """Return the id of a reply's tool call, the same in every run: templates and agents write it into prompts."""
+    """Return the id of a reply's tool call number `number`.
+
+    Deterministic, so that equal runs have equal prompts: templates and agents write call ids into prompts.
+    """
     return f"call_{hashlib.blake2b(f'{reply_id}/{number}'.encode(), digest_size=12).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Between messages and token ids: template, tokenizer, parsers."""
+"""Convert between chat messages and token ids: chat templates, tokenizers, and parsers of tool calls and reasoning."""
 
 from agentrl_core.api.reasoning import ReasoningFormat
 from agentrl_core.api.tool_parsers import ParsedReply, ToolParser

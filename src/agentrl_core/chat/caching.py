@@ -1,4 +1,7 @@
-"""A cache of token ids by what they were made of, bounded in bytes: its keys are what clients send."""
+"""Cache of rendered prompts' token ids, bounded in bytes.
+
+The keys come from clients, so a bound on the number of entries would not bound the memory.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,17 @@ from typing import Generic, TypeVar
 _Key = TypeVar("_Key")
 
 _ID_BYTES = 36
-"""Of one id in a tuple: the pointer and the integer."""
+"""Memory of one id in a tuple: the pointer (8 bytes) and the integer object (28 bytes)."""
 _LARGEST_SHARE = 64
-"""An entry may take one of so many shares of the cache."""
+"""Divisor of the cache's size: a larger entry than this share is not stored, so that one prompt cannot evict all
+others."""
 
 
 class IdsCache(Generic[_Key]):
-    """Token ids [T] by key. A full cache starts anew, which is cheaper than ordering it at every hit."""
+    """Token ids [T] by key, at most `most_bytes` in total.
+
+    A full cache drops all of its entries. That is cheaper than keeping them in order of use at every hit.
+    """
 
     def __init__(self, *, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -21,11 +28,11 @@ class IdsCache(Generic[_Key]):
         self._entries: dict[_Key, tuple[int, ...]] = {}
 
     def get(self, key: _Key) -> tuple[int, ...] | None:
-        """Return what was kept under a key."""
+        """Return the ids stored under `key`, or None."""
         return self._entries.get(key)
 
     def put(self, key: _Key, ids: tuple[int, ...], *, key_bytes: int) -> None:
-        """Keep ids, unless they are too large."""
+        """Store `ids` under `key`, unless they take more than a 64th of the cache."""
         size = key_bytes + _ID_BYTES * len(ids)
         if size > self._most_bytes // _LARGEST_SHARE:
             return

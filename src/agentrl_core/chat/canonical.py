@@ -1,7 +1,8 @@
-"""Recognise a conversation that was seen before, however the client wrote it down again.
+"""Recognise a conversation that the gateway has seen before, however the client serialised it again.
 
-Clients send the history back with other whitespace in arguments, `null` for empty content, or keys of their
-own. The digest of a conversation ignores all that; the token ids never come from here.
+Clients send the history back with other whitespace in arguments, `null` for empty content, or additional keys. The
+digest of a conversation ignores these differences. It only finds the earlier interaction: the token ids of the history
+are always those that were recorded, never computed from the client's copy.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ if TYPE_CHECKING:
 _THINK_END = "</think>"
 
 _DEEPEST = 200
-"""Objects and arrays in arguments that are compared by value, not by text; orjson writes 254 levels."""
+"""Most objects and arrays in a call's arguments that are compared by value; beyond that, by text. orjson can write 254
+nested levels, so this stays safely below its limit."""
 
 
 _UNSTABLE_NUMBER = re.compile(r"[0-9](?:\.0*(?![0-9])|[eE]|[0-9]{15})")
-"""What may be a number that JavaScript writes otherwise once it has read it; text that looks so does no harm."""
+"""Numbers that JavaScript writes differently after parsing them, for example `1.0` as `1`. The pattern also matches
+inside of strings, which is harmless: it only causes one more comparison."""
 _FIRST_WITH_EXPONENT = 1e21
-"""Where JavaScript begins to write numbers as `1e+21`."""
+"""Smallest number that JavaScript writes with an exponent, as `1e+21`."""
 
 
 class Fingerprint:
-    """A hash chain over tools and messages: one digest per prefix of a conversation.
+    """Hash chain over the tools and messages of a conversation: one digest per prefix.
 
-    Digests are Python's own keyed hashes: of use within one process, and an eighth of the time of a cryptographic one.
+    Digests are Python's own keyed hashes. They are valid within one process only, and take an eighth of the time of a
+    cryptographic hash.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -40,35 +44,39 @@ class Fingerprint:
         self._calls: dict[str, int] = {}
 
     def add(self, message: Message) -> int:
-        """Append a message; the digest of the conversation up to it."""
+        """Append a message and return the digest of the conversation up to it."""
         self._digest = hash((self._digest, *self._canonical(message)))
         return self._digest
 
     def after(self, message: Message) -> set[int]:
-        """Return the digests that the conversation may have with one more message, as clients write it back.
+        """Return every digest that the conversation may have once `message` is appended, without appending it.
 
-        Those that get arguments as objects write the numbers as their language does.
+        There is more than one if the client parses arguments into objects: it then writes numbers as its own language
+        does.
         """
         digest, calls = self._digest, dict(self._calls)
         found = set()
         for spelling in _spellings(message):
             found.add(self.add(spelling))
+            # `add` changed the chain; go back, so that every spelling is hashed after the same history.
             self._digest, self._calls = digest, dict(calls)
         return found
 
     def _canonical(self, message: Message) -> tuple[Any, ...]:
         role = message["role"]
+        # Missing content, null and an empty text are equal.
         content = message.get("content") or ""
         if not isinstance(content, str):
             content = orjson.dumps(content)
         if role == "assistant":
-            if isinstance(content, str):  # many agents strip a reply before they keep it, and leave out its thoughts
+            # Many agents strip whitespace from a reply before they store it, and leave out its reasoning.
+            if isinstance(content, str):
                 content = content.rpartition(_THINK_END)[2].strip()
             calls = message.get("tool_calls")
             return (role, content, self._canonical_calls(calls) if calls else ())
-        # Ids may be rewritten by the client: what counts is which call a result answers.
+        # A client may rewrite call ids, so a tool result is identified by the position of the call that it answers.
         answered = self._calls.get(message.get("tool_call_id") or "") if role == "tool" else None
-        # Frameworks add their agent's name to replies, but not to what others say.
+        # Frameworks add their agent's name to assistant messages, so `name` counts for the other roles only.
         return (role, content, answered, message.get("name") or "", message.get("reasoning_content") or "")
 
     def _canonical_calls(self, calls: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
@@ -78,7 +86,7 @@ class Fingerprint:
 
 
 def is_same_call(sampled: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether a call that a client sent back is the sampled one, however its arguments are written."""
+    """Return whether a call that a client sent back is the sampled one, ignoring how its arguments are written."""
     if sampled["function"]["name"] != given["function"]["name"]:
         return False
     spellings = [call for message in _spellings({"tool_calls": [sampled]}) for call in message["tool_calls"]]
@@ -103,18 +111,19 @@ def _as_javascript(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _number(text: str) -> float | int:
-    """Read a number as JavaScript does, which has doubles only and writes `1.0` as `1`."""
+    """Parse a number as JavaScript does: every number is a double, and `1.0` is written as `1`."""
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < _FIRST_WITH_EXPONENT else number
 
 
 def _arguments(text: str) -> str | bytes:
-    """Return the value of arguments in one spelling; what has none as it is."""
+    """Return arguments in one canonical form; text that is not JSON, or nested too deeply, is returned unchanged."""
     if not text:
         return b"{}"
-    if text.count("{") + text.count("[") > _DEEPEST:  # perhaps nested deeper than orjson writes
+    # Counting brackets overestimates the depth, but does not need a parse that might recurse too deeply itself.
+    if text.count("{") + text.count("[") > _DEEPEST:
         return text
     try:
         return orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS)
-    except (orjson.JSONDecodeError, TypeError):  # not JSON, or numbers beyond what orjson writes
+    except (orjson.JSONDecodeError, TypeError):  # not JSON, or integers that orjson cannot write
         return text

@@ -1,8 +1,8 @@
-"""Find what a template puts between a sampled turn and the next one.
+"""Find the text that a chat template puts between a sampled assistant turn and the next generation prompt.
 
-A conversation goes on from the exact ids of its last turn, so only what is new is rendered: a unique sentinel
-stands in for the assistant's content, and what follows it in the render is the rest of that turn, the new
-messages and the next generation prompt. That works for any template that prints an assistant's content.
+A conversation continues from the exact token ids of its last turn, so only the new part is rendered. The template is
+rendered with a unique sentinel in place of the assistant's content. The text after the sentinel is the end of that
+turn, the new messages and the next generation prompt. This works for any template that prints an assistant's content.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 Tools = Sequence[Mapping[str, Any]]
 Options = Mapping[str, Any] | None
-"""Further variables of the template."""
+"""Additional template variables, `enable_thinking` for example."""
 
 _KEPT_OPTIONS = 64
 
+# A history that consists of this message alone stands for any history, once the template is known not to look at it.
 _STAND_IN: Message = {"role": "user", "content": "."}
 
 
@@ -37,20 +38,21 @@ _SOME_TOOLS = (_tool("stand_in"),)
 
 
 class TurnContinuation:
-    """The text from the end of an assistant's content to the next generation prompt."""
+    """Computes the text from the end of an assistant's content to the next generation prompt, for one template."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._sentinel = f"turn-{uuid.uuid4().hex}"
         self.ends: tuple[str, ...] = ()
-        """Texts of the tokens that may end an assistant's turn."""
+        """Texts of the tokens that may end an assistant's turn; set by `Chat` once it knows them."""
         self._history_free = {b"": self._is_history_free(None)}
-        """By the options: whether any history leads to the same continuation."""
+        """Template options (as JSON) → whether the continuation is the same for every history."""
 
     def after_any_history(self, new: Sequence[Message], *, tools: bool, options: Options = None) -> str | None:
-        """Return what follows an assistant's content when `new` is appended, if any history leads to the same.
+        """Return the text that follows an assistant's content before `new`, if it is the same for every history.
 
-        Cheap, and safe to remember by `new` alone. None where this template needs the history.
+        Cheap, and safe to cache by `new`, whether there are tools, and `options`. None if this template looks at the
+        history.
         """
         key = orjson.dumps(options) if options else b""
         free = self._history_free.get(key)
@@ -63,9 +65,9 @@ class TurnContinuation:
     def after(
         self, history: Sequence[Message], new: Sequence[Message], tools: Tools, options: Options = None
     ) -> str | None:
-        """Return what follows the content of `history`'s last message when `new` is appended.
+        """Return the text that follows the content of `history`'s last message when `new` is appended.
 
-        None where the template offers no way on from a turn as it was sampled.
+        None if the template cannot continue from the turn as it was sampled.
         """
         found = self._after_sentinel(history[:-1], new, tools, options)
         return self._difference(history, new, tools, options) if found is None else found
@@ -76,7 +78,7 @@ class TurnContinuation:
         turn = {"role": "assistant", "content": self._sentinel}
         try:
             text = self._template.render([*before, turn, *new], tools, options=options)
-        except RequestError:  # the template wants tool calls where the sentinel stands, for one
+        except RequestError:  # for example, the template requires tool calls in the turn that holds the sentinel
             return None
         _, found, after = text.partition(self._sentinel)
         return after if found else None
@@ -84,8 +86,12 @@ class TurnContinuation:
     def _difference(
         self, history: Sequence[Message], new: Sequence[Message], tools: Tools, options: Options
     ) -> str | None:
-        """Find the same by two full renders; a turn ends with its end-of-turn token and the blanks behind it."""
+        """Return the same text by comparing two full renders, for turns whose content the template does not print.
+
+        The turn ends with its end-of-turn token and the whitespace after it, and the result begins with that token.
+        """
         try:
+            # Rendered without a generation prompt, `before` ends with the last turn, and `after` must begin with it.
             before = self._template.render(history, tools, add_generation_prompt=False, options=options)
             after = self._template.render([*history, *new], tools, options=options)
         except RequestError:
@@ -96,6 +102,10 @@ class TurnContinuation:
         return after[before.rindex(end) :]
 
     def _is_history_free(self, options: Options) -> bool:
+        """Test by examples whether the continuation depends on the history.
+
+        Histories with and without a system message, tool calls and earlier turns must all lead to the same text.
+        """
         call = {"id": "call_0", "type": "function", "function": {"name": "other", "arguments": "{}"}}
         histories: list[list[Message]] = [
             [{"role": "user", "content": "a"}],
@@ -118,11 +128,11 @@ class TurnContinuation:
             for tools, others in ((), ()), (_SOME_TOOLS, (_tool("other"),)):
                 expected = self._after_sentinel((_STAND_IN,), new, tools, options)
                 found = [self._after_sentinel(history, new, others, options) for history in histories]
-                # A history that the template refuses never gets as far as a continuation.
+                # None: the template refuses this history, so no conversation with it gets as far as a continuation.
                 if any(text not in {None, expected} for text in found):
                     return False
         return True
 
     def probe(self) -> str | None:
-        """Return what follows an assistant's content when a user's message comes next."""
+        """Return the text between an assistant's content and the next reply, with a user's message in between."""
         return self._after_sentinel((_STAND_IN,), (_STAND_IN,), (), None)

@@ -1,7 +1,7 @@
-"""Compare the exact ids of a conversation with what the model's template would make of its messages.
+"""Compare the exact token ids of a conversation with those that the template gives for its messages.
 
-They differ where a policy samples what no tokenizer would choose, and where a template rewrites history. The policy is
-trained on the exact ids either way; drift says how far a server that renders the messages anew is from that.
+The two differ if the policy sampled tokens that the tokenizer would not choose, or if the template rewrites history.
+Training uses the exact ids in either case. Drift measures how far a server that re-renders the messages is from them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Drift:
-    """The first difference between a prompt's exact ids and its rendered ones."""
+    """First difference between a prompt's exact ids and its re-rendered ids."""
 
     tokens: int
-    """Tokens of the exact prompt from the first difference on; 0 where there is none."""
+    """Tokens of the exact prompt from the first difference on; 0 if the two are equal."""
     rendered: int
-    """Those of the rendered one."""
+    """Tokens of the re-rendered prompt from the first difference on."""
     turn: int = 0
-    """`seq` of the interaction to whose part of the prompt the first difference belongs."""
+    """`seq` of the interaction that the first differing token belongs to."""
     token: int = 0
     """Position of the first difference in the exact prompt."""
     exact_text: str = ""
-    """The sampled text as far as the two differ; all of it where they do not."""
+    """Excerpt of the sampled text around the first character that differs; from the first differing token if none
+    does."""
     rendered_text: str = ""
+    """The same excerpt of the re-rendered text."""
     exact_ids: tuple[int, ...] = ()
-    """The first ids from there on: all that differs where one text has two tokenizations."""
+    """First ids from the difference on; the only difference if one text has two tokenizations."""
     rendered_ids: tuple[int, ...] = ()
     refused: str = ""
-    """Why the template renders these messages not at all."""
+    """Reason why the template refuses to render these messages; empty if it does not."""
 
     def __bool__(self) -> bool:
         return bool(self.tokens or self.rendered or self.refused)
@@ -51,29 +53,31 @@ class Drift:
         where = f"from turn {self.turn}, token {self.token}"
         if self.exact_text == self.rendered_text:
             return (
-                f"{where}: one text, other tokens: sampled {_listed(self.exact_ids)}, "
-                f"rendered anew {_listed(self.rendered_ids)}"
+                f"{where}: same text, other tokens: sampled {_listed(self.exact_ids)}, "
+                f"re-rendered {_listed(self.rendered_ids)}"
             )
+        # Show escapes if the two would look the same on screen.
         show = ascii if _look_alike(self.exact_text, self.rendered_text) else repr
-        return f"{where}: sampled {show(self.exact_text)}, rendered anew {show(self.rendered_text)}"
+        return f"{where}: sampled {show(self.exact_text)}, re-rendered {show(self.rendered_text)}"
 
 
 _SHOWN_TOKENS = 6
 _SHOWN_CHARS = 40
-"""Of a text, from where it differs on."""
+"""Characters of an excerpt from the first difference on."""
 _SHOWN_BEFORE = 12
-"""Characters before that."""
+"""Characters of an excerpt before the first difference."""
 
 
 def drift_of(chat: Chat, episode: Episode, interaction: Interaction) -> Drift:
-    """Render the conversation of an interaction's prompt anew and find where that first differs from its exact ids.
+    """Re-render the conversation of an interaction's prompt and return its first difference from the exact ids.
 
-    A prompt that came as it is, without messages, has no rendering that it could differ from.
+    The prompt of a raw completion has no messages to render, so it never differs.
     """
     if interaction.api == "completions":
         return Drift(tokens=0, rendered=0)
     lineage = episode.lineage(interaction)
     exact = [token for item in lineage for ids in (item.prompt_ids, item.output_ids) for token in ids]
+    # The prompt ends where the interaction's own output begins.
     del exact[len(exact) - len(interaction.output_ids) :]
     messages = [message for item in lineage for message in (*item.messages, item.output)][:-1]
     try:
@@ -98,13 +102,17 @@ def drift_of(chat: Chat, episode: Episode, interaction: Interaction) -> Drift:
 
 
 def _texts(chat: Chat, exact: Sequence[int], rendered: Sequence[int]) -> tuple[str, str]:
-    """Return the places at which two sequences read differently, however far behind their first other token that is."""
+    """Return excerpts of both texts around the first character that differs.
+
+    It may lie many tokens after the first token that differs, because one text has several tokenizations. So the
+    decoded window is doubled until a character differs.
+    """
     count = _SHOWN_TOKENS
     while True:
         ours, theirs = chat.decode(exact[:count]), chat.decode(rendered[:count])
         same = _num_common(ours, theirs)
         whole = count >= max(len(exact), len(rendered))
-        # A window may end in the middle of a character, which then reads as another one.
+        # A window may end in the middle of a multi-byte character, which decodes to U+FFFD: not a real difference.
         if whole or (same < min(len(ours), len(theirs)) and "\ufffd" not in (ours[same], theirs[same])):
             break
         count *= 2
@@ -125,7 +133,7 @@ def _cut(text: str, start: int) -> str:
 
 
 def _look_alike(one: str, other: str) -> bool:
-    """Whether the eye could not tell two different texts apart, as two ways to write `é`."""
+    """Return whether two different texts look the same on screen, like the two encodings of `é`."""
     one, other = one.removesuffix("…"), other.removesuffix("…")
     forms = unicodedata.normalize("NFKC", one), unicodedata.normalize("NFKC", other)
     return _is_beginning(*forms) and not _is_beginning(one, other)
@@ -140,7 +148,7 @@ def _listed(ids: Sequence[int]) -> str:
 
 
 def _turn_at(lineage: tuple[Interaction, ...], at: int) -> int:
-    """`seq` of the interaction that a position of the whole sequence belongs to."""
+    """Return the `seq` of the interaction that position `at` of the whole sequence belongs to."""
     end = 0
     for item in lineage:
         end += len(item.prompt_ids) + len(item.output_ids)

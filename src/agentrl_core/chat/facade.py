@@ -1,4 +1,4 @@
-"""Everything between messages and token ids, for one policy: template, tokenizer, tool-call parser."""
+"""`Chat`: the entry point that the gateway uses for templates, tokenization and reply parsing of one policy."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ if TYPE_CHECKING:
     from agentrl_core.types import Grammar, Message
 
 _END_OF_PROMPT = 16
-"""Tokens in which a tag at a prompt's end has room, even in pieces."""
+"""Tokens at the end of a prompt that are searched for a reasoning tag; enough for a tag that is split into pieces."""
 _CACHED_ENDS = 1024
 _MOST_CACHED_BYTES = 64 * 2**20
-"""Of prompts, and as much of continuations."""
+"""Size of each of the two caches, of prompts and of continuations."""
 
 
 class Chat:
-    """One policy's way of talking. Stateless but for caches; usable from several threads."""
+    """Chat template, tokenizer, tool-call parser and reasoning format of one policy.
+
+    Stateless except for caches; usable from several threads.
+    """
 
     def __init__(
         self,
@@ -55,13 +58,15 @@ class Chat:
         self.replies = ReplyFormat(parser, reasoning)
         self._continuation = TurnContinuation(template)
         self.stop_token_ids = self._with_end_of_turn(stop_token_ids)
-        """Ids that end a generation: those that the model directory names, and the template's end of turn."""
+        """Ids that end a generation: those that the model directory names, and the template's end-of-turn token."""
+        # After the line above, which adds the template's own end-of-turn token.
         self._continuation.ends = tuple(text for token in self.stop_token_ids if (text := self.decode([token])))
         self._end_ids = frozenset(self.stop_token_ids)
         self._thinking_ends: dict[tuple[int, ...], bool] = {}
         self._prompts: IdsCache[bytes] = IdsCache(most_bytes=_MOST_CACHED_BYTES)
         self._continuations: IdsCache[tuple[bytes, bool]] = IdsCache(most_bytes=_MOST_CACHED_BYTES)
-        """Ids that follow a turn, by the new messages and whether the turn was ended."""
+        """Ids that follow a turn, by (new messages, whether there are tools, options) as JSON and whether the turn was
+        ended."""
 
     @classmethod
     def from_directory(
@@ -69,7 +74,7 @@ class Chat:
     ) -> Self:
         """Read a Hugging Face model directory; `ConfigError` names the file that is missing or broken.
 
-        How the model writes tool calls and thoughts is recognised from its template where it is not given.
+        Without `parser` and `reasoning`, the formats of tool calls and reasoning are recognised from the chat template.
         """
         files = read_tokenizer_files(Path(path))
         template = ChatTemplate(files.template, files.special_tokens, where=str(files.template_path))
@@ -88,12 +93,12 @@ class Chat:
 
     @functools.cached_property
     def verdict(self) -> TemplateVerdict:
-        """How the template treats turns that lie in the past."""
+        """Result of the template check, which tests what the template does with past turns; computed once."""
         return probe(self)
 
     @functools.cached_property
     def takes_images(self) -> bool:
-        """Whether the template has a place for images."""
+        """Whether the template has placeholders for images."""
         text = {"type": "text", "text": "a"}
         try:
             with_image, without = (
@@ -101,20 +106,25 @@ class Chat:
             )
         except RequestError:
             return False
-        return with_image != without and "'type'" not in with_image  # not a list that was printed as it is
+        # A template that knows text only prints the list of parts as Python writes it, with "'type'" in it.
+        return with_image != without and "'type'" not in with_image
 
     @functools.cached_property
     def takes_tools(self) -> bool:
-        """Whether the template shows the tools of a request; one that refuses them does not drop them in silence."""
+        """Whether the template puts a request's tools into the prompt.
+
+        True also for a template that raises an error on tools, because it does not drop them silently.
+        """
         name = "agentrl_probe_of_tools"
         tool = {"type": "function", "function": {"name": name, "description": name, "parameters": {"type": "object"}}}
         question: Message = {"role": "user", "content": "a"}
+        # Two cases, with and without a system message, because a template may show tools in one of them only.
         cases: list[list[Message]] = [[question], [{"role": "system", "content": "b"}, question]]
         shown = [self._shows(name, messages, tool) for messages in cases]
         return True in shown or False not in shown
 
     def _shows(self, name: str, messages: Sequence[Message], tool: Mapping[str, Any]) -> bool | None:
-        """Whether a tool is in the prompt; None where the template refuses to render it."""
+        """Return whether a tool's name is in the prompt; None if the template refuses to render it."""
         try:
             return name in self.render(messages, [tool])
         except RequestError:
@@ -133,21 +143,22 @@ class Chat:
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt as text; `RequestError` where the template refuses the messages.
+        """Return the prompt as text; `RequestError` if the template refuses the messages.
 
-        `options` are further variables of the template.
+        `options` are additional template variables.
         """
         return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt, options=options)
 
     def encode(self, text: str, *, most_tokens: int | None = None) -> list[int]:
         """Return the token ids [T] of `text`: special tokens in it are recognised, none is added.
 
-        `TooManyTokensError` where they are surely more than `most_tokens`: a long text is not read to its end then.
+        Raises `TooManyTokensError` if there are certainly more than `most_tokens`; a long text is then not tokenized to
+        its end.
         """
         return self._tokenizer.encode(text, most_tokens=most_tokens)
 
     def encode_continuation(self, text: str, *, most_tokens: int | None = None) -> tuple[int, ...]:
-        """Return the token ids [T] of text that stands behind other text; see `encode` for `most_tokens`."""
+        """Return the token ids [T] of text that follows other text; see `encode` for `most_tokens`."""
         return tuple(self._tokenizer.encode_continuation(text, most_tokens=most_tokens))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -174,9 +185,9 @@ class Chat:
     ) -> ReplyReader:
         """Return a reader for one reply to a prompt.
 
-        `parse_tools`: whether tool calls are calls, not text; `parallel`: whether more than the first are; `tools` are
-        those of the request. The reply ends before the first of the `stop` strings. `prompt_ids` tell whether the
-        prompt began the first thought. The ids of tool calls derive from `reply_id`.
+        `parse_tools`: whether tool calls are parsed or stay text. `parallel`: whether calls after the first are
+        allowed. `tools` are those of the request. The reply ends before the first of the `stop` strings. `prompt_ids`
+        show whether the prompt already opened the reasoning block. The ids of tool calls are derived from `reply_id`.
         """
         thinking = bool(prompt_ids) and self._opens_thought(tuple(prompt_ids[-_END_OF_PROMPT:]))
         steps = functools.partial(self.replies.steps, tools=tools, calls=parse_tools, thinking=thinking)
@@ -199,10 +210,10 @@ class Chat:
         parallel: bool,
         prompt_ids: Sequence[int],
     ) -> Grammar | None:
-        """Return what a reply to a prompt must look like, thoughts included; None where it is free.
+        """Return the grammar of a whole reply to a prompt, reasoning included; None if the reply is unconstrained.
 
-        `answer`: what its text must be; `tools` may be called, and with `required` one must be, with `parallel`
-        several may. `RequestError` (400) where the model's format does not let a grammar say it.
+        `answer` constrains the text. `tools` may be called; with `required` at least one must be, with `parallel`
+        several may be. Raises `RequestError` (400) if a grammar cannot express this in the model's format.
         """
         return reply_grammar(
             answer,
@@ -216,7 +227,7 @@ class Chat:
         )
 
     def text_reader(self, *, stop: Sequence[str] = ()) -> ReplyReader:
-        """Return a reader for an output that is nothing but text."""
+        """Return a reader for an output that is plain text, without tool calls or reasoning."""
         return ReplyReader(self.decoder(), read_text, calls=False, stop=stop, stop_token_ids=self._end_ids)
 
     def _thought(self, end: tuple[int, ...]) -> Thought:
@@ -225,12 +236,12 @@ class Chat:
         return "over" if self.decode(end).rstrip().endswith(self.reasoning.close) else "possible"
 
     def _mark(self, text: str) -> str:
-        """Write a string of the model's format for a grammar."""
+        """Write a string of the model's format for a grammar: a special token as `<[id]>`, other text in quotes."""
         token = self._tokenizer.id_of(text) if self._tokenizer.is_added(text) else None
         return literal(text) if token is None else f"<[{token}]>"
 
     def _opens_thought(self, end: tuple[int, ...]) -> bool:
-        """Whether a prompt with these last ids ends inside of a thought."""
+        """Return whether a prompt with these last ids ends with an opened reasoning block."""
         known = self._thinking_ends.get(end)
         if known is None:
             known = self.decode(end).rstrip().endswith(self.reasoning.open)
@@ -269,17 +280,18 @@ class Chat:
         *,
         most_tokens: int | None = None,
     ) -> tuple[int, ...] | None:
-        """Return the token ids [T] that follow a sampled turn when `new` messages are appended.
+        """Return the token ids [T] that follow a sampled turn when the messages `new` are appended.
 
-        `history` ends with the sampled turn and `last_id` is its last token: an end-of-turn token that was
-        sampled is not repeated, one that is missing (the turn was cut by its length) is put in. None where
-        the template offers no way on from the sampled ids; see `encode` for `most_tokens`.
+        `history` ends with the sampled turn and `last_id` is its last token. An end-of-turn token that was sampled is
+        not repeated; a missing one (the turn was cut off by its length limit) is inserted. None if the template cannot
+        continue from the sampled ids. See `encode` for `most_tokens`.
         """
         ended = last_id in self.stop_token_ids
         key = (orjson.dumps([new, bool(tools), options or None]), ended)
         ids = self._continuations.get(key)
         if ids is not None:
             return ids
+        # Only continuations that do not depend on the history are cached: the key does not contain it.
         text = self._continuation.after_any_history(new, tools=bool(tools), options=options)
         if text is not None:
             ids = self._encode_after(text, ended=ended, most_tokens=most_tokens)
@@ -291,16 +303,17 @@ class Chat:
     def continuation_text(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> str | None:
-        """Return the text that follows the content of `history`'s last turn; None where the template has no way on."""
+        """Return the text that follows the content of `history`'s last turn; None if the template cannot continue."""
         return self._continuation.after(history, new, tools)
 
     def _encode_after(self, text: str, *, ended: bool, most_tokens: int | None) -> tuple[int, ...]:
+        # A sampled end-of-turn token is already in the ids. Whitespace that the template prints before it goes with it.
         stripped = text.lstrip()
         stop = next((stop for stop in self._continuation.ends if ended and stripped.startswith(stop)), None)
         return self.encode_continuation(text if stop is None else stripped.removeprefix(stop), most_tokens=most_tokens)
 
     def _with_end_of_turn(self, stop_token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Add the token with which the template ends a turn, if it is one; models' files often lack it."""
+        """Add the special token with which the template ends a turn; model directories often do not name it."""
         after = (self._continuation.probe() or "").lstrip()
         first = self.encode(after)[:1]
         token = self._tokenizer.added_token(first[0]) if first else None

@@ -1,6 +1,7 @@
-"""Say as a grammar what a reply must look like: a thought where the model has them, then calls or an answer.
+"""Build the grammar of a whole reply: reasoning if the model writes any, then tool calls or a constrained answer.
 
-Written in the Lark dialect of llguidance: `%json` holds a JSON schema, `<[7]>` is the token with the id 7.
+Serves `tool_choice` and `response_format`. Grammars are written in the Lark dialect of llguidance: `%json` holds a JSON
+schema, and `<[7]>` is the token with the id 7. The tool-call parsers contribute the rules of their calls.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ if TYPE_CHECKING:
     from agentrl_core.api.tool_parsers import ToolParser, Tools
 
 Mark: TypeAlias = "Callable[[str], str]"
-"""Writes a string of the model's format as its tokenizer has it: the token where it is one, else the text."""
+"""Function that writes a string of the model's format for a grammar: a special token by its id, other text in
+quotes."""
 
 _LONGEST_QUOTE = 64
+"""Most characters of a tool's name in an error message."""
 _LONGEST_SCHEMA_CHARS = 65_536
-"""Of one JSON schema: compiling takes time that grows with the square of its properties, a second for as many."""
+"""Longest JSON schema. Compilation time grows with the square of the number of properties: a schema of this length
+takes about a second."""
 
 Thought: TypeAlias = Literal["begun", "possible", "over"]
-"""Whether the prompt began a thought, left it open, or ended it."""
+"""State of the reasoning at the end of the prompt: already opened, not begun, or already closed."""
 
 
 def reply_grammar(
@@ -42,16 +46,18 @@ def reply_grammar(
     thought: Thought,
     mark: Mark,
 ) -> Grammar | None:
-    """Return what the whole reply must look like; None where it is free.
+    """Return the grammar of the whole reply; None if the reply is unconstrained.
 
-    `answer`: what the text must be, JSON of some kind. `tools` are those that may be called; `required`: one must be.
-    `RequestError` (400) where the model's format does not let a grammar say it, or a schema is too long.
+    `answer` constrains the text to JSON of some kind. `tools` may be called; with `required` at least one must be.
+    Raises `RequestError` (400) if a grammar cannot express this in the model's format, or if a schema is too long.
     """
     if answer is None and not required:
         return None
     _check_schemas(answer, tools)
     if answer is not None and parser.frames_text:
-        raise _unsupported("response_format", f"the format of {_name(parser)}, which frames all text")
+        raise _unsupported("response_format", f"the format of {_name(parser)}, in which headers frame all text")
+    # Where no reasoning can come first, the answer's own grammar is returned unchanged: SGLang takes JSON schemas but
+    # no Lark grammars.
     thoughtless = thought == "over" or parser.frames_text or not reasoning.separate
     if answer is not None and not tools and thoughtless:
         return answer
@@ -60,7 +66,7 @@ def reply_grammar(
         calls = parser.grammar(tools, parallel=parallel, mark=mark)
         if calls is None:
             param = "tool_choice" if required else "response_format"
-            raise _unsupported(param, f"tools in the format of {_name(parser)}, which no grammar describes")
+            raise _unsupported(param, f"tools in the format of {_name(parser)}, for which there is no grammar")
         rules.append(calls)
         choices.append("calls")
     if answer is not None and not required:
@@ -89,13 +95,14 @@ def _answer(answer: Grammar) -> str:
 
 
 def _thought(reasoning: ReasoningFormat, mark: Mark, *, begun: bool) -> str:
-    """Return the rule of a thought, from its inside on where the prompt began it, with the blanks behind it."""
+    """Return the rule of a reasoning block and the whitespace after it; with `begun` it starts inside of the block."""
     opened = "" if begun else f"{mark(reasoning.open)} "
     close = re.escape(reasoning.close).replace("/", r"\/")
     blanks = f"REPLY_BLANKS: /{BLANKS}/\n"
     if mark(reasoning.close) == literal(reasoning.close):
-        # Lazy: it ends with the first closing tag.
+        # The closing tag is plain text. Lazy, so that the block ends at the first closing tag.
         return f"reply_thought: {opened}reply_inside REPLY_BLANKS?\nreply_inside[lazy]: /(?s:.*){close}/\n{blanks}"
+    # The closing tag is a special token. The text must still exclude the tag spelled as ordinary characters.
     inside = rf"REPLY_INSIDE: /(?s:.*)/ & ~/(?s:.*){close}(?s:.*)/" + "\n"
     return f"reply_thought: {opened}REPLY_INSIDE {mark(reasoning.close)} REPLY_BLANKS?\n{inside}{blanks}"
 
@@ -108,10 +115,10 @@ def _too_long(param: str, what: str) -> RequestError:
     return RequestError(
         400,
         "invalid_value",
-        f"{param}: {what} may have at most {_LONGEST_SCHEMA_CHARS} characters of JSON for a reply to be held to it",
+        f"{param}: {what} may have at most {_LONGEST_SCHEMA_CHARS} characters of JSON to be enforced by a grammar",
         param=param,
     )
 
 
 def _unsupported(param: str, message: str) -> RequestError:
-    return RequestError(400, "unsupported_value", f"{param} cannot be held to with {message}", param=param)
+    return RequestError(400, "unsupported_value", f"{param} cannot be enforced with {message}", param=param)

@@ -1,7 +1,7 @@
-"""Images in messages: where they are, and what a chat template sees of them.
+"""Images in messages: extract their URLs, and replace them by the placeholders that chat templates expect.
 
-A message with images has a list of parts for its content, `{"type": "text", "text": …}` and
-`{"type": "image_url", "image_url": {"url": "data:…"}}`. A template only marks their places; the engine gets the images.
+The content of a message with images is a list of parts, `{"type": "text", "text": …}` and `{"type": "image_url",
+"image_url": {"url": "data:…"}}`. A template only marks where an image stands. The engine gets the images themselves.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from agentrl_core.types import Message
 
 IMAGE: dict[str, Any] = {"type": "image"}
-"""How templates know an image."""
+"""Part of a message that chat templates recognise as an image."""
 
 
 def images_of(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Return the data URLs of all images, in their order."""
+    """Return the data URLs of all images, in the order in which they appear."""
     return tuple(
         part["image_url"]["url"]
         for message in messages
@@ -29,7 +29,7 @@ def images_of(messages: Sequence[Message]) -> tuple[str, ...]:
 
 
 def for_template(message: Message) -> Message:
-    """Return a message as templates see it: places where the images are, and no content as empty text."""
+    """Return a message as templates expect it: placeholders instead of images, and empty text instead of no content."""
     content = message.get("content", "")
     if content is None:
         return {**message, "content": ""}

@@ -1,4 +1,4 @@
-"""Find out, before a run, how a chat template treats turns that lie in the past."""
+"""Check before a run how a chat template renders past turns, so that the user learns what multi-turn training does."""
 
 from __future__ import annotations
 
@@ -17,39 +17,42 @@ if TYPE_CHECKING:
 
 
 class Stability(enum.StrEnum):
-    """What becomes of a sampled turn when the conversation goes on."""
+    """Effect of the template on a sampled turn once the conversation continues."""
 
     STABLE = "prefix-stable"
-    """Rendering anew gives the ids that were sampled."""
+    """Re-rendering gives the ids that were sampled."""
     PATCHED = "patched"
-    """Rendering anew changes past turns; the gateway goes on from the sampled ids in place of that."""
+    """Re-rendering changes past turns; the gateway continues from the sampled ids instead."""
     FORKS = "forks"
-    """The template offers no way on from some sampled turns: each begins a sequence of its own."""
+    """The template cannot continue from some sampled turns; each of them ends its training sequence."""
 
 
 @attrs.frozen(kw_only=True)
 class TemplateVerdict:
-    """What the probe found."""
+    """Result of the probe."""
 
     stability: Stability
     changed: tuple[str, ...] = ()
-    """Kinds of turns that rendering anew changes."""
+    """Kinds of turns that re-rendering changes."""
     forked: tuple[str, ...] = ()
-    """Kinds of turns from which there is no way on."""
+    """Kinds of turns from which the template cannot continue."""
 
     def __str__(self) -> str:
         if self.stability is Stability.STABLE:
             return "template check passed: multi-turn dialogues are trained exactly as sampled"
         parts = []
         if self.changed:
-            parts.append(f"in dialogues of several turns the template rewrites those with {', '.join(self.changed)}")
+            parts.append(f"in multi-turn dialogues the template rewrites past turns with {', '.join(self.changed)}")
         if self.forked:
-            parts.append(f"offers no way on from turns with {', '.join(self.forked)}, which begin new sequences")
-        return " and ".join(parts)
+            parts.append(
+                f"the template cannot continue from turns with {', '.join(self.forked)}: a new training sequence "
+                "starts after each"
+            )
+        return "; ".join(parts)
 
 
 def probe(chat: Chat) -> TemplateVerdict:
-    """Try plain replies, thoughts, tool calls and both, each as a turn that a user or a tool follows."""
+    """Test plain replies, reasoning, tool calls and both, each followed by a user's message or a tool result."""
     changed, forked = [], []
     for kind, turn, following in _cases(thinks=bool(chat.reasoning.open)):
         try:
@@ -57,7 +60,7 @@ def probe(chat: Chat) -> TemplateVerdict:
             text = _sampled(chat, turn, start)
             whole = chat.render([*_BEFORE, turn, *following], _TOOLS)
         except RequestError:
-            continue  # such turns never get as far
+            continue  # the template refuses such turns, so none is ever in the past
         after = chat.continuation_text([*_BEFORE, turn], following, _TOOLS)
         if after is None:
             forked.append(kind)
@@ -74,28 +77,30 @@ _THOUGHT = "why it is so"
 
 
 def _cases(*, thinks: bool) -> Iterator[tuple[str, Message, list[Message]]]:
-    """Kinds of turns with what follows them."""
+    """Yield kinds of turns: name, the turn, and the messages that follow it."""
     question: list[Message] = [{"role": "user", "content": "q"}]
     result: list[Message] = [{"role": "tool", "content": "r", "tool_call_id": "call_0"}]
     text: Message = {"role": "assistant", "content": "b"}
     call: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
     yield "plain text", text, question
     yield "tool calls", call, result
-    if not thinks:  # they would be part of the content
-        yield "thoughts", {**text, "content": f"<think>\n{_THOUGHT}\n</think>\n\nb"}, question
+    # A format without separate reasoning leaves the <think> text in the content.
+    if not thinks:
+        yield "reasoning", {**text, "content": f"<think>\n{_THOUGHT}\n</think>\n\nb"}, question
     if thinks:
-        yield "thoughts", {**text, "reasoning_content": _THOUGHT}, question
-        yield "thoughts before tool calls", {**call, "reasoning_content": _THOUGHT}, result
+        yield "reasoning", {**text, "reasoning_content": _THOUGHT}, question
+        yield "reasoning before tool calls", {**call, "reasoning_content": _THOUGHT}, result
 
 
 def _sampled(chat: Chat, turn: Message, start: str) -> str:
-    """The text of a turn as a policy would sample it behind `start`: as the template shows it in the last place."""
+    """Return the text that a policy would sample for a turn after `start`: as the template shows it in last place."""
     shown = chat.render([*_BEFORE, turn], _TOOLS, add_generation_prompt=False).removeprefix(start)
     ends = [at for end in chat.end_texts if (at := shown.find(end)) >= 0]
     text = shown[: min(ends, default=len(shown))]
     if turn["content"] and turn["content"] not in text:
         return str(turn["content"])
     thought = turn.get("reasoning_content", "")
-    if thought and thought not in text:  # a template that never shows thoughts: they were sampled nevertheless
+    # Some templates never show reasoning; the policy sampled it nevertheless.
+    if thought and thought not in text:
         return f"{chat.reasoning.open}\n{thought}\n{chat.reasoning.close}\n\n{text}"
     return text

@@ -1,4 +1,7 @@
-"""Recognise from a model's chat template how the model writes tool calls and thoughts."""
+"""Choose the tool-call parser and the reasoning format that fit a model's chat template.
+
+Used when the configuration says `auto`.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,12 @@ _PARSERS: Sequence[tuple[tuple[str, ...], Callable[[str], ToolParser]]] = (
     (("<|python_tag|>",), lambda _: Llama3Parser()),
     (("<|start_header_id|>", '"parameters"'), lambda _: Llama3Parser()),
 )
-"""What a template shows -> the parser that reads what such a model writes; the first that fits."""
+"""Strings in a template → constructor of the parser for the models that use it; the first entry whose strings all occur
+wins."""
 
 
 def recognise_parser(template: str) -> ToolParser:
-    """Return the parser of the format that a template shows; Hermes where it shows none."""
+    """Return the parser of the tool-call format that a template shows; the Hermes parser if it shows none."""
     for shown, make in _PARSERS:
         if all(text in template for text in shown):
             return make(template)
@@ -43,7 +47,7 @@ def recognise_parser(template: str) -> ToolParser:
 
 
 def recognise_reasoning(template: str, is_token: Callable[[str], bool]) -> ReasoningFormat:
-    """Return where a model thinks: as its template shows, or as its vocabulary has a token for it."""
+    """Return the reasoning format whose opening tag is in the template or is a token of the vocabulary."""
     for name in ("minicpm", "mistral", "think"):
         found = REASONING_FORMATS[name]
         if found.open in template or is_token(found.open):

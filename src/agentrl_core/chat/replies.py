@@ -1,6 +1,7 @@
-"""Read a sampled reply, whole or as it grows: content, reasoning and complete tool calls.
+"""Split a sampled reply, whole or streamed, into content, reasoning and complete tool calls.
 
-Both ways are one: a reply is read in steps that wait for more text, and what a step found is never taken back.
+Both modes run the same code: parsing proceeds in steps that wait for more text, and nothing that was given out is ever
+taken back.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ if TYPE_CHECKING:
     from agentrl_core.chat.tokenizer import StreamDecoder
 
 _NO_MARKS = Marks(())
-_WAITS = "the tool-call parser waits for more text behind the reply's end"
+_WAITS = "the tool-call parser waits for more text after the end of the reply; it must return once source.final is set"
 
 
 @attrs.frozen(kw_only=True)
 class Piece:
-    """What became certain of a reply."""
+    """Part of a reply that became certain with the latest tokens."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[dict[str, Any], ...] = ()
-    """Complete and well-formed."""
+    """Complete, well-formed calls in OpenAI's shape."""
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls)
 
 
 class ReplyReader:
-    """Reads one reply from its token ids. The pieces, put together, are the reply that `end` returns."""
+    """Reads one reply from its token ids; the concatenated pieces equal the reply that `end` returns."""
 
     def __init__(
         self,
@@ -59,21 +60,21 @@ class ReplyReader:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found: what comes behind it is not read."""
+        """Whether a stop string was found; text after it is not read."""
         return self._stop is not None and self._stop.found
 
     def feed(self, ids: Sequence[int]) -> Piece:
-        """Read more ids; what became certain with them."""
+        """Read more ids and return the part of the reply that became certain with them."""
         self._read(self._decoder.feed(self._without_ends(ids)), final=False)
         return self._collector.take()
 
     def end(self, ids: Sequence[int] = ()) -> ParsedReply:
-        """Read the last ids; the whole reply."""
+        """Read the last ids and return the whole reply."""
         self._read(self._decoder.end(self._without_ends(ids)), final=True)
         return self._collector.whole()
 
     def rest(self) -> Piece:
-        """Return what `end` found beyond the pieces that `feed` returned."""
+        """Return the part that `end` found beyond the pieces that `feed` returned."""
         return self._collector.take()
 
     def _without_ends(self, ids: Sequence[int]) -> Sequence[int]:
@@ -89,6 +90,7 @@ class ReplyReader:
         try:
             next(self._steps)
         except StopIteration:
+            # The parser has read everything; further tokens are ignored, for example after a stop string.
             self._steps = None
             self._collector.finish()
         else:
@@ -97,9 +99,9 @@ class ReplyReader:
 
 
 class Collector:
-    """Puts together what a parser finds. Blanks around calls and behind thoughts are not content.
+    """Collects the output of a parser. Whitespace around tool calls and after reasoning is not content.
 
-    The ids of calls derive from `reply_id`.
+    The ids of calls are derived from `reply_id`. With `calls=False`, calls become text.
     """
 
     def __init__(self, *, calls: bool, parallel: bool = True, reply_id: str = "") -> None:
@@ -114,11 +116,11 @@ class Collector:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing but thoughts was found so far."""
+        """Whether nothing but reasoning was found so far."""
         return not self._calls and self._content.is_empty
 
     def begin_text(self) -> None:
-        """Begin a paragraph of the content."""
+        """Begin a new paragraph of the content."""
         self._content.begin_paragraph()
 
     def text(self, text: str) -> None:
@@ -130,21 +132,22 @@ class Collector:
         self._reasoning.add(text, hold=True)
 
     def begin_reasoning(self) -> None:
-        """Begin a paragraph of the reasoning."""
+        """Begin a new paragraph of the reasoning."""
         self._reasoning.begin_paragraph()
 
     def end_reasoning(self) -> None:
-        """End a thought; the blanks behind it belong to nothing."""
+        """End a reasoning block; the whitespace after it belongs neither to the reasoning nor to the content."""
         self._content.skip_blanks()
 
     def call(self, name: str, arguments: str) -> None:
-        """Add a call; one that cannot be sent as text is malformed, whatever a parser made of it."""
+        """Add a call; a call whose text is not valid UTF-8 counts as malformed, even if the parser accepted it."""
         try:
             (name + arguments).encode()
         except UnicodeEncodeError as error:
             shown = f"{name}: {arguments}".encode(errors="replace").decode()
             self.malformed(shown, f"tool call is not valid text: {error.reason}")
             return
+        # Without tools, a call that a parser found anyway (gpt-oss) is shown as text.
         if not self._calls_wanted:
             self.text(f"{name}({arguments})")
             return
@@ -155,27 +158,27 @@ class Collector:
         self._calls.append(make_call(name, arguments, call_id(self._reply_id, len(self._calls))))
 
     def malformed(self, text: str, error: str) -> None:
-        """Keep a call that cannot be read as content."""
+        """Record a call that cannot be read, and keep its text in the content."""
         self._errors.append(error)
         self.text(text)
 
     def report(self, error: str) -> None:
-        """Tell of a call whose text is already somewhere."""
+        """Record an error of a call whose text was already added to the content or the reasoning."""
         self._errors.append(error)
 
     def finish(self) -> None:
-        """Nothing follows."""
+        """End the reply; without calls, trailing whitespace belongs to the content."""
         if not self._calls:
             self._content.give_held()
 
     def take(self) -> Piece:
-        """Return what is new since the last time."""
+        """Return everything that is new since the last call of `take`."""
         calls = tuple(self._calls[self._calls_taken :])
         self._calls_taken = len(self._calls)
         return Piece(content=self._content.take(), reasoning=self._reasoning.take(), tool_calls=calls)
 
     def whole(self) -> ParsedReply:
-        """Return everything."""
+        """Return the whole reply."""
         return ParsedReply(
             content=self._content.whole(),
             reasoning=self._reasoning.whole(),
@@ -185,7 +188,10 @@ class Collector:
 
 
 class _Text:
-    """A growing text whose last blanks may be held back."""
+    """Growing text whose trailing whitespace may be held back.
+
+    Whether that whitespace is content is only known later: it is dropped if a tool call follows.
+    """
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -195,6 +201,7 @@ class _Text:
 
     def add(self, text: str, *, hold: bool) -> None:
         if self._skipping:
+            # Whitespace after reasoning or at the start of a paragraph may arrive in several pieces.
             text = text.lstrip()
             self._skipping = not text
         if hold:
@@ -240,7 +247,7 @@ class _Text:
 
 
 class _StopStrings:
-    """Lets text through up to the first stop string."""
+    """Passes text through up to the first stop string, and holds back text that may begin one."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._marks = LongMarks(stop)
@@ -258,25 +265,29 @@ class _StopStrings:
 
 
 class ReplyFormat:
-    """How replies are taken apart: where thoughts stand, and in which format the calls are."""
+    """Format of a policy's replies: the tags of its reasoning and the parser of its tool calls."""
 
     def __init__(self, parser: ToolParser, reasoning: ReasoningFormat | None) -> None:
         self._parser = parser
         self._reasoning = reasoning
         openers, thought = parser.openers, (reasoning.open,) if reasoning else ()
+        # Keyed by `calls`. Without tools, openers are plain text, unless they also begin ordinary messages (gpt-oss).
         self._marks = {
             True: Marks((*openers, *thought)),
             False: Marks((*(openers if parser.frames_text else ()), *thought)),
         }
+        # Tool calls inside of a reasoning block are not calls. Openers are still searched there, to report calls in a
+        # block that is never closed.
         self._in_thought = {
             True: Marks((*openers, reasoning.close)) if reasoning else Marks(()),
             False: Marks((reasoning.close,)) if reasoning else Marks(()),
         }
 
     def steps(self, source: Source, collector: Collector, *, tools: Tools, calls: bool, thinking: bool) -> Steps[None]:
-        """Read a reply.
+        """Read a reply, yielding whenever more text is needed.
 
-        `calls`: whether calls are calls, not text. `thinking`: whether the prompt began the first thought.
+        `calls`: whether tool calls are parsed or stay text. `thinking`: whether the prompt already opened the reasoning
+        block.
         """
         parser, reasoning = self._parser, self._reasoning
         starters = parser.starters if calls else ()
@@ -297,7 +308,7 @@ class ReplyFormat:
                 yield from parser.read(source, collector, tools)
 
     def _think(self, source: Source, collector: Collector, reasoning: ReasoningFormat, *, calls: bool) -> Steps[None]:
-        """Read the inside of a thought and its end."""
+        """Read the inside of a reasoning block and its closing tag."""
         emit = collector.reasoning if reasoning.separate else collector.text
         if reasoning.separate:
             collector.begin_reasoning()
@@ -313,16 +324,17 @@ class ReplyFormat:
             considered = mark
             emit(mark)
         if considered:
-            collector.report(f"{considered} stands in a thought that is not closed by {reasoning.close}: not a call")
+            collector.report(f"{considered} is in reasoning that is not closed by {reasoning.close}: not a tool call")
 
 
 def read_text(source: Source, collector: Collector) -> Steps[None]:
-    """Read what is nothing but text."""
+    """Read an output that is plain text."""
     yield from source.copy(_NO_MARKS, collector.text)
 
 
 def parse_reply(text: str, replies: ReplyFormat, *, tools: Tools = (), thinking: bool = False) -> ParsedReply:
-    """Take a whole text apart, calls included."""
+    """Parse a complete text, tool calls included."""
+    # A complete text never makes a parser wait, so the first yield is a bug in the parser.
     source, collector = Source(), Collector(calls=True)
     source.text, source.final = text, True
     for _ in replies.steps(source, collector, tools=tools, calls=True, thinking=thinking):
@@ -332,7 +344,7 @@ def parse_reply(text: str, replies: ReplyFormat, *, tools: Tools = (), thinking:
 
 
 def _starts(source: Source, collector: Collector, starters: Sequence[str]) -> Steps[bool]:
-    """Whether a starter comes next; the blanks before it are passed."""
+    """Return whether a starter comes next; the whitespace before it is passed on as text."""
     at = yield from source.visible(source.at)
     for starter in starters:
         if (yield from source.starts(starter, at)):

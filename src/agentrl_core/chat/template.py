@@ -1,4 +1,4 @@
-"""Render a model's chat template: the jinja2 dialect of Hugging Face, in a sandbox, without transformers."""
+"""Render a model's chat template: the jinja2 dialect of Hugging Face, in a sandbox, without importing transformers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from agentrl_core.types import Message
 
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError)
-"""What a template raises on messages that it was not written for; a lone surrogate is a ValueError."""
+"""Exceptions that a template raises on messages that it was not written for. A lone surrogate is a ValueError
+(UnicodeEncodeError), raised when the text is encoded."""
 
 
 class ChatTemplate:
-    """A compiled chat template."""
+    """Compiled chat template with its variables (`bos_token` and the like)."""
 
     def __init__(
         self, source: str, variables: Mapping[str, str] | None = None, *, where: str = "chat template"
@@ -45,9 +46,9 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render a conversation; `RequestError` (400) with the template's own words where it refuses.
+        """Render a conversation; `RequestError` (400) quotes the template's own message if it refuses.
 
-        `options` are further variables, `enable_thinking` for one.
+        `options` are additional template variables, `enable_thinking` for example.
         """
         messages = [for_template(message) for message in messages]
         if not self._text_arguments:
@@ -60,7 +61,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **(self._variables if not options else {**self._variables, **options}),
             )
-            text.encode()  # a tokenizer takes only what UTF-8 holds
+            text.encode()  # the tokenizer takes valid Unicode only: no lone surrogates
         except _REFUSALS as error:
             raise RequestError(
                 400, "invalid_messages", f"the model's chat template refused these messages: {error}", param="messages"
@@ -68,12 +69,14 @@ class ChatTemplate:
         return text
 
     def _takes_text_arguments(self) -> bool:
-        """Whether the template prints a call's arguments verbatim when they are JSON text.
+        """Return whether the template prints a call's arguments verbatim if they are given as JSON text.
 
-        Verbatim is preferred: a template that only knows objects would print the text as a quoted string.
+        Text is preferred, because it keeps the arguments exactly as they were sampled. But a template that only knows
+        objects would print the text as a quoted string.
         """
         self._text_arguments = True
-        arguments = '{"probe":  1}'  # two blanks: an object would come out with one
+        # Two spaces after the colon: arguments that were parsed and printed again would have one.
+        arguments = '{"probe":  1}'
         call = {"id": "call_0", "type": "function", "function": {"name": "probe", "arguments": arguments}}
         try:
             text = self.render(
@@ -89,12 +92,12 @@ class ChatTemplate:
 
 
 class _Generation(jinja2.ext.Extension):
-    """Accepts `{% generation %}…{% endgeneration %}`, which marks trained text for other tools, as plain text."""
+    """Accept `{% generation %}…{% endgeneration %}` as plain text; other tools mark trained text with it."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """Put the block's body in the place of the block."""
+        """Replace the block by its body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -103,10 +106,13 @@ _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with a shorter way to what templates do most: `message.role`."""
+    """Jinja2's sandbox with a fast path for the most frequent expression of templates: a field of a message."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute or else an item, as the sandbox does; dicts have few attributes."""
+        """Return an attribute, or else an item, as the sandbox does.
+
+        The fast path skips the sandbox's checks. That is safe for a plain dict and a name that is no attribute of dict.
+        """
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             try:
                 return obj[attribute]
@@ -135,7 +141,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """JSON without jinja2's HTML escaping."""
+    """Return JSON without the HTML escaping of jinja2's own `tojson`."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,7 @@
-"""Turn text into token ids and back with a model directory's tokenizer.json, without transformers."""
+"""Tokenize and decode text with a model directory's tokenizer.json, without importing transformers.
+
+Also reads the other text settings of the directory: chat template, special tokens and stop token ids.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token
 
 
 _CHARS_PER_TOKEN, _NEXT_BEGINNING = 16, 4
-"""Of the first beginning of a text that is looked at, which hardly any text of so many tokens reaches, and how much
-longer the next one is."""
+"""Length of the first prefix of a text that is checked, in characters per allowed token (a text with that many tokens
+is hardly ever longer), and the factor by which each further prefix is longer."""
 
 
 class TooManyTokensError(Exception):
-    """A text has more tokens than it may have; surely as many as `tokens`."""
+    """A text certainly has more tokens than it may have; `tokens` is a lower bound of their number."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(f"at least {tokens} tokens")
@@ -33,7 +36,7 @@ class TooManyTokensError(Exception):
 
 
 class TextTokenizer:
-    """Encodes exactly the text given: nothing is added, special tokens in the text become their ids."""
+    """Tokenizes exactly the given text: no token is added, and special tokens in the text become their ids."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -42,6 +45,7 @@ class TextTokenizer:
         }
         self._anchor = ""
         steps = _decoder_steps(tokenizer)
+        # Byte-level tokenizers decode token by token; the table of bytes is faster than the library.
         self._bytes = _TokenBytes(tokenizer) if [step["type"] for step in steps] == ["ByteLevel"] else None
 
     @property
@@ -50,16 +54,20 @@ class TextTokenizer:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, most_tokens: int | None = None) -> list[int]:
-        """Return the token ids [T] of `text`; `TooManyTokensError` where those are surely more than `most_tokens`."""
+        """Return the token ids [T] of `text`.
+
+        Raises `TooManyTokensError` if there are certainly more than `most_tokens`. A text with slightly more passes:
+        only prefixes are checked.
+        """
         if most_tokens is not None:
             self._check_beginnings(text, most_tokens)
         return self._encode(text)
 
     def _check_beginnings(self, text: str, most_tokens: int) -> None:
-        """Refuse a text whose beginning has twice the tokens that all of it may have.
+        """Refuse a text if one of its prefixes has twice as many tokens as the whole text may have.
 
-        Tokenizing takes about a second for 3 MB. What follows a beginning changes how its end is tokenized, but never
-        halves its tokens.
+        Tokenizing takes about a second for 3 MB, so an overlong text is refused early. The text after a prefix changes
+        how the prefix's end is tokenized, but never halves its tokens.
         """
         num_chars = _CHARS_PER_TOKEN * most_tokens
         while num_chars < len(text):
@@ -69,10 +77,11 @@ class TextTokenizer:
             num_chars *= _NEXT_BEGINNING
 
     def _encode(self, text: str) -> list[int]:
+        # The fast variant leaves out the offsets of the tokens, which nothing here needs.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, special tokens included; an incomplete UTF-8 sequence shows as U+FFFD."""
+        """Return the text of `ids`, special tokens included; an incomplete UTF-8 sequence becomes U+FFFD."""
         if self._bytes is not None:
             return b"".join(map(self._bytes.__getitem__, ids)).decode(errors="replace")
         return self._tokenizer.decode(ids, skip_special_tokens=False)
@@ -82,11 +91,11 @@ class TextTokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a whole token; None where the vocabulary lacks it."""
+        """Return the id of a whole token; None if the vocabulary lacks it."""
         return self._tokenizer.token_to_id(token)
 
     def is_added(self, token: str) -> bool:
-        """Whether `token` is an added (special) token."""
+        """Return whether `token` is an added (special) token."""
         return self.id_of(token) in self._added
 
     def added_token(self, token_id: int) -> str | None:
@@ -94,10 +103,11 @@ class TextTokenizer:
         return self._added.get(token_id)
 
     def anchor_on(self, token: str) -> None:
-        """Encode continuations as they stand after `token`.
+        """Tokenize continuations as if they followed `token`.
 
-        Some tokenizers mark the beginning of a text (SentencePiece's leading blank). What follows a sampled
-        turn is not a beginning, so there it is encoded behind a special token, which is cut off again.
+        Some tokenizers mark the beginning of a text (SentencePiece's leading space). The text after a sampled turn is
+        not a beginning, so it is tokenized after a special token, whose id is then removed. Without effect on other
+        tokenizers.
         """
         token_id = self.id_of(token)
         probes = ("a", " a", "\n")
@@ -120,7 +130,10 @@ class TextTokenizer:
 
     @functools.cached_property
     def _byte_ids(self) -> frozenset[int] | None:
-        """Ids of single bytes (`<0xE2>`) that only their whole run decides; None where no text is certain early."""
+        """Ids of single-byte tokens (`<0xE2>`), whose text depends on the whole run of them.
+
+        None if no text is certain before the last token.
+        """
         kinds = _decoder_steps(self._tokenizer)
         if not _is_growing(kinds):
             return None
@@ -131,7 +144,10 @@ class TextTokenizer:
 
 
 class _TokenBytes(dict[int, bytes]):
-    """Bytes of each token of a byte-level tokenizer: joined, they decode in a quarter of the library's time."""
+    """Cache of the bytes of each token of a byte-level tokenizer.
+
+    Joining bytes decodes in a quarter of the time that the tokenizers library takes.
+    """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -140,14 +156,18 @@ class _TokenBytes(dict[int, bytes]):
         token = self._tokenizer.id_to_token(token_id) or ""
         try:
             found = bytes(map(_BYTE_OF.__getitem__, token))
-        except KeyError:  # an added token is written as it is
+        except KeyError:  # added tokens are stored as plain text, not in the byte alphabet
             found = token.encode()
         self[token_id] = found
         return found
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Map the characters by which byte-level tokenizers write bytes to these: printable ones stand for themselves."""
+    """Return the byte that each character of the byte-level alphabet stands for.
+
+    Printable characters stand for their own byte; the other bytes are written as the characters from U+0100 on.
+    """
+    # The mapping of GPT-2's byte-level BPE. `tokenizers` exposes its characters, but not their bytes.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -157,10 +177,10 @@ _BYTE_OF = _byte_level_alphabet()
 
 
 class StreamDecoder:
-    """Decodes a growing sequence of ids: the pieces, put together, begin what `decode` makes of all ids.
+    """Decodes a growing sequence of ids; the concatenated pieces equal the beginning of `decode` of all ids.
 
-    Text is given out once no later id can change it. Ids whose text is out serve as context for the next ones,
-    because a tokenizer may treat the beginning of a text in a way of its own.
+    Text is returned once no later id can change it. Ids whose text was returned serve as context for the next ones,
+    because a tokenizer may treat the beginning of a text differently.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], byte_ids: frozenset[int] | None) -> None:
@@ -168,23 +188,26 @@ class StreamDecoder:
         self._byte_ids = byte_ids
         self._context: list[int] = []
         self._known = ""
-        """Text of the context."""
+        """Decoded text of the context ids."""
         self._new: list[int] = []
         self._retry_at = 0
-        """Length of `_new` at which to look again; grows, or ids that are no text would take quadratic time."""
+        """Length of `_new` at which decoding is tried again. It grows, because otherwise a long run of ids that form no
+        text would take quadratic time."""
 
     def feed(self, ids: Iterable[int]) -> str:
         """Return the text that became certain with `ids`."""
         self._new.extend(ids)
         new = self._new
+        # A run of byte tokens is decoded as a whole, so its text is uncertain until another token follows.
         if self._byte_ids is None or not new or len(new) < self._retry_at or new[-1] in self._byte_ids:
             return ""
         text = self._decode(self._context + new)
-        if text.endswith(_REPLACEMENT):  # perhaps the beginning of a character
+        if text.endswith(_REPLACEMENT):  # perhaps the first bytes of a character
             self._retry_at = len(new) + 1 + len(new) // 8
             return ""
         certain = text[len(self._known) :]
         alone = self._decode(new)
+        # The new ids suffice as the next context if they decode to whole characters; otherwise the context grows.
         if alone and not alone.endswith(_REPLACEMENT):
             self._context, self._known = new, alone
         else:
@@ -202,7 +225,7 @@ class StreamDecoder:
 
 
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    """Return how the tokenizer puts tokens together: `type` and options of each step."""
+    """Return the steps of the tokenizer's decoder, each with its `type` and options."""
     if tokenizer.decoder is None:
         return []
     description = json.loads(tokenizer.decoder.__getstate__())
@@ -211,26 +234,26 @@ def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:
 
 
 def _is_growing(steps: Sequence[dict[str, Any]]) -> bool:
-    """Whether the text of more ids begins with the text of fewer, incomplete characters apart."""
+    """Return whether more ids only append to the text of fewer ids, incomplete characters aside."""
     kinds = [step["type"] for step in steps]
     if kinds in (["ByteLevel"], ["Metaspace"]):
         return True
     if not kinds or not set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
         return False
     fused = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
-    # From there on a step sees the whole text: it may change its beginning, but neither its middle nor its end.
+    # After Fuse a step sees the whole text. It may change the text's beginning, but neither its middle nor its end.
     return all(step["type"] == "Strip" and step["stop"] == 0 for step in steps[fused + 1 :])
 
 
 @attrs.frozen(kw_only=True)
 class TokenizerFiles:
-    """What a model directory says about text: tokenizer, template, special tokens, ends of generation."""
+    """Text settings of a model directory: tokenizer, chat template, special tokens, stop token ids."""
 
     tokenizer: TextTokenizer
     template: str
     template_path: Path
     special_tokens: dict[str, str]
-    """`bos_token` and the like, as templates name them."""
+    """Special tokens by the names that templates use, `bos_token` for example."""
     stop_token_ids: tuple[int, ...]
 
 
@@ -245,7 +268,7 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     try:
         tokenizer = TextTokenizer(tokenizers.Tokenizer.from_file(str(path)))
     except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(f"{path}: not a tokenizer that the tokenizers package can read: {error}") from error
+        raise ConfigError(f"{path}: the tokenizers package cannot read this file: {error}") from error
     settings = _read_json(directory / "tokenizer_config.json")
     special = _special_tokens(settings, _read_json(directory / "special_tokens_map.json"))
     template, template_path = _read_template(directory, settings)
@@ -287,19 +310,20 @@ def _read_template(directory: Path, settings: dict[str, Any]) -> tuple[str, Path
         return path.read_text(encoding="utf-8"), path
     path = directory / "tokenizer_config.json"
     template = settings.get("chat_template")
-    if isinstance(template, list):  # several by name; agents use tools
+    # A directory may hold several named templates. Agents use tools, so that variant comes first.
+    if isinstance(template, list):
         by_name = {entry["name"]: entry["template"] for entry in template}
         template = by_name.get("tool_use", by_name.get("default"))
     if not isinstance(template, str):
         raise ConfigError(
             f"{directory}: no chat template in chat_template.jinja or tokenizer_config.json; "
-            "use a chat (instruct) model, or put its template there"
+            "use a chat (instruct) model, or save a template as chat_template.jinja"
         )
     return template, path
 
 
 def _stop_token_ids(directory: Path, tokenizer: TextTokenizer, special: dict[str, str]) -> tuple[int, ...]:
-    """Ids that end generation: generation_config.json, else config.json, and the tokenizer's own eos token."""
+    """Return the ids that end generation: of generation_config.json or else config.json, and the eos token's id."""
     named = _read_json(directory / "generation_config.json").get("eos_token_id")
     if named is None:
         named = _read_json(directory / "config.json").get("eos_token_id")

@@ -1,1 +1,1 @@
-"""Inference engines: token ids in, token ids with logprobs out."""
+"""Inference engines: sample tokens with log-probabilities and policy versions, in this process or on a model server."""

@@ -1,7 +1,8 @@
-"""Continuous batching: which jobs run in which rows, and what each step computes.
+"""Continuous batching with a prefix cache: which jobs occupy which rows, and what each step computes.
 
-Jobs wait until a row is free, take from the prefix store what it has of their prompt, fill the rest in spans of
-at most `prefill_tokens` per step, and then decode one token per step together with all other rows.
+Serves the embedded engine for the architectures that `Decoder` computes. Jobs wait until a row is free. Then they copy
+the cached part of their prompt from the prefix store, prefill the rest in spans of at most `prefill_tokens` per step,
+and decode one token per step together with all other rows.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from agentrl_core.engines.jobs import Host, Job
 
 BLOCK_TOKENS = 8
-"""Prefixes are shared in blocks of this many tokens: less recomputed at a block's end, more lookups per prompt."""
+"""Tokens per block of the prefix store. Smaller blocks mean less to recompute after the last shared block, and more
+lookups per prompt."""
 
 
 class ContinuousBatch:
-    """The engine's own loop for the architectures that `Decoder` computes. Belongs to one thread."""
+    """The embedded engine's own decoding loop (`implementation: loop`). Belongs to one thread."""
 
     implementation = "loop"
 
@@ -53,16 +55,17 @@ class ContinuousBatch:
         self._waiting: list[Job] = []
         self._rows: list[Job] = []
         self._claims: dict[Key, Job] = {}
-        """Blocks that a running prefill will bring into the store → who brings them."""
+        """Key of a block that a running prefill will put into the store → the job of that prefill."""
         self._saves: list[tuple[int, int, int]] = []
         self._moves: list[tuple[int, int, int]] = []
         self._loads: list[tuple[int, int]] = []
         self._blocks: list[int] = []
-        """What the next step copies (see `Plan`), and the store's blocks that saves and then loads use."""
+        """Blocks of the store that the next step's saves, and then its loads, use. The copies themselves are in
+        `_saves`, `_moves` and `_loads` (see `Plan`)."""
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether a step has work to do."""
         return any(job.reason is None for job in self._rows) or any(job.reason is None for job in self._waiting)
 
     def add(self, job: Job) -> None:
@@ -70,17 +73,19 @@ class ContinuousBatch:
         self._waiting.append(job)
 
     def refresh(self, model: nn.Module) -> None:
-        """Take over the weights of `model`; what was computed with the old ones is recomputed or forgotten."""
+        """Copy the weights of `model`; keys and values computed with the old weights are recomputed or dropped."""
         refresh(self._decoder, model)
         self._prefixes.clear()
         self._claims.clear()
         self._saves.clear()
         self._blocks.clear()
         for job in self._rows:
+            # The rows are prefilled again, with the tokens sampled so far.
             job.filled = 0
 
     def step(self, host: Host) -> None:
-        """Advance every row by a token, or by its share of the prefill."""
+        """Advance every decoding row by one token, and every prefilling row by its share of the prefill budget."""
+        # First, so that the rows of finished jobs are free for waiting ones.
         self._compact()
         self._admit()
         plan, sampled = self._plan()
@@ -88,12 +93,17 @@ class ContinuousBatch:
         drawn, told = self._step(self._cache.rows, self._cache.store, plan)
         hand_out(jobs, plan.draw, drawn, told, host.version)
         for row, job in zip(sampled, jobs, strict=True):
+            # Save a prefix when its prefill ends, for the other members of its group, and when its job ends, for the
+            # next turn.
             if row >= plan.num_decoding or job.reason is not None:
                 self._save(row, job.ids[: job.filled])
         host.publish(jobs)
 
     def _compact(self) -> None:
-        """Take finished jobs out and close the gaps from the end."""
+        """Remove finished jobs and fill the gaps with rows from the end.
+
+        Rows in use stay contiguous, so that the step computes no unused rows.
+        """
         rows = self._rows
         row = 0
         while row < len(rows):
@@ -102,18 +112,19 @@ class ContinuousBatch:
                 continue
             last = rows.pop()
             if row < len(rows):
-                # Where the last one is finished too, the next turn of the loop replaces it again.
+                # If the last job is finished too, the next iteration replaces it again.
                 rows[row] = last
                 if last.reason is None and last.filled > 0:
                     self._moves.append((row, len(rows), last.filled))
 
     def _admit(self) -> None:
-        """Give free rows to waiting jobs, first come first served.
+        """Give free rows to waiting jobs, first come, first served.
 
-        A job whose next block is being prefilled by another waits for it: so of a group with one prompt the first
-        computes it and the others copy it.
+        A job waits while another job prefills the next block of its prompt. So in a group that shares one prompt, the
+        first job computes it and the others copy it.
         """
         budget = self._prefill_tokens - sum(job.pending for job in self._rows if job.pending > 1)
+        # No prefill is running, so no block is claimed by anyone.
         if budget == self._prefill_tokens:
             self._claims.clear()
         waiting: list[Job] = []
@@ -123,6 +134,7 @@ class ContinuousBatch:
                 break
             if job.reason is not None:
                 continue
+            # The last token is always computed, because its hidden state gives the next token.
             prompt = job.ids[:-1]
             blocks = self._prefixes.match(prompt)
             key = self._prefixes.key_after(prompt, blocks)
@@ -131,6 +143,7 @@ class ContinuousBatch:
                 waiting.append(job)
                 continue
             if key is not None:
+                # Other jobs that need the same block now wait for this one.
                 self._claims[key] = job
             self._start(job, blocks)
             budget -= job.pending
@@ -144,7 +157,11 @@ class ContinuousBatch:
         self._rows.append(job)
 
     def _plan(self) -> tuple[Plan, list[int]]:
-        """Lay out the step; also return the rows that get a token, in the order of the results."""
+        """Lay out the next step; also return the rows that get a token, in the order of the results.
+
+        The rows before the first one that prefills are decoded together. All rows from there on get spans, of one token
+        too.
+        """
         rows = self._rows
         num_decoding = next((row for row, job in enumerate(rows) if job.pending > 1), len(rows))
         spans = self._spans(num_decoding)
@@ -179,7 +196,7 @@ class ContinuousBatch:
         return plan, sampled
 
     def _spans(self, first: int) -> list[tuple[int, int, int]]:
-        """Divide the step's prefill tokens among the rows from `first` on."""
+        """Divide the step's prefill budget among the rows from `first` on."""
         budget = self._prefill_tokens
         spans = []
         for row, job in enumerate(self._rows[first:], first):
@@ -190,7 +207,7 @@ class ContinuousBatch:
         return spans
 
     def _save(self, row: int, ids: list[int]) -> None:
-        """Plan to keep the keys and values of `ids`, which fill `row`."""
+        """Plan to copy the keys and values of `ids`, which fill `row`, into the prefix store."""
         known, blocks = self._prefixes.insert(ids)
         if blocks:
             self._saves.append((row, known * BLOCK_TOKENS, len(blocks) * BLOCK_TOKENS))
@@ -203,8 +220,9 @@ def _cells(blocks: list[int]) -> Tensor:
 
 
 def compiled(decoder: Decoder) -> Any:
-    """Return `decoder` as one TorchScript program."""
+    """Return `decoder` compiled to one TorchScript program."""
     with warnings.catch_warnings():
-        # TorchScript is no longer developed, and still the only way to run many operators as one without a compiler.
+        # TorchScript is deprecated, but still the only way to run many operators as one program without a compiler on
+        # the machine.
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.script(decoder)

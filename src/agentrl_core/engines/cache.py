@@ -1,7 +1,7 @@
-"""Memory for keys and values: one row per running job, and the store of prefixes.
+"""Tensors that hold keys and values: one row per running job, and the store of shared prefixes.
 
-Both are allocated larger than what is in use, without being touched: the operating system gives pages only to
-what is written, so memory follows use. Shapes: see `agentrl_core.engines.decoder`.
+Both are allocated larger than needed at first, without being written to. The operating system assigns memory pages only
+on the first write, so real memory follows use. Shapes: see `agentrl_core.engines.decoder`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 FIRST_ROWS, FIRST_TOKENS = 8, 256
-"""Size of the rows before anything asks for more."""
+"""Initial size of `rows`."""
 
 
 class KeyValueCache:
-    """`rows` [L, R, 2K, T, E], grown by doubling up to the limits, and `store` [L, 2K, P, E]."""
+    """`rows` [L, R, 2K, T, E], which doubles in size up to its limits, and `store` [L, 2K, P, E]."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class KeyValueCache:
         self.store = torch.empty(num_layers, 2 * num_kv_heads, store_tokens, head_dim)
 
     def reserve(self, num_rows: int, num_tokens: int) -> None:
-        """Make room for `num_rows` rows of `num_tokens` tokens, keeping what is there."""
+        """Make room for `num_rows` rows of `num_tokens` tokens; existing content is kept."""
         old = self.rows
         rows, tokens = old.shape[1], old.shape[3]
         if num_rows > rows or num_tokens > tokens:
@@ -45,8 +45,8 @@ class KeyValueCache:
 
     def _allocate(self, rows: int, tokens: int) -> Tensor:
         layers, heads, size = self._shape
-        # Zeros, because cells beyond a row's end take part in the arithmetic before they are masked; from numpy,
-        # because it leaves them to the operating system where torch.zeros would write them all.
+        # Zeros, because cells after a row's end take part in the arithmetic before they are masked, and must be finite.
+        # From numpy, because it leaves the zeroing to the operating system; torch.zeros would write to every page.
         return torch.from_numpy(np.zeros((layers, rows, heads, tokens, size), dtype=np.float32))
 
 

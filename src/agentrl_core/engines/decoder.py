@@ -1,15 +1,15 @@
-"""The forward pass of a Llama-like decoder over a batch of decoding and prefilling rows, as one compiled call.
+"""Forward pass of a Llama-like decoder over a batch of decoding and prefilling rows, as one compiled call.
 
-Why not the model's own forward: at the sizes that train on a CPU, Python and many small operators cost more than
-the arithmetic; and every operator called from Python gives the interpreter lock away, which beside a busy event
-loop costs a whole switch interval to get back. Here a decode step is one TorchScript call without the lock.
+It replaces the model's own forward for two reasons. At the sizes that train on a CPU, Python and many small operators
+cost more than the arithmetic. And every operator called from Python releases the interpreter lock (GIL); beside a busy
+event loop it takes a whole switch interval to get it back. Here a decode step is one TorchScript call without the lock.
 
-Shapes: N packed tokens (one of each decoding row, then those of the spans), D decoding rows, R rows of the cache,
-T cells of a row, P cells of the prefix store, L layers, H query heads, K key-value heads, G = H / K, E head
-dimension, B sampled rows. Keys and values lie side by side: [L, R, 2K, T, E] in the cache, [L, 2K, P, E] in the store.
+Shapes: N packed tokens (one of each decoding row, then those of the spans), D decoding rows, R rows of the cache, T
+cells of a row, P cells of the prefix store, L layers, H query heads, K key-value heads, G = H / K, E head dimension, B
+sampled rows. Keys and values lie side by side: [L, R, 2K, T, E] in the cache, [L, 2K, P, E] in the store.
 """
 
-# No `from __future__ import annotations`: TorchScript reads the attributes' types as objects, not as text.
+# No `from __future__ import annotations`: TorchScript needs the attributes' types as objects, not as strings.
 from typing import NamedTuple
 
 import torch
@@ -20,36 +20,37 @@ from agentrl_core.engines.sampling import Draw, likeliest, sample
 
 
 class Plan(NamedTuple):
-    """What one step does."""
+    """Work of one step: the copies to do first, the tokens to compute, and how to sample."""
 
     saves: list[tuple[int, int, int]]
-    """First: (row, first position, count) to keep in the store."""
+    """First copies: (row, first position, count), from a row into the store."""
     moves: list[tuple[int, int, int]]
-    """Second: (row, row that it takes over, count)."""
+    """Second copies: (row, row to copy from, count), which fill the gaps that finished jobs left."""
     loads: list[tuple[int, int]]
-    """Third: (row, count) to take from the store."""
+    """Third copies: (row, count), from the store to the beginning of a row."""
     store_cells: Tensor
-    """Cells of the store that saves and then loads use up in turn."""
+    """Cells of the store, in the order in which saves and then loads use them."""
     tokens: Tensor
-    """Ids, positions and rows, [3, N]: one token each of the rows 0 to `num_decoding`, then those of `spans`."""
+    """Ids, positions and rows, [3, N]: one token of each row below `num_decoding`, then the tokens of `spans`."""
     num_decoding: int
     longest: int
-    """Above every position of the decoding rows."""
+    """Number of cells that the decoding rows attend to; above all of their positions."""
     spans: list[tuple[int, int, int]]
-    """Prefill: (row, first position, number of tokens)."""
+    """Prefill work: (row, first position, number of tokens)."""
     outputs: Tensor
-    """The tokens whose successor is sampled, [B]."""
+    """Indexes [B] of the packed tokens whose successor is sampled."""
     draw: Draw
 
 
 class Decoder(nn.Module):
-    """Weights laid out for few operators, and the step that uses them.
+    """Weights of a model in a layout that needs few operators, and the step that uses them.
 
-    `layers` holds six tensors per layer: attention input [hidden, (H + 2K) E], its bias or nothing, query and key
-    norm [H + K, E] or nothing, attention output, MLP input (gate, up), MLP output. All are used from the right
-    (`x @ w`). Norms divide by the root of the sum of squares, not of the mean: the factor is in their weights, and the
-    weights of the layer's two norms are in those of what follows them. The E numbers of a query or key are ordered
-    so that the two of each rotary pair are neighbours, and queries carry the factor 1 / sqrt(E).
+    `layers` holds six tensors per layer: attention input [hidden, (H + 2K) E], its bias or an empty tensor, query and
+    key norm [H + K, E] or an empty tensor, attention output, MLP input (gate, up), MLP output. All are multiplied from
+    the right (`x @ w`). Norms divide by the root of the sum of squares, not of the mean: the factor between the two is
+    in the weights. The weights of a layer's two norms are merged into the matrices that follow them. The E numbers of a
+    query or key are ordered so that the two of each rotary pair are neighbours, and queries already carry the factor 1
+    / sqrt(E).
     """
 
     layers: list[Tensor]
@@ -80,7 +81,7 @@ class Decoder(nn.Module):
     def forward(self, cache: Tensor, store: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """Carry out `plan` on the rows of `cache` and the prefix `store`.
 
-        Returns the sampled ids and logprobs, [2, B], and what `likeliest` gives where it was asked.
+        Returns the sampled ids and logprobs, [2, B], and the result of `likeliest` if some row asks for it.
         """
         copy_cells(cache, store, plan)
         x = self.hidden(cache, plan)
@@ -93,7 +94,7 @@ class Decoder(nn.Module):
         """Return the residual stream after the last layer, [N, hidden]."""
         ids_N, positions_N, rows_N = plan.tokens.unbind(0)
         heads, keys = self.num_heads, self.num_kv_heads
-        # Where each token's 2K keys and values go, counted in cells of one layer.
+        # Destination of each token's 2K keys and values, as indexes into the cells of one layer.
         cells = (rows_N.unsqueeze(1) * (2 * keys) + torch.arange(2 * keys)).mul_(cache.shape[3])
         cells = (cells + positions_N.unsqueeze(1)).flatten()
         rope = self.rope.index_select(0, positions_N).unsqueeze(1)
@@ -107,7 +108,7 @@ class Decoder(nn.Module):
             qk = h[:, : heads + keys]
             if norm.numel() > 0:
                 qk.mul_(self.scale(qk)).mul_(norm)
-            # A rotation of pairs of numbers is a multiplication of complex numbers; in place, inside `h`.
+            # Rotary embedding: rotating a pair of numbers is a complex multiplication. In place, inside of `h`.
             torch.view_as_complex(qk.view(-1, heads + keys, self.head_dim // 2, 2)).mul_(rope)
             past = cache[layer]
             past.view(-1, self.head_dim).index_copy_(0, cells, h[:, heads:].reshape(-1, self.head_dim))
@@ -117,15 +118,15 @@ class Decoder(nn.Module):
         return x
 
     def norm(self, x: Tensor) -> Tensor:
-        """Return `x` over the root of the sum of its squares: RMSNorm, the rest of which is in the weights."""
+        """Return `x` over the root of the sum of its squares: RMSNorm, whose other factors are in the weights."""
         return x * self.scale(x)
 
     def scale(self, x: Tensor) -> Tensor:
-        """Return the factor that `norm` multiplies with, [..., 1]."""
+        """Return the factor that `norm` multiplies by, [..., 1]."""
         return (x * x).sum(-1, keepdim=True).add_(self.epsilon * x.shape[-1]).rsqrt_()
 
     def masks(self, positions_D: Tensor, plan: Plan) -> list[Tensor]:
-        """Return what is added to the scores, 0 or at later positions -inf: of the decoding rows, then per span."""
+        """Return masks to add to the scores (0, or -inf at later positions): of all decoding rows, then per span."""
         masks: list[Tensor] = []
         later = torch.arange(plan.longest) > positions_D.unsqueeze(1)
         masks.append(torch.zeros(later.shape).masked_fill_(later, -float("inf")).unsqueeze(1))
@@ -135,12 +136,12 @@ class Decoder(nn.Module):
         return masks
 
     def attend(self, q: Tensor, past: Tensor, plan: Plan, masks: list[Tensor]) -> Tensor:
-        """Return each token's attention over its row, [N, H E]; `q` [N, H, E], `past` [R, 2K, T, E]."""
+        """Return each token's attention over its row, [N, H E]; `q` is [N, H, E], `past` is [R, 2K, T, E]."""
         keys, group, size = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
         first = plan.num_decoding
         parts: list[Tensor] = []
         if first > 0:
-            # Batched products: twice as fast here as the fused attention, which is made for many queries.
+            # Batched products are twice as fast here as fused attention, which is made for many queries per row.
             k = past[:first, :keys, : plan.longest].flatten(0, 1)
             v = past[:first, keys:, : plan.longest].flatten(0, 1)
             scores = torch.bmm(q[:first].reshape(-1, group, size), k.transpose(1, 2))
@@ -158,7 +159,10 @@ class Decoder(nn.Module):
 
 
 def copy_cells(cache: Tensor, store: Tensor, plan: Plan) -> None:
-    """Carry out the copies that a plan begins with."""
+    """Carry out the copies of a plan.
+
+    The order matters: finished rows are saved before moves overwrite them.
+    """
     used = 0
     for row, start, count in plan.saves:
         part = cache[:, row, :, start : start + count]

@@ -1,6 +1,6 @@
-"""Lay out what the next token of each of some jobs is drawn by, and hand the tokens out to them.
+"""Assemble the sampling parameters of a batch's rows for `sample`, and give the sampled tokens to the jobs.
 
-Shapes: see `agentrl_core.engines.sampling`.
+Shared by both of the embedded engine's batches. Shapes: see `agentrl_core.engines.sampling`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from agentrl_core.engines.jobs import Job, Likeliest
 
 IDLE_KNOBS = (0.0, 1.0, 1.0, 0.0)
-"""Of rows whose job has ended while others in the batch go on."""
+"""Parameters for rows whose job has ended while the rest of the batch continues; their tokens are discarded."""
 
 NO_ROWS, NO_TOKENS = torch.empty(0, dtype=torch.int64), torch.empty(0, 0, dtype=torch.bool)
 
 
 def lay_out(jobs: Sequence[Job]) -> Draw:
-    """Return the draw of one row per job; a job that may draw no token at all ends with an error."""
+    """Return the `Draw` of one row per job; a job that may sample no token at all ends with an error."""
     knobs = [job.draw_knobs() if job.reason is None else IDLE_KNOBS for job in jobs]
     constrained = [row for row, job in enumerate(jobs) if job.reason is None and (job.constraint or job.barred)]
     telling = [row for row, job in enumerate(jobs) if job.request.top_logprobs and job.reason is None]
@@ -42,7 +42,7 @@ def lay_out(jobs: Sequence[Job]) -> Draw:
 
 
 def hand_out(jobs: Sequence[Job], draw: Draw, sampled_2B: Tensor, likeliest_2RK: Tensor, version: int) -> None:
-    """Append what was drawn to each job that has not ended."""
+    """Append the sampled tokens to the jobs that have not ended."""
     ids, logprobs = sampled_2B.tolist()
     told = _told(draw, likeliest_2RK) if draw.num_likeliest > 0 else {}
     for row, job in enumerate(jobs):
@@ -57,12 +57,13 @@ def _allowed(jobs: Sequence[Job]) -> Tensor:
         allowed_CV[[row for row, _, _ in held]], faults = allowed_tokens([constraint for _, _, constraint in held])
         for (_, job, _), fault in zip(held, faults, strict=True):
             if fault:
-                job.fail(f"the grammar cannot be held to any further: {fault}")
+                job.fail(f"the output cannot continue under its grammar: {fault}")
     for job, allowed_V in zip(jobs, allowed_CV, strict=True):
         allowed_V[[token for token in job.barred if token < job.vocab_size]] = False
         if not allowed_V.any():
-            job.fail(f"nothing but its end may follow, and min_tokens is {job.request.sampling.min_tokens}")
-            allowed_V[:] = True  # the row is computed along with the others
+            job.fail(f"only a stop token may follow, and min_tokens is {job.request.sampling.min_tokens}")
+            # The row is still computed with the others, and a softmax over no token would be NaN.
+            allowed_V[:] = True
     return torch.from_numpy(allowed_CV)
 
 

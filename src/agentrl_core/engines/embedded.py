@@ -1,4 +1,8 @@
-"""The embedded engine: a Hugging Face causal language model served in this process, on a thread of its own."""
+"""Embedded engine: serves a Hugging Face causal language model in this process, on its own thread.
+
+Callers in any thread put commands into the engine's inbox. The engine's thread runs them between two decode steps, and
+is the only one that touches jobs, model and cache.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +44,14 @@ CLOSED = "the engine was closed"
 class EmbeddedEngine:
     """Serves one model in this process (see `Engine`).
 
-    `implementation`: `loop` is the engine's own continuous batching with prefix reuse, for Llama, Qwen2 and Qwen3
-    in float32; `generate` serves any architecture in padded batches; `auto` takes the loop where it can. What was
-    taken is in `implementation`, and in `notice` what the user should know about it.
+    `implementation`: `loop` is the engine's own continuous batching with a prefix cache, for Llama, Qwen2 and Qwen3 in
+    float32. `generate` serves any architecture in padded batches. `auto` uses the loop if the model allows it. The
+    choice is in the attribute `implementation`; `notice` tells the user about its consequences.
 
-    `seed` goes into the random numbers of every request, beside the request's own. `slots` bounds the jobs that run
-    at a time, `prefix_tokens` the prefix store, `prefill_tokens` the prompt tokens computed in one step.
+    `seed`: part of the random numbers of every request, besides the request's own seed. `slots`: most jobs that run at
+    the same time. `prefix_tokens`: size of the prefix store. `prefill_tokens`: most prompt tokens computed in one step.
 
-    Raises `EngineError` where the model cannot be loaded or the loop is demanded and cannot serve it.
+    Raises `EngineError` if the model cannot be loaded, or if `loop` is demanded and cannot serve it.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class EmbeddedEngine:
         implementation: Literal["auto", "loop", "generate"] = "auto",
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
-        # Not above: a config's options are held against this signature before anything heavy is imported.
+        # Imported here, because a config's options are checked against this signature before torch is imported.
         import torch
 
         from agentrl_core.engines.batch import ContinuousBatch
@@ -72,21 +76,21 @@ class EmbeddedEngine:
 
         self.version = 0
         self.notice = ""
-        """What the user should know about how this model is served; empty where there is nothing to say."""
+        """Message to the user about how this model is served; empty if there is nothing to say."""
         self._model_dir = Path(model_dir)
         self._seed = seed
         self._threads = threads
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        """Between those who ask and the end of the thread: nothing is put into the inbox afterwards."""
+        """Guards the end of the thread: once `_ended` is set, nothing is put into the inbox."""
         self._ended: EngineError | None = EngineError("the engine has not been started")
         self._thread: threading.Thread | None = None
         self._jobs: dict[str, Job] = {}
         self._paused = False
         self._closing = False
         self._cpu_seconds = 0.0
-        # Read now: the directory may be a checkpoint that goes before the first stop string or grammar comes.
+        # Read now: the directory may be a checkpoint that is deleted before the first stop string or grammar arrives.
         self._tokenizer = read_tokenizer(self._model_dir)
         model: Any = load_model(self._model_dir, self._dtype)
         self._vocab_size = model.get_input_embeddings().num_embeddings
@@ -119,7 +123,7 @@ class EmbeddedEngine:
         """Begin to serve; called once."""
         with self._lock:
             if self._thread is not None:
-                raise EngineError("the engine was started before")
+                raise EngineError("the engine has already been started")
             self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
             self._ended = None
         log.info("%s", self.notice or "the engine runs its own loop")
@@ -127,12 +131,12 @@ class EmbeddedEngine:
         self._thread.start()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Sample as `Engine.generate` says."""
+        """Sample a request; see `Engine.generate`."""
         limit = check_request(request, context_length=self.context_length, vocab_size=self._vocab_size)
         if request.images:
             raise UnservableError(
                 f"request {request.request_id}: this engine's model takes text only, and the request has "
-                f"{len(request.images)} images. Leave them out, or send the request to a model that sees."
+                f"{len(request.images)} images. Leave them out, or send the request to a model with vision."
             )
         job = Job(
             request=request,
@@ -159,26 +163,27 @@ class EmbeddedEngine:
         await self._done(lambda: self._abort(self._jobs.get(request_id)))
 
     async def pause(self) -> None:
-        """Return when no decode step is running and none will start."""
+        """Wait until no decode step is running; none starts until `resume`."""
         await self._done(lambda: self._set_paused(paused=True))
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         await self._done(lambda: self._set_paused(paused=False))
 
     async def load_weights(self, version: int, source: WeightSource) -> None:
         """Switch to new weights between two decode steps; running jobs recompute their keys and values with them."""
         read = functools.partial(source_module, source, self._dtype)
-        # A thread of its own: the loop's pool is for agents, who may never give it back.
+        # On a separate thread: the event loop's thread pool may be full of agents that never return.
         module = await call_on_thread(read, name="weights") if isinstance(source, DirectoryWeights) else read()
         await self._done(lambda: self._load(version, module))
 
     def close(self) -> None:
-        """Fail what runs and end the thread; idempotent."""
+        """Fail running requests and end the thread; idempotent. Blocks until the thread has ended."""
         with self._lock:
             thread, running = self._thread, self._ended is None
             if running:
                 self._inbox.put(self._close)
+            # Never started, so no thread sets `_ended`.
             elif thread is None:
                 self._ended = EngineError(CLOSED)
         if thread is not None:
@@ -199,10 +204,10 @@ class EmbeddedEngine:
         except UnservableError as error:
             raise UnservableError(f"request {request.request_id}: {error}") from error
 
-    # Asking, from any thread.
+    # Commands to the engine's thread; called from any thread.
 
     def _ask(self, command: Callable[[], None]) -> None:
-        """Have the engine's thread carry out `command` between two steps; raises where it has ended."""
+        """Queue a command for the engine's thread, which runs it between two steps; raises if the thread has ended."""
         with self._lock:
             self._check_alive()
             self._inbox.put(command)
@@ -213,16 +218,17 @@ class EmbeddedEngine:
             raise EngineError(str(self._ended)) from self._ended.__cause__
 
     def _tell(self, command: Callable[[], None]) -> None:
-        """Do the same, unless the thread has ended."""
+        """Queue a command; without effect if the thread has ended."""
         with self._lock:
             if self._ended is None:
                 self._inbox.put(command)
 
     async def _done(self, command: Callable[[], None]) -> None:
-        """Ask, and return when it was done; raises the `EngineError` that it raised."""
+        """Queue a command and wait until it has run; raises the `EngineError` that it raised."""
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def carry_out() -> None:
+            # The caller was cancelled while the command was queued.
             if not done.set_running_or_notify_cancel():
                 return
             try:
@@ -231,6 +237,8 @@ class EmbeddedEngine:
             except EngineError as error:
                 done.set_exception(error)
             except Exception as error:
+                # An unexpected error may leave the engine half changed: the caller gets it, and the thread ends with
+                # it.
                 done.set_exception(_failure(error))
                 raise
             else:
@@ -239,7 +247,7 @@ class EmbeddedEngine:
         self._ask(carry_out)
         await asyncio.wrap_future(done)
 
-    # Answering, on the engine's thread.
+    # Called on the engine's thread only.
 
     def _serve(self) -> None:
         import torch
@@ -249,6 +257,7 @@ class EmbeddedEngine:
             torch.set_num_threads(self._threads)
             with torch.inference_mode():
                 while not self._closing:
+                    # Idle: sleep until a command arrives.
                     if not self._batch.busy:
                         self._inbox.get()()
                     self.attend()
@@ -261,7 +270,7 @@ class EmbeddedEngine:
         self._end(end)
 
     def attend(self) -> None:
-        """Carry out what was asked since the last step; blocks while the engine is paused."""
+        """Run the commands queued since the last step; blocks while the engine is paused."""
         while not self._closing:
             try:
                 command = self._inbox.get(block=self._paused)
@@ -270,7 +279,7 @@ class EmbeddedEngine:
             command()
 
     def publish(self, jobs: Sequence[Job]) -> None:
-        """Send consumers what they wait for: the end of their job, or every step where they stream."""
+        """Send consumers their chunks: when their job ends, and at every step if they stream."""
         posts: list[Post] = []
         for job in jobs:
             if job.reason is not None or job.request.stream:
@@ -281,6 +290,7 @@ class EmbeddedEngine:
 
     def _admit(self, job: Job) -> None:
         request_id = job.request.request_id
+        # The thread may have ended while this command was in the inbox.
         refusal = self._ended
         if request_id in self._jobs:
             refusal = EngineError(f"request {request_id} is already running; ids are unique among running requests")
@@ -302,7 +312,7 @@ class EmbeddedEngine:
     def _load(self, version: int, module: nn.Module) -> None:
         if version <= self.version:
             raise EngineError(
-                f"weights of version {version} offered, the engine has {self.version}: versions only rise"
+                f"weights of version {version} offered, but the engine has version {self.version}: versions must rise"
             )
         check_shapes(self._shapes, module)
         self._batch.refresh(module)
@@ -320,13 +330,13 @@ class EmbeddedEngine:
         deliver([(job.mailbox, error) for job in jobs.values()])
 
     def _end(self, error: EngineError) -> None:
-        """Fail every job and command, and those still to come."""
+        """Fail all jobs and queued commands, and refuse new ones."""
         with self._lock:
             self._ended = error
         self._fail(error)
         while not self._inbox.empty():
             self._inbox.get()()
-        del self._batch  # Frees model and cache; nothing reaches it any more.
+        del self._batch  # frees the model and the cache; no command can reach them any more
         restore_switches()
 
 
@@ -337,15 +347,15 @@ def _failure(cause: Exception) -> EngineError:
 
 
 def _context_length(model: Any, wanted: int | None) -> int:
-    """Return `wanted` or what the model was made for; `EngineError` where that is unknown or too little."""
+    """Return `wanted` or the model's own limit; `EngineError` if that is unknown or too small."""
     longest: int | None = getattr(model.config, "max_position_embeddings", None)
     if wanted is None and longest is None:
-        raise EngineError(f"architecture {model.config.model_type} names no longest input; set context_length")
+        raise EngineError(f"architecture {model.config.model_type} states no maximum length; set context_length")
     if wanted is not None and longest is not None and wanted > longest:
-        raise EngineError(f"context_length is {wanted}, the model was made for {longest} positions; lower it")
+        raise EngineError(f"context_length is {wanted}, but the model has {longest} positions only; lower it")
     return wanted or longest or 0
 
 
 def _notice(reason: str | None) -> str:
-    why = "as demanded" if reason is None else f"because the engine's own loop does not serve {reason}"
-    return f"the engine runs through transformers' generate {why}: no prefix reuse, requests wait for the running batch"
+    why = "as configured" if reason is None else f"because the engine's own loop does not serve {reason}"
+    return f"the engine uses transformers' generate {why}: no prefix cache, and requests wait for the running batch"

@@ -1,4 +1,4 @@
-"""Lay the weights of a Hugging Face Llama, Qwen2 or Qwen3 model out for `Decoder`.
+"""Convert the weights of a Hugging Face Llama, Qwen2 or Qwen3 model to the layout of `Decoder`.
 
 Shapes: see `agentrl_core.engines.decoder`.
 """
@@ -16,11 +16,11 @@ from agentrl_core.engines.decoder import Decoder
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose frequencies do not change with the length of the sequence."""
+"""Kinds of rotary embeddings whose frequencies do not change with the length of the sequence."""
 
 
 def why_not_fused(model: nn.Module) -> str | None:
-    """Return what in `model` the decoder cannot compute, or None where it can serve it."""
+    """Return the first property of `model` that the decoder does not support; None if it can serve the model."""
     config: Any = model.config
     if config.model_type not in ARCHITECTURES:
         return f"architecture {config.model_type}"
@@ -60,7 +60,7 @@ def fused_decoder(model: nn.Module, context_length: int) -> Decoder:
 
 
 def refresh(decoder: Decoder, model: nn.Module) -> None:
-    """Write the weights of `model`, of the architecture and shapes that `decoder` was made from, into `decoder`."""
+    """Copy the weights of `model` into `decoder`, which was made from a model of the same architecture and shapes."""
     targets = [decoder.embedding, decoder.final_norm, decoder.head, *decoder.layers]
     for target, source in zip(targets, _fused_tensors(model), strict=True):
         target.copy_(source)
@@ -77,7 +77,7 @@ def _tied(model: nn.Module) -> bool:
 
 
 def _fused_tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Yield embedding, final norm and head, then six tensors per layer, one at a time to save memory."""
+    """Yield embedding, final norm and head, then six tensors per layer; one at a time, to save memory."""
     named: Any = model
     config = named.config
     yield named.model.embed_tokens.weight.detach()
@@ -91,10 +91,12 @@ def _fused_tensors(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _attention(layer: Any, num_heads: int, num_kv_heads: int) -> Iterator[Tensor]:
-    """Yield attention input, its bias, query and key norm, attention output."""
+    """Yield attention input, its bias, query and key norm, and attention output of a layer."""
     attention = layer.self_attn
     scale = 1 / math.sqrt(attention.head_dim)
     normed = hasattr(attention, "q_norm")
+    # The scores' factor goes into the queries. With a query norm it goes into the norm's weight, which would cancel it
+    # otherwise.
     factors = (1.0 if normed else scale, 1.0)
     linears = (attention.q_proj, attention.k_proj)
     weights = [_paired(linear.weight, attention.head_dim) * by for linear, by in zip(linears, factors, strict=True)]
@@ -115,19 +117,19 @@ def _attention(layer: Any, num_heads: int, num_kv_heads: int) -> Iterator[Tensor
 
 
 def _norm_weight(norm: Any) -> Tensor:
-    """Return a norm's weight with the factor between the mean and the sum of squares."""
+    """Return a norm's weight times the factor between the mean and the sum of squares."""
     weight: Tensor = norm.weight.detach()
     return weight * math.sqrt(weight.numel())
 
 
 def _paired(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorder the rows of each head from (first half, second half) to neighbouring pairs, as `Decoder` rotates them."""
+    """Reorder the rows of each head from (first half, second half) to the neighbouring pairs that `Decoder` rotates."""
     pairs = weight.view(-1, 2, head_dim // 2, *weight.shape[1:]).transpose(1, 2)
     return pairs.reshape(weight.shape)
 
 
 def _rope(model: nn.Module, context_length: int) -> Tensor:
-    """Return each position's rotation as complex numbers, [context_length, E / 2], by the model's own module."""
+    """Return the rotation of each position as complex numbers, [context_length, E / 2], from the model's own module."""
     inner: Any = model.model
     cos, sin = inner.rotary_emb(torch.zeros(1), torch.arange(context_length).unsqueeze(0))
     half = cos.shape[-1] // 2

@@ -1,7 +1,7 @@
-"""Batches through the model's own `generate`: serves any architecture that transformers can sample from.
+"""Padded batches through transformers' `generate`: serves any architecture that transformers can sample from.
 
-A batch runs until all of its jobs have ended; what arrives meanwhile waits for the next one. Each token is chosen
-here, by the same `sample` as in the engine's own loop, and forced upon `generate`.
+The slow alternative to `ContinuousBatch`: a batch runs until all of its jobs have ended, and new jobs wait for the next
+one. Each token is chosen here, by the same `sample` as in the engine's own loop, and forced on `generate`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class GenerateBatch:
-    """Runs jobs in padded batches of at most `slots`. Belongs to one thread."""
+    """Runs jobs in padded batches of at most `slots` rows (`implementation: generate`). Belongs to one thread."""
 
     implementation = "generate"
 
     def __init__(self, model: nn.Module, *, slots: int, context_length: int) -> None:
         self._model: Any = model
-        # The directory's own generation settings (top_k, penalties, …) would change what is sampled.
+        # The model directory's generation settings (top_k, penalties, …) would change the sampled distribution.
         self._model.generation_config = type(self._model.generation_config)()
         self._slots = slots
         self._context_length = context_length
@@ -35,7 +35,7 @@ class GenerateBatch:
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether a step has work to do."""
         return any(job.reason is None for job in (*self._running, *self._waiting))
 
     def add(self, job: Job) -> None:
@@ -43,17 +43,19 @@ class GenerateBatch:
         self._waiting.append(job)
 
     def refresh(self, model: nn.Module) -> None:
-        """Take over the weights of `model`; a running batch starts over from what it has sampled."""
+        """Copy the weights of `model`; a running batch restarts with the tokens that it has sampled so far."""
         state = dict(model.named_parameters()) | dict(model.named_buffers())
         for name, target in (*self._model.named_parameters(), *self._model.named_buffers()):
             target.copy_(state[name])
+        # Ends the running batch at its next token: the keys and values inside of `generate` are those of the old
+        # weights.
         self._stale = True
 
     def step(self, host: Host) -> None:
         """Run a batch until all of its jobs have ended, the weights have changed, or the context is full.
 
-        In the last two cases the jobs that go on begin the next batch: rows of jobs that have ended run along, and
-        must not run beyond the positions that the model knows.
+        In the last two cases the unfinished jobs form the next batch. The context fills up early because rows of ended
+        jobs keep growing until the batch ends, and no row may exceed the positions that the model knows.
         """
         self._waiting = [job for job in self._waiting if job.reason is None]
         if not self._running:
@@ -63,6 +65,7 @@ class GenerateBatch:
         longest = max(len(job.ids) for job in jobs)
         padding = [longest - len(job.ids) for job in jobs]
         self._model.generate(
+            # Padding on the left, so that all rows end at the same position.
             torch.tensor([[0] * pad + job.ids for pad, job in zip(padding, jobs, strict=True)]),
             attention_mask=torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding]),
             logits_processor=[lambda _, logits_BV: self._choose(host, logits_BV)],

@@ -1,7 +1,8 @@
-"""Hold outputs to grammars: which tokens may come next in each of them.
+"""Constrain outputs to grammars with llguidance: which tokens may come next in each row.
 
-The work is llguidance's: it walks the vocabulary along a parser and gives one bit per token. Here are the choices
-around it: what ends an output, what is refused, what is kept. Shapes: C constrained rows, V vocabulary.
+llguidance walks the vocabulary along a parser and gives one bit per token. This module decides about the rest: which
+tokens end an output, which grammars are refused, and which compiled ones are kept. Shapes: C constrained rows, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -25,34 +26,36 @@ if TYPE_CHECKING:
     from agentrl_core.types import Grammar
 
 KEPT_GRAMMARS = 128
-"""Compiled grammars that are kept, the latest used: a run's agents share a few; each takes up to some megabytes."""
+"""Most compiled grammars to keep; the least recently used is dropped. A run's agents share a few; each takes up to some
+megabytes."""
 
 WHITESPACE = r"[ \n\r\t]{1,24}"
-"""Between the tokens of JSON. Bounded, because a policy that falls into blanks would otherwise never leave them."""
+"""Whitespace between the tokens of JSON. Bounded, because a policy that begins to sample whitespace might otherwise
+never stop."""
 
 
 @attrs.frozen(kw_only=True)
 class Vocabulary:
-    """The tokens that a model samples, as llguidance walks them."""
+    """Vocabulary of a model in llguidance's form."""
 
     size: int
-    """How many the model can sample."""
+    """Number of tokens that the model can sample."""
     tokens: LLTokenizer
-    """At least those and `end`."""
+    """Those tokens, `end`, and perhaps more that the tokenizer knows."""
     end: int
-    """The bit that says that an output is complete, beyond the model's tokens."""
+    """Index of the bit that marks a complete output; it lies beyond the model's own tokens."""
     executor: LLExecutor
 
 
 class Constraint:
-    """The grammar of one generation, at the place that its output has reached."""
+    """State of one generation's grammar: the position in it that the output has reached."""
 
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, stop_ids: Sequence[int]) -> None:
         self.vocabulary = vocabulary
         self.matcher = matcher
         self._stop_ids = [token for token in stop_ids if 0 <= token < vocabulary.size]
         self._named_stop_ids = [token for token in self._stop_ids if vocabulary.tokens.is_special_token(token)]
-        """Those which stand for no text, so that a grammar means the token where it has it."""
+        """Stop tokens that stand for no text. If a grammar contains such a token, it means the token itself."""
 
     @property
     def exhausted(self) -> bool:
@@ -60,32 +63,33 @@ class Constraint:
         return self.matcher.is_stopped()
 
     def advance(self, token: int) -> None:
-        """Move past a sampled token that is not a stop token; see `broken`."""
+        """Move past a sampled token that is not a stop token; `broken` tells whether the output may continue."""
         self.matcher.consume_token(token)
 
     def settle_stops(self, allowed_V: NDArray[np.uint8], *, complete: bool) -> None:
-        """Allow the stop tokens where the output is complete, or where the grammar demands just that token."""
+        """Allow the stop tokens if the output is complete, or if the grammar demands exactly that token."""
         demanded = [token for token in self._named_stop_ids if allowed_V[token]]
         allowed_V[self._stop_ids] = complete
         allowed_V[demanded] = True
 
     def broken(self, allowed_V: NDArray[np.uint8]) -> str:
-        """Return why the output cannot go on, given what is allowed; empty where it can."""
+        """Return why the output cannot continue with these allowed tokens; an empty string if it can."""
         if self.matcher.is_error():
             return self.matcher.get_error().strip()
-        return "" if allowed_V.any() else "nothing but stop tokens goes on with an output that is not complete"
+        return "" if allowed_V.any() else "the output is not complete, and nothing but stop tokens could follow"
 
 
 def allowed_tokens(constraints: Sequence[Constraint]) -> tuple[NDArray[np.bool_], list[str]]:
-    """Return the tokens that may come next, [C, V], and what broke each constraint, an empty text where nothing.
+    """Return the tokens that may come next, [C, V], and per row why its constraint is broken (empty if it is not).
 
-    Any token is allowed where a constraint is broken, so that the row can be computed along with the others.
+    A broken constraint allows any token, so that its row can still be computed with the others.
     """
     from llguidance.numpy import fill_next_token_bitmask_par
 
     vocabulary = constraints[0].vocabulary
     words_CW = np.zeros((len(constraints), -(-vocabulary.tokens.vocab_size // 32)), dtype=np.int32)
-    # One call for all, because each gives the interpreter lock away, which beside a busy event loop is costly.
+    # One call for all rows: each call releases the interpreter lock, which is slow to get back beside a busy event
+    # loop.
     fill_next_token_bitmask_par(vocabulary.executor, [(one.matcher, c) for c, one in enumerate(constraints)], words_CW)
     allowed_CV = np.unpackbits(words_CW.view(np.uint8), axis=1, bitorder="little")
     faults = []
@@ -98,10 +102,10 @@ def allowed_tokens(constraints: Sequence[Constraint]) -> tuple[NDArray[np.bool_]
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary and keeps them. Callable from several threads.
+    """Compiles grammars for one vocabulary and caches them. Callable from several threads.
 
-    `vocab_size` is the number of tokens that the model can sample, which may exceed what `tokenizer` knows; where
-    `tokenizer` is None, every grammar is refused.
+    `vocab_size` is the number of tokens that the model can sample; the tokenizer may know fewer. If `tokenizer` is
+    None, every grammar is refused.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, vocab_size: int) -> None:
@@ -109,9 +113,10 @@ class Grammars:
         self._vocab_size = vocab_size
         self._vocabulary: Vocabulary | None = None
         self._compiling = threading.Lock()
-        """Around compilation: of a group that brings one grammar the first compiles it and the others find it."""
+        """Held during compilation: if a group brings one grammar, the first request compiles it and the others find
+        it."""
         self._lock = threading.Lock()
-        """Around what is kept; held for moments only."""
+        """Guards the cache; held briefly."""
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     def kept(self, grammar: Grammar, stop_ids: Sequence[int]) -> Constraint | None:
@@ -124,11 +129,13 @@ class Grammars:
         return Constraint(self._vocabulary, matcher.deep_copy(), stop_ids)
 
     def constraint(self, grammar: Grammar, stop_ids: Sequence[int]) -> Constraint:
-        """Return `grammar` at its beginning; takes milliseconds, and seconds with the first and a large vocabulary.
+        """Compile `grammar` if necessary and return it at its beginning. Blocks.
 
-        Raises `UnservableError` where it cannot be compiled.
+        Takes milliseconds; for the first grammar and a large vocabulary, seconds. Raises `UnservableError` if the
+        grammar cannot be compiled.
         """
         with self._compiling:
+            # Look again under the lock: another thread may have compiled the grammar in the meantime.
             while (constraint := self.kept(grammar, stop_ids)) is None:
                 self._vocabulary = self._vocabulary or _read_vocabulary(self._tokenizer, self._vocab_size)
                 matcher = _compile(grammar, self._vocabulary.tokens)
@@ -140,11 +147,11 @@ class Grammars:
 
 
 class _Bytes:
-    """What llguidance builds a vocabulary from: the text of each token, and how it would encode text.
+    """Tokenizer wrapper from which llguidance builds a vocabulary: each token's text, and a way to tokenize text.
 
-    It encodes what a grammar leaves no choice about, and must not find special tokens there: text that looks like
-    one would be answered with a token that the grammar does not have. So it does not encode with the model's
-    tokenizer but with a copy that knows none.
+    llguidance tokenizes the text that a grammar leaves no choice about, and must not get special tokens for it: the
+    grammar would not accept them. So the wrapper tokenizes with a copy of the model's tokenizer that knows no special
+    tokens.
     """
 
     is_tokenizer_wrapper = True
@@ -155,12 +162,14 @@ class _Bytes:
         from tokenizers import Tokenizer
 
         description = json.loads(tokenizer.to_str())
-        # Only read from: it knows how each kind of tokenizer writes bytes. Slices would speed up what is not done here.
+        # Used only to look tokens up: it knows how each kind of tokenizer writes bytes. Slices would speed up
+        # matching, which it is not used for.
         self._known = LLTokenizer(json.dumps(description), slices=[])
         num_known = self._known.vocab_size
         self.special_token_ids = [token for token in range(num_known) if self._known.is_special_token(token)]
         self.tokens = [self._known.decode_bytes([token]) for token in range(num_known)]
-        # The output's end is none of the model's tokens: requests differ in their stop tokens, and those may be text.
+        # The end of an output is a token of its own, outside of the model's vocabulary: requests differ in their stop
+        # tokens, and those may be ordinary text.
         self.eos_token_id = max(size, num_known)
         self.tokens += [b""] * (self.eos_token_id + 1 - num_known)
         special = set(self.special_token_ids)
@@ -172,7 +181,7 @@ class _Bytes:
 
     def __call__(self, text: str) -> list[int]:
         ids = self._plain.encode(text, add_special_tokens=False).ids
-        # A tokenizer may normalize; what is forced must come out byte by byte.
+        # A tokenizer may normalize text, but forced text must come out byte by byte.
         exact = b"".join(self.tokens[token] for token in ids) == text.encode()
         return ids if exact else self._known.greedy_tokenize(text)
 
@@ -181,12 +190,12 @@ def _read_vocabulary(tokenizer: Tokenizer | None, size: int) -> Vocabulary:
     from llguidance import LLExecutor, LLTokenizer
 
     if tokenizer is None:
-        raise UnservableError("a grammar needs the model's tokenizer, and its directory has no tokenizer.json")
+        raise UnservableError("a grammar needs the model's tokenizer, but the model directory has no tokenizer.json")
     try:
         source: Any = _Bytes(tokenizer, size)
         tokens = LLTokenizer(source, eos_token=source.eos_token_id)
     except ValueError as error:
-        raise UnservableError(f"grammars cannot be held to with this model's tokenizer: {error}") from error
+        raise UnservableError(f"grammars cannot be enforced with this model's tokenizer: {error}") from error
     return Vocabulary(size=size, tokens=tokens, end=source.eos_token_id, executor=LLExecutor(1))
 
 
@@ -203,7 +212,7 @@ def _compile(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
             source = LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
         except ValueError as error:
             raise _refusal(grammar, str(error)) from error
-    # Verbose errors would tell the whole output and the parser's insides.
+    # Verbose errors would contain the whole output and the parser's state.
     matcher = LLMatcher(vocabulary, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
     if matcher.is_error():
         raise _refusal(grammar, matcher.get_error())
@@ -211,4 +220,4 @@ def _compile(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
 
 
 def _refusal(grammar: Grammar, reason: str) -> UnservableError:
-    return UnservableError(f"the {grammar.kind} grammar cannot be held to: {reason.strip()}")
+    return UnservableError(f"the {grammar.kind} grammar cannot be enforced: {reason.strip()}")

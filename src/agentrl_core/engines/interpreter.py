@@ -1,4 +1,4 @@
-"""How long threads keep the interpreter lock while an engine serves in their process."""
+"""Shorten Python's thread switch interval while an embedded engine serves, so that the engine gets the GIL in time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 import threading
 
 SWITCH_INTERVAL_S = 5e-4
-"""How long a busy thread may keep the lock from a decode step that has ended. Python's 5 ms is several decode steps of
-a small model: beside a busy event loop the engine would mostly wait."""
+"""Longest time that a busy thread may keep the interpreter lock (GIL) from a decode step that has ended. Python's
+default of 5 ms is several decode steps of a small model, so the engine would mostly wait beside a busy event loop."""
 
 _lock = threading.Lock()
 _serving = 0
@@ -15,7 +15,7 @@ _before = 0.0
 
 
 def shorten_switches() -> None:
-    """Lower the process's switch interval; call `restore_switches` once for each call."""
+    """Shorten the process's switch interval; call `restore_switches` once for each call."""
     global _serving, _before  # noqa: PLW0603 (the switch interval itself is global)
     with _lock:
         if _serving == 0:
@@ -25,7 +25,7 @@ def shorten_switches() -> None:
 
 
 def restore_switches() -> None:
-    """Put the switch interval back once the last engine of the process has ended."""
+    """Restore the switch interval once the last engine of the process has ended."""
     global _serving  # noqa: PLW0603 (see above)
     with _lock:
         _serving -= 1

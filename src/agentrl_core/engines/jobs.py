@@ -1,4 +1,7 @@
-"""One generation on its way through an engine: what was asked, what came out, where the answer goes."""
+"""State of one generation in an in-process engine: the request, the tokens so far, and where its output goes.
+
+`Mailbox` and `check_request` serve the engines for model servers, too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Mailbox:
-    """Hands chunks from the engine's thread to a consumer in any event loop; made in the consumer's loop."""
+    """Passes chunks from the engine's thread to a consumer in any event loop; create it in the consumer's loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -30,18 +33,18 @@ class Mailbox:
         self._waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> list[Chunk]:
-        """Wait for chunks and return them; raise what ended the engine, once all chunks are taken."""
+        """Wait for chunks and return them; once all are taken, raise the error that ended the generation, if any."""
         if not self._arrived and self._failure is None:
             self._waiter = self.loop.create_future()
             await self._waiter
         chunks, self._arrived = self._arrived, []
         if not chunks and self._failure is not None:
-            # A new exception each time: one instance raised in several tasks would mix their tracebacks.
+            # A copy: one instance raised in several tasks would mix their tracebacks.
             raise copy.copy(self._failure) from self._failure.__cause__
         return chunks
 
     def put(self, post: list[Chunk] | EngineError) -> None:
-        """Leave chunks or the failure; runs in the consumer's loop."""
+        """Append chunks or set the failure, and wake the consumer; must run in the consumer's loop."""
         if isinstance(post, EngineError):
             self._failure = post
         else:
@@ -51,22 +54,22 @@ class Mailbox:
 
 
 Likeliest = tuple[tuple[int, float], ...]
-"""Token ids and logprobs of the likeliest tokens at one position, likeliest first."""
+"""Ids and logprobs of the likeliest tokens at one position, likeliest first."""
 
 MOST_TOP_LOGPROBS = 20
-"""Of one position: as many as OpenAI's API allows."""
+"""Largest `top_logprobs`: as many as OpenAI's API allows."""
 
 Post = tuple[Mailbox, "list[Chunk] | EngineError"]
-"""One delivery."""
+"""One delivery: the mailbox and what to put into it."""
 
 
 def deliver(posts: Iterable[Post]) -> None:
-    """Send posts to their consumers, waking each event loop once."""
+    """Put posts into their mailboxes; each event loop is woken once only."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Post]] = {}
     for post in posts:
         by_loop.setdefault(post[0].loop, []).append(post)
     for loop, of_loop in by_loop.items():
-        # A closed loop refuses, and has no consumers left.
+        # A closed loop raises RuntimeError; it has no consumers left.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_put_all, of_loop)
 
@@ -78,35 +81,36 @@ def _put_all(posts: list[Post]) -> None:
 
 @attrs.define(kw_only=True, eq=False)
 class Job:
-    """A request and its state; belongs to the engine's thread once submitted."""
+    """A request and its state; owned by the engine's thread once submitted."""
 
     request: GenerateRequest
     mailbox: Mailbox
     limit: int
-    """Most tokens, prompt and output together."""
+    """Largest number of tokens, prompt and output together."""
     decode: Decode | None
-    """Ids to text; given where the request has stop strings."""
+    """Function from ids to text; set if the request has stop strings."""
     constraint: Constraint | None = None
-    """Given where the request has a grammar."""
+    """State of the request's grammar; set if it has one."""
     vocab_size: int = 0
-    """Tokens that the model can sample; given where the engine bars some of them."""
+    """Number of tokens that the model can sample; set if the engine may bar some of them."""
     seed: int = 0
-    """The engine's, which goes into the random numbers beside the request's."""
+    """Seed of the engine, which the random numbers depend on besides the request's own."""
     ids: list[int] = attrs.field(factory=list)
-    """Prompt and output so far."""
+    """Prompt, and output so far."""
     logprobs: list[float] = attrs.field(factory=list)
     likeliest: list[Likeliest] = attrs.field(factory=list)
-    """Beside each of `logprobs`, where the request asks for them."""
+    """One entry per entry of `logprobs`, if the request asks for them."""
     versions: list[int] = attrs.field(factory=list)
     reason: FinishReason | None = None
     failure: EngineError | None = None
-    """Why this job alone cannot go on, where `reason` is set for that."""
+    """Reason why only this job cannot continue; `reason` is then `abort`."""
     stop_string: str | None = None
     cached: int = 0
-    """Prompt tokens taken from the prefix store when the job was admitted."""
+    """Prompt tokens that were copied from the prefix store when the job was admitted."""
     filled: int = 0
-    """Tokens whose keys and values are in the job's row of the cache; 0 again after a weight change."""
+    """Tokens whose keys and values are in the job's row of the cache; back to 0 after a weight change."""
     _sent: int = 0
+    """Output tokens already returned by `take_chunks`."""
     _stop_ids: frozenset[int] = attrs.field(init=False)
     _random: random.Random = attrs.field(init=False)
 
@@ -121,25 +125,29 @@ class Job:
         return len(self.ids) - self.filled
 
     def draw_knobs(self) -> tuple[float, float, float, float]:
-        """Return a new random number in [0, 1), temperature, top_p and top_k: called once per output token."""
+        """Return a new random number in [0, 1), temperature, top_p and top_k.
+
+        Call it exactly once per output token: each call advances the job's random numbers.
+        """
         sampling = self.request.sampling
         return self._random.random(), sampling.temperature, sampling.top_p, sampling.top_k
 
     @property
     def barred(self) -> frozenset[int]:
-        """Tokens that the next one must not be: those that would end the output before `min_tokens`."""
+        """Tokens that must not come next, because they would end the output before `min_tokens`."""
         return self._stop_ids if self._too_short(len(self.logprobs) + 1) else frozenset()
 
     def _too_short(self, num_tokens: int) -> bool:
         return num_tokens < self.request.sampling.min_tokens
 
     def accept(self, token: int, logprob: float, version: int, likeliest: Likeliest = ()) -> None:
-        """Append a sampled token and note whether it ends the generation."""
+        """Append a sampled token and record whether it ends the generation."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
         if self.request.top_logprobs:
             self.likeliest.append(likeliest[: self.request.top_logprobs])
+        # The order decides ties: an output whose last token both ends it and fills the limit has stopped.
         if token in self._stop_ids and not self._too_short(len(self.logprobs)):
             self.reason = FinishReason.STOP
         elif self.decode is not None and (found := self._find_stop_string(self.decode)) is not None:
@@ -150,12 +158,12 @@ class Job:
             self.reason = FinishReason.LENGTH
 
     def _completes(self, constraint: Constraint, token: int) -> bool:
-        """Move the grammar past `token`; return whether that leaves nothing to sample."""
+        """Move the grammar past `token`; return whether nothing is left to sample."""
         constraint.advance(token)
         return not self._stop_ids and constraint.exhausted
 
     def fail(self, fault: str) -> None:
-        """End the generation, and this one only, with an error."""
+        """End this generation, and only this one, with an error."""
         self.reason = FinishReason.ABORT
         self.failure = UnservableError(f"request {self.request.request_id}: {fault}")
 
@@ -163,9 +171,9 @@ class Job:
         return find_stop_string(self.request.sampling.stop, self.ids, len(self.request.prompt_ids), decode)
 
     def take_chunks(self, version_now: int) -> list[Chunk]:
-        """Return what was not sent yet, one chunk per policy version; the last has the finish reason, if any.
+        """Return the new tokens, one chunk per policy version; the last has the finish reason, if there is one.
 
-        `version_now` is what a last chunk without tokens carries.
+        `version_now` is the version of a last chunk without tokens.
         """
         chunks = []
         first, prompt = self._sent, len(self.request.prompt_ids)
@@ -188,30 +196,31 @@ class Job:
 
 
 class Host(Protocol):
-    """What a batch of jobs sees of its engine."""
+    """Interface of the engine that a batch of jobs uses."""
 
     version: int
     """Policy version of the weights in use."""
 
     def publish(self, jobs: Sequence[Job]) -> None:
-        """Send consumers what these jobs have for them."""
+        """Send consumers the new chunks, or the failure, of these jobs."""
         ...
 
     def attend(self) -> None:
-        """Carry out what was asked of the engine since the last step; blocks while it is paused."""
+        """Run the commands that were given to the engine since the last step; blocks while it is paused."""
         ...
 
 
 def check_request(request: GenerateRequest, *, context_length: int, vocab_size: int) -> int:
-    """Return the most tokens that prompt and output may reach together.
+    """Return the largest number of tokens that prompt and output may have together.
 
-    Raises `UnservableError` where only this request cannot run, and `EngineError` for token ids that the model does
-    not have: they come from another model's tokenizer, which no other request would escape.
+    Raises `UnservableError` if only this request cannot be served. Raises `EngineError`, which ends the run, for token
+    ids that the model does not have: then the tokenizer belongs to another model, and all other requests would fail
+    too.
     """
     prompt, sampling = request.prompt_ids, request.sampling
     if not prompt:
         raise UnservableError(
-            f"request {request.request_id}: the prompt is empty; an engine continues at least one token"
+            f"request {request.request_id}: the prompt is empty; an engine needs at least one token to continue from"
         )
     if len(prompt) >= context_length:
         raise UnservableError(
@@ -244,7 +253,7 @@ def _check_sampling(request_id: str, sampling: Sampling) -> None:
     elif sampling.min_tokens < 0:
         wrong = f"min_tokens {sampling.min_tokens}, expected 0 or above"
     elif sampling.min_tokens and sampling.stop:
-        wrong = "min_tokens beside stop strings, which could end the output before; leave one of them out"
+        wrong = "min_tokens together with stop strings, which could end the output earlier; leave one of them out"
     elif "" in sampling.stop:
         wrong = "an empty stop string, expected text"
     if wrong is not None:

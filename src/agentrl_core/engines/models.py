@@ -1,4 +1,4 @@
-"""Load the model that an engine serves, and the weights that replace its own."""
+"""Load the model that an engine serves, and check that replacement weights belong to the same model."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ if TYPE_CHECKING:
 
 
 def load_model(path: Path, dtype: torch.dtype) -> nn.Module:
-    """Load a causal language model from a local directory, for inference; `EngineError` where it lacks something."""
+    """Load a causal language model from a local directory for inference; `EngineError` if anything is missing."""
     if not (path / "config.json").is_file():
-        raise EngineError(f"{path}: no model directory (config.json is missing). Give a Hugging Face model directory.")
+        raise EngineError(
+            f"{path}: no model directory (config.json is missing); expected a Hugging Face model directory"
+        )
     model: nn.Module = load_causal_lm(path, dtype, error=EngineError)
     return model.eval().requires_grad_(requires_grad=False)
 
 
 def source_module(source: WeightSource, dtype: torch.dtype) -> nn.Module:
-    """Return the module that holds a source's weights; reads the directory where it is one."""
+    """Return the module that holds a source's weights; a directory is read, which blocks."""
     if isinstance(source, ModuleWeights):
         return source.module
     if isinstance(source, DirectoryWeights):
         return load_model(source.path, dtype)
-    raise EngineError(f"weights come as ModuleWeights or DirectoryWeights, got {type(source).__name__}")
+    raise EngineError(f"expected weights as ModuleWeights or DirectoryWeights, got {type(source).__name__}")
 
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -39,7 +41,7 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def check_shapes(expected: dict[str, tuple[int, ...]], model: nn.Module) -> None:
-    """Refuse weights of another model before anything is overwritten; `EngineError` names the first difference."""
+    """Refuse weights of another model before any weight is overwritten; `EngineError` names the first difference."""
     found = shapes(model)
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):

@@ -1,4 +1,8 @@
-"""The engine that samples from a vLLM or SGLang server which others run: ids in, ids out."""
+"""Engine that samples from a separate vLLM or SGLang server, exchanging token ids.
+
+Policies are trained with it, in contrast to an upstream, which returns text only. `RemoteCall` holds the state of a
+request, `ServerFormat` the wire format, `ServerControl` the management calls.
+"""
 
 from __future__ import annotations
 
@@ -46,36 +50,40 @@ log = logging.getLogger(__name__)
 _CLOSED = "the engine was closed"
 _OK = 200
 _MOST_REPLY_BYTES = 256 << 20
-"""Of a reply that is not streamed, or of one event of a stream, which SGLang lets grow with the output."""
+"""Largest reply that is not streamed, and largest event of a stream; SGLang's events grow with the output."""
 _MOST_TOKEN_ID = 2**31
-"""The server knows its vocabulary, and refuses what is beyond."""
+"""Upper bound of token ids, in place of the vocabulary's size: only the server knows that, and it refuses larger
+ids."""
 _MOST_SHOWN_CHARS = 300
 _MOST_VERSION_DIGITS = 18
+"""Longest label that is read as a policy version; all such numbers fit 64 bits."""
 _MOST_EMPTY_ABORTS = 3
+"""Consecutive aborts without a token after which a call fails."""
 _LAST_PARTS_S = 1.0
-"""How long the parts of outputs that a paused server has aborted may take to arrive."""
+"""Time that the tokens of requests which a paused server has aborted may take to arrive."""
 
 
 class OpenAICompatibleEngine:
     """Samples from a model server (see `Engine`).
 
-    `url` is the server's, without `/v1`; `server` its kind. `model` is the name that it serves, the first of its
-    list where None. `api_key_env` names the environment variable that holds its key, `proxy` the way to it, as that of
-    an upstream. `context_length` is asked of the server where None. `max_connections` bounds the calls at a time, per
-    event loop; `connect_timeout_s` how long it may take to be reached, `silence_s` how long it may say nothing,
-    `load_timeout_s` the same while it loads weights. `weights_dir` is where the weights of this process are written for
-    it, a folder that it sees under the same path, in a subfolder that ends with this process; a temporary one where
-    None.
+    `url`: the server's address, without `/v1`. `server`: its kind. `model`: the served name; None takes the first that
+    the server lists. `api_key_env`: the environment variable that holds its key. `proxy`: the proxy to reach it, as for
+    an upstream. `context_length`: None asks the server. `max_connections`: most concurrent calls per event loop.
+    `connect_timeout_s`: longest time to connect. `silence_s`: longest time without data. `load_timeout_s`: the same
+    while the server loads weights. `weights_dir`: folder in which this process writes weights for the server, which
+    must see it under the same path. The weights are in a subfolder that is removed when the engine closes. None uses a
+    temporary folder.
 
-    A call that gets no whole reply is repeated, with what it has, after growing waits: a few times where the server is
-    up, then the call fails with `UnavailableError`; where the server is away, until it comes back. After `patience_s`
-    of that the call fails with an `EngineError`, which ends the run.
+    A call without a whole reply is repeated, with the tokens received so far, after growing waits. If the server is up,
+    it is repeated a few times and then fails with `UnavailableError`. If the server is away, it is repeated until the
+    server is back; after `patience_s` it fails with an `EngineError`, which ends the run.
 
-    Policy versions of tokens are the server's own where it tells them. The prompt and what was sampled are submitted
-    again after a pause, with the rest of the budget and a seed made from the request's and their length.
+    The policy versions of tokens are those that the server reports, if it does. After a pause, the prompt and the
+    sampled tokens are submitted again, with the rest of the token budget and a seed derived from the request's seed and
+    the tokens' number.
 
-    vLLM: loads no weights here. Its logprobs fit a temperature other than 1 only where it was started with
-    `--logprobs-mode processed_logprobs`; requests that would get other logprobs are refused.
+    vLLM cannot load weights here. Its logprobs are right for temperatures other than 1 only if it was started with
+    `--logprobs-mode processed_logprobs`. Requests for which it would return other logprobs are refused.
     """
 
     cpu_seconds = 0.0
@@ -100,7 +108,7 @@ class OpenAICompatibleEngine:
     ) -> None:
         self.version = 0
         self.notice = ""
-        """What the user should know about this server; empty where there is nothing to say."""
+        """Message to the user about this server; empty if there is nothing to say."""
         self._server: ServerFormat = SGLang() if server == "sglang" else VLLM()
         self._model = model
         self._api_key_env = api_key_env
@@ -124,25 +132,26 @@ class OpenAICompatibleEngine:
         self._scaled = True
         """Whether the server's logprobs take the temperature into account."""
         self._labels: dict[str, int] = {}
-        """The server's names of weights, and their policy versions."""
+        """The server's names for weights → policy versions."""
         self._lock = threading.Lock()
-        """Around what several event loops change: the calls, the pause, the version, the end."""
+        """Guards the state that several event loops change: `_calls`, `_paused`, `_quiet`, `version`, `_ended`."""
         self._calls: dict[str, RemoteCall] = {}
         self._paused = False
         self._quiet: concurrent.futures.Future[None] | None = None
-        """Done when no call is with the server; made by a pause."""
+        """Set by a pause; completed once no call is with the server."""
         self._ended: str | None = "the engine has not been started"
         self._leftovers: set[asyncio.Task[None]] = set()
+        """Running abort requests; kept here because asyncio holds tasks by weak references only."""
 
     @property
     def context_length(self) -> int:
-        """Most tokens, prompt and output together, of one request; known once the engine has started."""
+        """Largest number of tokens of one request, prompt and output together; known once the engine has started."""
         if self._context_length is None:
             raise EngineError("the engine has not been started")
         return self._context_length
 
     def start(self) -> None:
-        """Ask the server what it serves, and have it load the policy's weights where it has others."""
+        """Ask the server what it serves; if its weights are not the policy's, have it load those. Blocks."""
         self._headers = _authorization(self._api_key_env)
         asyncio.run(self._begin())
         if self.notice:
@@ -155,17 +164,18 @@ class OpenAICompatibleEngine:
         if self._context_length is None:
             self._context_length = served.context_length
         if self._context_length is None:
-            raise EngineError(f"{self._client.url}: does not say how long a context may be; set context_length")
+            raise EngineError(f"{self._client.url}: the server states no context length; set engine.context_length")
         await self._begin_weights(served)
 
     async def _begin_weights(self, served: Served) -> None:
-        """Make sure that version 0 is what the server samples from, or say what cannot be made sure."""
+        """Make sure that the server samples from version 0, or set `notice` if that cannot be ensured."""
         if self._server.name == "vLLM":
             self._scaled = await self._control.takes_temperature_into_account(served.model)
-            self.notice = f"{self._client.url}: vLLM serves {served.model} as it was started and is given no weights"
+            self.notice = f"{self._client.url}: vLLM keeps serving {served.model}, and never gets trained weights"
             return
         label = served.label
         if self._model_dir is not None and (
+            # SGLang calls the weights that it was started with `default`.
             label not in {None, "default"} or served.model_path != str(self._model_dir)
         ):
             label = "0"
@@ -173,7 +183,7 @@ class OpenAICompatibleEngine:
         self._labels = {} if label is None else {label: 0}
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        """Sample as `Engine.generate` says."""
+        """Sample a request; see `Engine.generate`."""
         self._check_alive()
         limit = check_request(request, context_length=self.context_length, vocab_size=_MOST_TOKEN_ID)
         check_servable(request, self._server, scaled=self._scaled)
@@ -211,7 +221,7 @@ class OpenAICompatibleEngine:
         call.wake()
 
     async def pause(self) -> None:
-        """Return when the server samples nothing for this engine and will not begin to."""
+        """Wait until the server samples nothing for this engine; nothing starts until `resume`."""
         with self._lock:
             self._check_alive()
             self._paused = True
@@ -223,7 +233,8 @@ class OpenAICompatibleEngine:
             except EngineError:
                 self._release()
                 raise
-            # What the server aborted comes with the tokens so far. What reached it after the pause waits there.
+            # Aborted requests return their tokens so far. Requests that reached the server after the pause wait
+            # there, and are cancelled below.
             await asyncio.wait([asyncio.wrap_future(quiet)], timeout=_LAST_PARTS_S)
         with self._lock:
             rest = [call for call in self._calls.values() if call.asking]
@@ -232,18 +243,19 @@ class OpenAICompatibleEngine:
         await asyncio.wrap_future(quiet)
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         if self._server.name == "SGLang":
             await self._control.resume()
         self._release()
 
     async def load_weights(self, version: int, source: WeightSource) -> None:
-        """Have the server read new weights from a directory; requests are paused meanwhile and go on with them."""
+        """Have the server read new weights from a directory; requests pause meanwhile and continue afterwards."""
         with self._lock:
             self._check_alive()
             if version <= self.version:
                 raise EngineError(
-                    f"weights of version {version} offered, the engine has {self.version}: versions only rise"
+                    f"weights of version {version} offered, but the engine has version {self.version}: versions must "
+                    "rise"
                 )
             was_paused = self._paused
         if self._server.name == "vLLM":
@@ -264,7 +276,7 @@ class OpenAICompatibleEngine:
                 await self.resume()
 
     def close(self) -> None:
-        """Fail what runs and end the connections; idempotent."""
+        """Fail running requests and close the connections; idempotent."""
         with self._lock:
             self._ended = _CLOSED
             calls = list(self._calls.values())
@@ -273,10 +285,10 @@ class OpenAICompatibleEngine:
         self._client.close()
         self._folder.close()
 
-    # One call.
+    # The life of one request, in its consumer's event loop.
 
     async def _run(self, call: RemoteCall) -> None:
-        """Ask until the output is complete; the consumer reads the mailbox."""
+        """Call the server until the output is complete; the consumer reads from the mailbox."""
         try:
             while call.reason is None:
                 version = await self._enter(call)
@@ -291,7 +303,7 @@ class OpenAICompatibleEngine:
             call.mailbox.put(call.take_chunks(self.version))
         except EngineError as error:
             call.mailbox.put(error)
-        except Exception as error:  # whatever else goes wrong must reach the consumer, who waits
+        except Exception as error:  # must reach the consumer, which would wait forever otherwise
             log.exception("request %s failed", call.request.request_id)
             unforeseen = EngineError(f"request {call.request.request_id}: {type(error).__name__}: {error}")
             unforeseen.__cause__ = error
@@ -300,18 +312,18 @@ class OpenAICompatibleEngine:
             self._forget(call)
 
     async def _try(self, call: RemoteCall, version: int) -> LostReplyError | None:
-        """Ask once; return the failure after which it may be asked again."""
+        """Call the server once; return the failure if the call may be repeated."""
         try:
             await self._ask(call, version)
         except LostReplyError as failure:
-            call.end_where_due()  # what was lost may be the end behind the last token
+            call.end_where_due()  # perhaps only the finish reason after the last token was lost
             return None if call.reason is not None else failure
         self._absence.end()
         call.failures, call.outlived_absence = 0, False
         return None
 
     async def _retry(self, call: RemoteCall, failure: LostReplyError) -> None:
-        """Wait before a call is asked again; raise where that is in vain for this call, or for all of them."""
+        """Wait before a call is repeated; raise if repeating is pointless for this call, or for all calls."""
         if failure.answered:
             self._absence.end()
         else:
@@ -320,6 +332,7 @@ class OpenAICompatibleEngine:
         call.failures += 1
         call.outlived_absence = call.outlived_absence or failure.unreached
         if call.failures > RETRIES or failure.waited or wait_s > BACKOFF.longest_s:
+            # Many failures in a row: find out whether they are about this call, or the server is away for all of them.
             is_up = failure.answered or await self._control.is_up()
             if is_up:
                 self._absence.end()
@@ -331,7 +344,7 @@ class OpenAICompatibleEngine:
         await call.wait(min(wait_s, BACKOFF.longest_s))
 
     async def _enter(self, call: RemoteCall) -> int | None:
-        """Wait while the engine is paused; return the policy version, or None where the call was aborted."""
+        """Wait while the engine is paused; return the policy version, or None if the request was aborted."""
         while True:
             with self._lock:
                 self._check_alive()
@@ -344,7 +357,7 @@ class OpenAICompatibleEngine:
             await call.wait()
 
     def _leave(self, call: RemoteCall) -> None:
-        """Note that the server samples no longer for a call."""
+        """Record that the server no longer samples for this request."""
         with self._lock:
             call.asking = False
             self._note_quiet()
@@ -357,7 +370,7 @@ class OpenAICompatibleEngine:
             self._note_quiet()
 
     def _note_quiet(self) -> None:
-        """Tell a pause, under the lock, that no call is with the server."""
+        """Complete a waiting pause if no call is with the server; call it while holding the lock."""
         if self._quiet is not None and not any(call.asking for call in self._calls.values()):
             self._quiet.set_result(None)
             self._quiet = None
@@ -370,7 +383,7 @@ class OpenAICompatibleEngine:
             call.wake()
 
     async def _ask(self, call: RemoteCall, version: int) -> None:
-        """Ask the server for what is left of an output, once."""
+        """Make one call to the server for the rest of an output."""
         ask = call.next_ask(self._model or "")
         before, finished = len(call.ids), False
         try:
@@ -390,27 +403,32 @@ class OpenAICompatibleEngine:
             if not finished:
                 self._abandon(ask)
         if not finished and call.reason is None:
+            # A stream that ends early is a broken connection, so it is repeated. A whole reply without a finish reason
+            # is wrong.
             said = f"{self._where(ask)}: the reply has ended without a finish reason"
             raise LostReplyError(said) if ask.stream else UnavailableError(said, status=502)
         if call.reason is not None and call.whole:
             await self._score(call, ask)
         if call.reason is None and len(call.ids) == before:
             call.empty_aborts += 1
+            # During a pause the server aborts every call.
             if call.empty_aborts >= _MOST_EMPTY_ABORTS and not self._paused:
-                raise UnavailableError(f"{self._where(ask)}: the server gave it up {_MOST_EMPTY_ABORTS} times in a row")
+                raise UnavailableError(f"{self._where(ask)}: the server aborted it {_MOST_EMPTY_ABORTS} times in a row")
 
     async def _read_stream(self, call: RemoteCall, ask: Ask, version: int, events: Any) -> bool:
-        """Hand on a streamed output; return whether it came with a finish reason."""
+        """Pass on a streamed output; return whether a finish reason came."""
         before, finished = len(call.ids), False
         async with aclosing(events):
             async for data in events:
                 if data == b"[DONE]":
                     continue
                 event = read_json(self._where(ask), data)
+                # The status of a stream is sent before its first token, so later errors come as events.
                 if "error" in event and "meta_info" not in event and "choices" not in event:
                     raise self._refusal(ask, _code(event), data, {})
                 finished = self._take(call, ask, version, event, len(call.ids) - before) or finished
-                if call.reason is not None and not finished:  # ended here, at a stop string that the server cannot see
+                # This engine has ended the output, at a stop string that the server cannot see as one.
+                if call.reason is not None and not finished:
                     break
                 if call.reason is None and (chunks := call.take_chunks(version)):
                     call.mailbox.put(chunks)
@@ -419,7 +437,7 @@ class OpenAICompatibleEngine:
     def _take(self, call: RemoteCall, ask: Ask, version: int, reply: Any, num_seen: int) -> bool:
         """Read a reply or an event; return whether it has the finish reason."""
         if call.reason is not None:
-            if reply.get("choices") == []:  # vLLM's usage comes behind the last token
+            if reply.get("choices") == []:  # vLLM sends its usage in an event after the last token
                 call.cached = self._server.part(ask, reply, num_seen).cached_tokens
             return True
         try:
@@ -443,17 +461,20 @@ class OpenAICompatibleEngine:
         if known is not None:
             return known
         with self._lock:
-            # Another process of this run may have loaded newer ones.
+            # Another process of this run may have loaded newer weights.
             if label.isdecimal() and len(label) <= _MOST_VERSION_DIGITS and int(label) > self.version:
                 self._labels[label] = self.version = int(label)
                 return self.version
         raise EngineError(
-            f"{self._where(ask)}: sampled from weights that the server calls {label!r}, which are not of this run: "
-            "somebody else loads weights into it"
+            f"{self._where(ask)}: sampled from weights that the server calls {label!r}, which this run did not load; "
+            "let no other run load weights into this server"
         )
 
     async def _score(self, call: RemoteCall, ask: Ask) -> None:
-        """Replace logprobs by those of all tokens: servers rule out tokens before they take them."""
+        """Replace the logprobs by those of the unconstrained distribution, with a second call.
+
+        Servers exclude tokens (by a grammar, or before `min_tokens`) before they compute logprobs.
+        """
         reason, call.reason = call.reason, None
         body = orjson.dumps(self._server.scoring_body(ask, call.ids))
         try:
@@ -463,7 +484,9 @@ class OpenAICompatibleEngine:
                 data = await reply.read(_MOST_REPLY_BYTES)
         except ExchangeError as error:
             raise lost(self._where(ask), error) from error
-        if self._paused:  # what was scored may be the new weights' view of what the old ones sampled
+        # After a pause the scores may come from the new weights, for tokens that the old weights sampled. Without a
+        # reason set, the output is sampled again.
+        if self._paused:
             return
         try:
             call.logprobs = list(self._server.scores(ask, read_json(self._where(ask), data), call.ids))
@@ -474,19 +497,19 @@ class OpenAICompatibleEngine:
         call.reason = reason
 
     def _abandon(self, ask: Ask) -> None:
-        """Have the server stop at once; vLLM stops when the connection ends, SGLang seconds later."""
+        """Have the server stop sampling at once. vLLM stops when the connection closes, SGLang only seconds later."""
         if self._server.name != "SGLang" or self._ended is not None:
             return
 
         async def abort() -> None:
-            with contextlib.suppress(EngineError):  # then it samples to its end for nobody
+            with contextlib.suppress(EngineError):  # if this fails, the server finishes an output that nobody reads
                 await self._control.abort(ask.id)
 
         task = asyncio.get_running_loop().create_task(abort())
         self._leftovers.add(task)
         task.add_done_callback(self._leftovers.discard)
 
-    # What can be wrong.
+    # Errors and their context.
 
     def _check_alive(self) -> None:
         if self._ended is not None:
@@ -506,19 +529,19 @@ class OpenAICompatibleEngine:
 
 
 def _authorization(variable: str | None) -> dict[str, str]:
-    """Read the key of the server; it is shown nowhere."""
+    """Return the header with the server's key; the key never appears in messages."""
     if variable is None:
         return {}
     key = os.environ.get(variable, "").strip()
     if not key:
         raise EngineError(f"engine.api_key_env: the environment variable {variable} is empty or not set")
     if not key.isascii() or not key.isprintable():
-        raise EngineError(f"engine.api_key_env: the value of {variable} cannot stand in a header")
+        raise EngineError(f"engine.api_key_env: the value of {variable} has characters that an HTTP header cannot hold")
     return {"authorization": f"Bearer {key}"}
 
 
 def _code(event: Mapping[str, Any]) -> int:
-    """Return the status that an error in the middle of a stream names."""
+    """Return the status that an error in the middle of a stream names; 500 if it names none."""
     error = event["error"]
     code = error.get("code") if isinstance(error, dict) else None
     return code if type(code) is int else 500

@@ -1,7 +1,7 @@
-"""Which token prefixes have their keys and values in the prefix store, block by block.
+"""Index of the prefix cache: which token prefixes have their keys and values in the store, block by block.
 
-A prefix is a chain of blocks of `block_tokens` ids each; a block is known by the block before it and its own ids.
-So a lookup costs one hash per block, whatever the store holds, and prefixes that begin alike share their blocks.
+A prefix is a chain of blocks of `block_tokens` ids each. A block is identified by the block before it and its own ids.
+So a lookup costs one hash per block, whatever the store holds, and prefixes with a common beginning share its blocks.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 Key = tuple[int, tuple[int, ...]]
-"""(the block before, -1 at the start; the ids of this block)."""
+"""(block before this one, or -1 at the start; ids of this block)."""
 
 ROOT = -1
 
 
 class PrefixIndex:
-    """Maps prefixes to the numbers of `num_blocks` blocks, forgetting the least recently used.
+    """Maps prefixes to `num_blocks` block numbers and evicts the least recently used blocks.
 
-    Holds no keys or values itself. Within a chain the front is always used more recently than what follows, so a
-    forgotten block never leaves successors behind.
+    Holds no keys or values itself. Within a chain, earlier blocks always count as more recently used than later ones,
+    so that an evicted block never leaves successors behind.
     """
 
     def __init__(self, *, num_blocks: int, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self._free = list(range(num_blocks))[::-1]
         self._blocks: OrderedDict[Key, int] = OrderedDict()
-        """Key → block, the least recently used first."""
+        """Key → block number, least recently used first."""
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all prefixes."""
         self._free.extend(self._blocks.values())
         self._blocks.clear()
 
@@ -38,7 +38,7 @@ class PrefixIndex:
         return self._walk(ids)[0]
 
     def key_after(self, ids: Sequence[int], blocks: Sequence[int]) -> Key | None:
-        """Return the key of the block of `ids` that follows its matched `blocks`; None where no whole one is left."""
+        """Return the key of the block of `ids` after its matched `blocks`; None if no whole block is left."""
         start = len(blocks) * self.block_tokens
         block_ids = tuple(ids[start : start + self.block_tokens])
         return (blocks[-1] if blocks else ROOT, block_ids) if len(block_ids) == self.block_tokens else None
@@ -46,7 +46,7 @@ class PrefixIndex:
     def insert(self, ids: Sequence[int]) -> tuple[int, list[int]]:
         """Make room for all whole blocks of `ids`; return how many were known, and the new blocks to be filled.
 
-        Fewer where the chain alone would exceed the store.
+        There are fewer new blocks if the chain alone would exceed the store.
         """
         blocks, keys = self._walk(ids)
         known = len(blocks)
@@ -81,12 +81,12 @@ class PrefixIndex:
         return blocks, keys
 
     def _touch(self, keys: list[Key]) -> None:
-        """Mark a chain as used, its front last."""
+        """Mark a chain as used, its first block last, so that it counts as the most recent."""
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 
     def _take(self, path: set[Key]) -> int | None:
-        """Return a free block, forgetting the oldest where none is left; None where that lies on `path`."""
+        """Return a free block, evicting the least recently used one if necessary; None if that one is on `path`."""
         if self._free:
             return self._free.pop()
         oldest = next(iter(self._blocks), None)

@@ -1,4 +1,7 @@
-"""One request on its way through a model server: what came so far, and what is still to be asked."""
+"""State of one request to a model server: the tokens received so far, and the rest to ask for.
+
+The output of one request may take several calls to the server, because pauses and failures interrupt calls.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,24 @@ if TYPE_CHECKING:
     from agentrl_core.engines.jobs import Mailbox
 
 _numbers = itertools.count()
+"""Numbers that make the ids of calls unique, also of several calls for one request."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class RemoteCall:
-    """A request and its state; belongs to the event loop of its mailbox, but for what the engine's lock guards."""
+    """A request and its state; owned by its mailbox's event loop, except for what the engine's lock guards."""
 
     request: GenerateRequest
     mailbox: Mailbox
     limit: int
-    """Most tokens, prompt and output together."""
+    """Largest number of tokens, prompt and output together."""
     decode: Decode | None
-    """Ids to text; given where the request has stop strings."""
+    """Function from ids to text; set if the request has stop strings."""
     seed: int
-    """The engine's, which goes into the random numbers beside the request's."""
+    """Seed of the engine, which the random numbers depend on besides the request's own."""
     task: asyncio.Task[None] = attrs.field(init=False)
     asking: bool = False
-    """Whether the server may be sampling for it; the engine's lock guards it."""
+    """Whether the server may be sampling for this request; guarded by the engine's lock."""
     aborted: bool = False
     ids: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
@@ -47,23 +51,24 @@ class RemoteCall:
     stop_string: str | None = None
     cached: int | None = None
     failures: int = 0
-    """Times in a row that no whole reply came."""
+    """Consecutive calls without a whole reply."""
     outlived_absence: bool = False
-    """Whether the server was away meanwhile: then those failures say nothing about the call."""
+    """Whether the server was away during those failures; then they say nothing about this request."""
     empty_aborts: int = 0
-    """Times in a row that the server has given it up without a token."""
+    """Consecutive calls that the server aborted before the first token."""
     _sent: int = 0
+    """Output tokens already returned by `take_chunks`."""
     _seam: int = 0
-    """Where in the output the running ask began."""
+    """Index in the output at which the running call began."""
     _waiter: asyncio.Future[None] | None = None
     _interruptible: bool = False
     _interrupted: bool = False
 
     @property
     def whole(self) -> bool:
-        """Whether it is sampled in one go: a grammar would begin anew in the middle of a text.
+        """Whether the output must be sampled in one call, because a grammar would start again in the middle of a text.
 
-        Then its logprobs are asked for anew, without what tokens were ruled out by.
+        Its logprobs are then requested separately, without the constraint that excluded tokens.
         """
         return self.request.sampling.grammar is not None or self.request.sampling.min_tokens > 0
 
@@ -73,14 +78,15 @@ class RemoteCall:
         return self.limit - len(self.request.prompt_ids) - len(self.ids)
 
     def next_ask(self, model: str) -> Ask:
-        """Return what to ask of the server now: the whole request, or what is left of it."""
+        """Return the next call to the server: the whole request, or the rest of its output."""
         if self.whole:
             self.ids, self.logprobs, self.versions, self.top = [], [], [], []
         request, sampling = self.request, self.request.sampling
         self._seam = len(self.ids)
-        # The rest of an output has a seed of its own: the same again would repeat its first random numbers.
+        # The rest of an output gets another seed, because the same seed would repeat the first random numbers.
         seed = zlib.crc32(f"{self.seed}/{sampling.seed}/{self._seam}".encode()) & 0x7FFFFFFF
         return Ask(
+            # The number comes first, and ends with a dash: no id is a prefix of another one (see `Ask.id`).
             id=f"{next(_numbers)}-{request.request_id}",
             request_id=request.request_id,
             prompt_ids=[*request.prompt_ids, *self.ids],
@@ -100,11 +106,14 @@ class RemoteCall:
         )
 
     def accept(self, part: Part, versions: Sequence[int]) -> None:
-        """Append what came, and note whether it ends the output."""
+        """Append received tokens, and record whether they end the output.
+
+        Raises `UnavailableError` for more tokens than requested, `EngineError` if the server returns to older weights.
+        """
         if len(part.ids) > self.remaining:
             raise UnavailableError(
-                f"request {self.request.request_id}: the server sent {len(part.ids)} tokens where {self.remaining} "
-                "were asked for",
+                f"request {self.request.request_id}: the server sent {len(part.ids)} tokens, expected at most "
+                f"{self.remaining}",
                 status=502,
             )
         if versions and versions[0] < (self.versions or [0])[-1]:
@@ -120,6 +129,7 @@ class RemoteCall:
         if self.cached is None:
             self.cached = part.cached_tokens
         self.empty_aborts = 0 if self.ids[self._seam :] else self.empty_aborts
+        # The server finds stop strings itself, except those that began before an interruption.
         if self._seam and self.decode is not None and self._cut_at_stop_string(before, self.decode):
             return
         if part.finish_reason is FinishReason.ABORT:
@@ -128,7 +138,10 @@ class RemoteCall:
             self.reason, self.stop_string = part.finish_reason, part.stop_string
 
     def end_where_due(self) -> None:
-        """End an output that broke off behind the token that would have been its last."""
+        """End an interrupted output if its last token was already the final one.
+
+        An abort or a lost reply may have cut off the finish reason only.
+        """
         if self.reason is not None or not self.ids:
             return
         sampling = self.request.sampling
@@ -140,7 +153,7 @@ class RemoteCall:
             self.reason = FinishReason.LENGTH
 
     def _cut_at_stop_string(self, before: int, decode: Decode) -> bool:
-        """Find a stop string that began before an interruption: the server has only seen its end, as a prompt."""
+        """End the output at a stop string that spans an interruption: the server saw its beginning only as prompt."""
         stop = self.request.sampling.stop
         reach = max(len(text.encode()) for text in stop)
         for count in range(before + 1, min(len(self.ids), self._seam + reach) + 1):
@@ -153,7 +166,7 @@ class RemoteCall:
         return False
 
     def take_chunks(self, version_now: int) -> list[Chunk]:
-        """Return what was not sent yet, one chunk per policy version; the last has the finish reason, if any."""
+        """Return the new tokens, one chunk per policy version; the last has the finish reason, if there is one."""
         if self.whole and self.reason is None:
             return []
         chunks, first = [], self._sent
@@ -178,17 +191,17 @@ class RemoteCall:
             attrs.evolve(last, finish_reason=self.reason, stop_string=self.stop_string, cached_tokens=cached),
         ]
 
-    # Waiting and being interrupted.
+    # Waiting, and interruptions by `wake`.
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Sleep until `wake`, at most for `timeout_s`."""
+        """Sleep until `wake` is called, at most for `timeout_s`."""
         self._waiter = self.mailbox.loop.create_future()
         await asyncio.wait([self._waiter], timeout=timeout_s)
         self._waiter = None
 
     def wake(self) -> None:
-        """End `wait`, and break off what is being asked; from any thread."""
-        with contextlib.suppress(RuntimeError):  # a closed loop has nobody to wake
+        """End `wait`, and cancel the running call to the server; callable from any thread."""
+        with contextlib.suppress(RuntimeError):  # raised by a closed loop, in which nothing waits any more
             self.mailbox.loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -202,9 +215,10 @@ class RemoteCall:
         self._interruptible, self._interrupted = True, False
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        """Swallow an interruption by `wake`, and only that."""
+        """Suppress a cancellation by `wake`, and only that."""
         self._interruptible = False
         if not self._interrupted:
             return False
+        # The consumer may have cancelled the task as well: `uncancel` returns how many other requests remain.
         cancelled_otherwise = self.task.uncancel()
         return kind is asyncio.CancelledError and not cancelled_otherwise

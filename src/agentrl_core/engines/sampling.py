@@ -1,10 +1,10 @@
-"""Draw the next token of every row of a batch, each with its own random number.
+"""Sample the next token of every row of a batch, each with its own random number.
 
-Written in the subset of Python that TorchScript compiles. Shapes: B rows, C constrained rows, R rows that tell their
-likeliest tokens, K of these, V vocabulary.
+Written in the subset of Python that TorchScript compiles. Shapes: B rows, C constrained rows, R rows that return their
+likeliest tokens, K likeliest tokens, V vocabulary.
 """
 
-# No `from __future__ import annotations`: TorchScript reads the fields of `Draw` as objects, not as text.
+# No `from __future__ import annotations`: TorchScript needs the fields' types of `Draw` as objects, not as strings.
 from typing import NamedTuple
 
 import torch
@@ -12,30 +12,31 @@ from torch import Tensor
 
 
 class Draw(NamedTuple):
-    """What the drawing of a token per row depends on beside the logits."""
+    """Sampling parameters of a batch's rows."""
 
     knobs: Tensor
-    """[4, B] in float64: a uniform number in [0, 1), the temperature (0 picks the likeliest token), top_p, and top_k
-    (0 keeps all)."""
+    """[4, B] in float64: a uniform random number in [0, 1), the temperature (0 picks the likeliest token), top_p, and
+    top_k (0 keeps all)."""
     any_greedy: bool
+    """Whether some row has temperature 0; without such rows, their extra work is skipped."""
     any_truncated: bool
-    """Whether some row needs the work for temperature 0, or for top-p and top-k."""
+    """Whether some row uses top-p or top-k; without such rows, the sorting is skipped."""
     constrained: Tensor
-    """Rows that draw from some tokens only, [C]."""
+    """Rows that may sample some tokens only, [C]."""
     allowed: Tensor
-    """Those tokens, [C, V] of bool; at least one in each row."""
+    """Tokens that they may sample, [C, V] of bool; at least one per row."""
     telling: Tensor
-    """Rows that tell their likeliest tokens, [R]."""
+    """Rows that return their likeliest tokens, [R]."""
     num_likeliest: int
-    """How many of these, K; 0 where no row tells any."""
+    """Number of likeliest tokens, K; 0 if no row returns any."""
 
 
 def sample(logits_BV: Tensor, draw: Draw) -> Tensor:
-    """Return token ids and their logprobs, [2, B] in float64 so that one transfer brings both.
+    """Return token ids and their logprobs, [2, B] in float64, so that one transfer brings both.
 
-    The logprob is of the temperature-scaled distribution before constraints, top-p and top-k; of the unscaled one at
-    temperature 0. One uniform number per token through the inverse cumulative distribution makes a row independent
-    of its neighbours.
+    The logprob is that of the temperature-scaled distribution before constraints, top-p and top-k; at temperature 0, of
+    the unscaled one. Each row uses one uniform number and the inverse cumulative distribution, so its token does not
+    depend on the other rows.
     """
     uniform_B, temperature_B, top_p_B, top_k_B = draw.knobs.unbind(0)
     scale_B = torch.where(temperature_B > 0, temperature_B, 1.0) if draw.any_greedy else temperature_B
@@ -45,7 +46,8 @@ def sample(logits_BV: Tensor, draw: Draw) -> Tensor:
     choices_BV = logits_BV
     if draw.constrained.numel() > 0:
         left_CV = logits_BV.index_select(0, draw.constrained).masked_fill_(~draw.allowed, -float("inf"))
-        # A softmax of their own: beside those of tokens that are ruled out, all weights of the others may be 0.
+        # A new softmax over the allowed tokens: next to likely tokens that are excluded, their weights may all round
+        # to 0.
         weights_CV = (left_CV / scale_B1.index_select(0, draw.constrained)).softmax(-1)
         weights_BV.index_copy_(0, draw.constrained, weights_CV)
         choices_BV = logits_BV.index_copy(0, draw.constrained, left_CV)
@@ -53,7 +55,8 @@ def sample(logits_BV: Tensor, draw: Draw) -> Tensor:
         weights_BV = truncate(weights_BV, top_p_B, top_k_B)
     cumulative_BV = weights_BV.cumsum(-1, dtype=torch.float64)
     target_B1 = uniform_B.unsqueeze(1) * cumulative_BV[:, -1:]
-    # right=True: the first token whose cumulative weight exceeds the target, which has a positive weight itself.
+    # right=True finds the first token whose cumulative weight exceeds the target. Such a token has a positive weight.
+    # Rounding may make the target equal to the total; the clamp keeps the index inside of the vocabulary.
     ids_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
     if draw.any_greedy:
         ids_B1 = torch.where(temperature_B.unsqueeze(1) > 0, ids_B1, choices_BV.argmax(-1, keepdim=True))
@@ -62,19 +65,20 @@ def sample(logits_BV: Tensor, draw: Draw) -> Tensor:
 
 
 def likeliest(logits_BV: Tensor, draw: Draw) -> Tensor:
-    """Return the likeliest tokens of the rows that tell them, likeliest first, [2, R, K]: ids and logprobs in float64.
+    """Return the likeliest tokens of the rows that ask for them, likeliest first: ids and logprobs, [2, R, K].
 
-    The logprobs are of the same distribution as those of `sample`.
+    In float64. The logprobs are of the same distribution as those of `sample`.
     """
     temperature_R1 = draw.knobs[1].index_select(0, draw.telling).unsqueeze(1)
     scale_R1 = torch.where(temperature_R1 > 0, temperature_R1, 1.0).to(logits_BV.dtype)
     logprobs_RV = torch.log_softmax(logits_BV.index_select(0, draw.telling) / scale_R1, -1)
+    # A tiny vocabulary may have fewer tokens than are requested.
     logprobs_RK, ids_RK = logprobs_RV.topk(min(draw.num_likeliest, logits_BV.shape[1]), -1)
     return torch.stack((ids_RK.to(torch.float64), logprobs_RK.to(torch.float64)))
 
 
 def truncate(weights_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:
-    """Return the probabilities with those outside top-p or top-k set to 0; the likeliest token always stays."""
+    """Return the probabilities with those outside of top-p or top-k set to 0; the likeliest token always stays."""
     ordered_BV, order_BV = weights_BV.sort(dim=-1, descending=True, stable=True)
     before_BV = ordered_BV.cumsum(-1, dtype=torch.float64) - ordered_BV
     rank_V = torch.arange(weights_BV.shape[1], dtype=torch.float64)

@@ -1,4 +1,7 @@
-"""Ask a model server what it serves, pause it, and have it load weights."""
+"""Management calls to a model server: describe, pause, resume, load weights, abort, health check.
+
+Sampling itself is done by `OpenAICompatibleEngine`; `ServerFormat` holds the wire format.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
 _OK = 200
 _FIRST_SERVER_ERROR = 500
 _NOT_READY = LATER - {_FIRST_SERVER_ERROR}
-"""Statuses that a router sends while the server starts; a 500 comes from the server itself, which has failed."""
+"""Statuses that a router sends while the server behind it starts. Not 500: that comes from the server itself, which has
+failed."""
 _HEALTH_S = 10.0
 """Timeout of a health check."""
 _PROBE = Ask(
@@ -45,38 +49,43 @@ _PROBE = Ask(
     stream=False,
     model="",
 )
+"""Request for one token, to see how a server computes logprobs."""
 
 
 @attrs.frozen(kw_only=True)
 class Served:
-    """What a server says of itself."""
+    """Self-description of a server."""
 
     model: str
     context_length: int | None = None
     label: str | None = None
-    """Its name of the weights in use."""
+    """The server's name for the weights in use."""
     model_path: str = ""
+    """Directory that the weights were loaded from."""
 
 
 class ServerControl:
-    """The calls to a server beside those that sample; while it is away they are repeated for up to `patience_s`."""
+    """Calls to a model server other than sampling; they are repeated for up to `patience_s` while it is away.
+
+    The calls of the engine's start (`describe`, `takes_temperature_into_account`) are not repeated.
+    """
 
     def __init__(self, client: ServerClient, server: ServerFormat, *, load_timeout_s: float, patience_s: float) -> None:
         self._client, self._server = client, server
         self._load_timeout_s = load_timeout_s
         self._patience_s = patience_s
 
-    # While the engine starts.
+    # Calls while the engine starts.
 
     async def describe(self, model: str | None) -> Served:
-        """Ask for the model's name and limits."""
+        """Return the served model's name, context length and weights; `EngineError` if `model` is not served."""
         path = "/v1/models"
         cards = (await self._call("GET", path)).get("data") or []
         with self._expected(path):
             names = [card["id"] for card in cards]
             if not cards or (model is not None and model not in names):
                 known = ", ".join(map(str, names)) or "no model"
-                raise EngineError(f"{self._client.url}: serves {known}, not {model!r}")
+                raise EngineError(f"{self._client.url}: the server serves {known}, not {model!r}; change engine.model")
             card = cards[0 if model is None else names.index(model)]
             length = card.get("max_model_len")
             if not isinstance(card["id"], str) or (length is not None and (type(length) is not int or length < 1)):
@@ -91,7 +100,7 @@ class ServerControl:
         )
 
     async def takes_temperature_into_account(self, model: str) -> bool:
-        """Find out which logprobs a vLLM server returns: its default leaves the temperature out."""
+        """Return whether a vLLM server's logprobs are scaled by the temperature; by default they are not."""
         seen: list[Top] = []
         for temperature in (1.0, 2.0):
             ask = attrs.evolve(_PROBE, model=model, temperature=temperature)
@@ -100,11 +109,11 @@ class ServerControl:
                 seen += self._server.part(ask, reply, 0).top_logprobs
         with self._expected(self._server.path):
             (first, second), (third, fourth) = ([logprob for _, logprob in top] for top in seen)
-        # Of two tokens, the temperature halves how far apart they are.
+        # If scaled, temperature 2 halves the distance between the logprobs of two tokens. Compare with both outcomes.
         return abs((third - fourth) - (first - second)) > abs((third - fourth) - (first - second) / 2)
 
     async def load_at_start(self, directory: Path, label: str) -> None:
-        """Have an idle server load weights, and go on where a run that ended early has left it paused."""
+        """Have an idle server load weights, and resume it if a run that ended early has left it paused."""
         await self.pause()
         await self.load(directory, label)
         await self.resume()
@@ -115,14 +124,14 @@ class ServerControl:
             with await self._client.request(method, path, b"" if body is None else orjson.dumps(body)) as reply:
                 data = await reply.read()
         except ExchangeError as error:
-            raise EngineError(f"{where}: no answer: {error}. Does the server run?") from error
+            raise EngineError(f"{where}: no answer: {error}. Is the server running?") from error
         if reply.status != _OK:
             raise EngineError(f"{where}: status {reply.status}: {error_text(data)}")
         return read_json(where, data)
 
     @contextlib.contextmanager
     def _expected(self, path: str) -> Iterator[None]:
-        """Read what a server says of itself; `EngineError` where that has another form."""
+        """Convert errors of reading a server's self-description into an `EngineError`."""
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -131,26 +140,26 @@ class ServerControl:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    # While it runs.
+    # Calls while the engine runs.
 
     async def pause(self) -> None:
-        """Return when the server has aborted what it sampled, with what it has, and starts nothing."""
+        """Pause the server; returns once it has aborted its requests, which then return their tokens so far."""
         await self._post("/pause_generation", {"mode": "abort"})
 
     async def resume(self) -> None:
-        """Let it sample again."""
+        """Let the server sample again."""
         await self._post("/continue_generation", {})
 
     async def load(self, directory: Path, label: str) -> None:
-        """Have it read weights from a directory that it sees under the same path."""
+        """Have the server read weights from a directory that it sees under the same path."""
         await self._post("/update_weights_from_disk", _weights(directory, label), silence_s=self._load_timeout_s)
 
     async def abort(self, ask_id: str) -> None:
-        """End one call; the server ignores ids that it does not know. Tried once: the call would end by itself."""
+        """End one call; the server ignores unknown ids. Tried once, because the call would end by itself anyway."""
         await self._post("/abort_request", {"rid": ask_id}, patience_s=0.0)
 
     async def is_up(self) -> bool:
-        """Whether the server answers, or something in its place that does not say that it is away."""
+        """Return whether the server answers; a proxy in front of it counts unless its status is 500 or above."""
         try:
             with await self._client.request("GET", "/v1/models", silence_s=_HEALTH_S) as reply:
                 return reply.status < _FIRST_SERVER_ERROR
@@ -160,12 +169,12 @@ class ServerControl:
     async def _post(
         self, path: str, body: Any, *, silence_s: float | None = None, patience_s: float | None = None
     ) -> None:
-        """Tell the server to do something, again while it cannot be reached or says that it is not ready.
+        """Send a command, and repeat it while the server cannot be reached or answers that it is not ready.
 
-        All of it may be done twice: pausing, going on and aborting change nothing the second time, and a load names a
-        directory and a version that no other load has. Nothing later is asked of the server before this returns, so
-        that a load which it was still at when its connection broke ends in the same weights. Silence is not repeated:
-        a server that takes longer than `load_timeout_s` would only begin anew.
+        All commands may be repeated. Pausing, resuming and aborting have no further effect the second time, and a load
+        names a directory and a version that no other load has. Nothing else is sent to the server before this returns;
+        so a load that was still running when its connection broke ends with the same weights. Silence is not a reason
+        to repeat: a server that needs longer than `load_timeout_s` would only start again.
         """
         patience_s = self._patience_s if patience_s is None else patience_s
         begun = time.monotonic()
@@ -185,4 +194,5 @@ class ServerControl:
 
 
 def _weights(directory: Path, label: str) -> dict[str, Any]:
+    # The server's prefix cache is flushed, because it holds keys and values of the old weights.
     return {"model_path": str(directory), "weight_version": label, "flush_cache": True}

@@ -1,4 +1,4 @@
-"""Classifies failures of a model server: by their effect on the call, on the calls that follow, and on the run."""
+"""Classify failures of a model server: which fail one call, which are retried, and which end the run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRIES = 4
-"""Times that a call is sent again, to a server that is up. One that is away is waited for."""
+"""Most retries of a call to a server that is up. A server that is away is waited for, however many calls that takes."""
 BACKOFF = Backoff(longest_s=10.0)
 
 _UNAUTHORIZED = frozenset({401, 403})
 _ABOUT_ONE_CALL = frozenset({400, 413, 422})
-"""Statuses of a server that will not do this one call."""
+"""Statuses with which a server refuses this call only."""
 _TOO_MANY = 429
 _OVERLOADED = frozenset({503, 529})
 _TIMED_OUT = frozenset({408, 504, 522, 524})
 
 
 def lost(where: str, error: ExchangeError) -> LostReplyError:
-    """Return what an exchange without a whole reply means."""
+    """Return the error for an exchange without a whole reply."""
     silent = error.fault == "silent"
     unreached = error.fault == "connect"
     return LostReplyError(f"{where}: {error}", status=504 if silent else 502, waited=silent, unreached=unreached)
@@ -38,19 +38,19 @@ def lost(where: str, error: ExchangeError) -> LostReplyError:
 def refusal(
     where: str, status: int, data: bytes, *, headers: Mapping[str, str], api_key_env: str | None
 ) -> EngineError:
-    """Return what a status other than 200 means.
+    """Return the error for a status other than 200.
 
-    Only a refused key ends the run: any other status may be a router's in front of the server, and pass.
+    Only a rejected key ends the run. Any other status may come from a router in front of the server, and pass.
     """
     said = f"{where}: status {status}: {error_text(data)}"
     if status in _UNAUTHORIZED:
         key = f"the key in {api_key_env}" if api_key_env else "no key: set api_key_env"
-        return EngineError(f"{said}. It was sent {key}.")
+        return EngineError(f"{said}. The request carried {key}.")
     if status in _ABOUT_ONE_CALL:
         return UnservableError(said)
     wait_s = retry_after_s(headers)
     if status == _TOO_MANY:
-        said += " It has too much to do; ask for less at a time."
+        said += " The server is overloaded; lower engine.max_connections."
         return LostReplyError(said, status=_TOO_MANY, retry_after_s=wait_s, answered=True)
     if status in _OVERLOADED:
         return LostReplyError(said, status=503, retry_after_s=wait_s)
@@ -59,9 +59,9 @@ def refusal(
 
 
 class Absence:
-    """For how long a server has been away: since the first failure after which nothing was heard of it.
+    """Time since which a server has been away: since the first failure after its last sign of life.
 
-    Shared by all calls of an engine; the moments that two threads may disagree about make no difference.
+    Shared by all calls of an engine, without a lock: a disagreement of two threads by moments makes no difference.
     """
 
     def __init__(self, url: str, *, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,7 +69,7 @@ class Absence:
         self._since: float | None = None
 
     def begin(self, why: str) -> None:
-        """Note a failure; `EngineError` once the server has been away for longer than `patience_s`."""
+        """Record a failure; `EngineError` once the server has been away for longer than `patience_s`."""
         now = self._clock()
         if self._since is None:
             self._since = now
@@ -77,11 +77,11 @@ class Absence:
         elif now - self._since > self._patience_s:
             raise EngineError(
                 f"{self._url}: the model server has been away for {now - self._since:.0f} s, longer than "
-                f"engine.patience_s = {self._patience_s:g} allows; start it, then resume the run. It was at: {why}"
+                f"engine.patience_s = {self._patience_s:g} allows; start it, then resume the run. Last failure: {why}"
             )
 
     def end(self) -> None:
-        """Note that the server answers."""
+        """Record that the server answers."""
         if self._since is not None:
             log.info("the model server answers again, after %.0f s", self._clock() - self._since)
             self._since = None

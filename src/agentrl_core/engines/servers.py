@@ -1,4 +1,4 @@
-"""What vLLM and SGLang are asked for tokens, and what their replies hold: the two wire formats, ids in, ids out.
+"""Wire formats of vLLM and SGLang: build requests with token ids, and read and check the replies.
 
 Facts of SGLang 0.5.23 (`/generate`) and vLLM 0.33 (`/v1/completions` with token ids).
 """
@@ -23,16 +23,16 @@ Top: TypeAlias = tuple[tuple[int, float], ...]
 
 _MOST_SHOWN_CHARS = 300
 _NO_LOGPROB = -9999.0
-"""How vLLM writes minus infinity."""
+"""vLLM's stand-in for minus infinity, which JSON cannot express."""
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
 @attrs.frozen(kw_only=True)
 class Ask:
-    """One call to a server: a request, or the rest of one that was interrupted."""
+    """One call to a server: a whole request, or the rest of an interrupted one."""
 
     id: str
-    """Unique among all calls, and no prefix of another's: SGLang aborts by prefix."""
+    """Unique among all calls, and not a prefix of another call's id: SGLang aborts by prefix."""
     request_id: str
     prompt_ids: Sequence[int]
     max_tokens: int
@@ -52,22 +52,22 @@ class Ask:
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """Tokens that a reply adds to those before."""
+    """Tokens that a reply adds to the earlier ones."""
 
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[Top, ...] = ()
     labels: tuple[str, ...] = ()
-    """The server's name of the weights that sampled each token; empty where it does not tell. [T]"""
+    """The server's name for the weights that sampled each token; empty if it does not tell. [T]"""
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     cached_tokens: int | None = None
 
 
 class LostReplyError(UnavailableError):
-    """A reply did not come, or not whole: the same may be asked again, and is lost for good only if that fails, too.
+    """No reply, or an incomplete one: the call is repeated, and counts as failed only if the repetitions fail too.
 
-    To sample once more is harmless: what a server may have sampled for a reply that was lost is seen by nobody.
+    Sampling again is safe, because nobody has seen the tokens of a lost reply.
     """
 
     def __init__(
@@ -82,52 +82,53 @@ class LostReplyError(UnavailableError):
     ) -> None:
         super().__init__(message, status=status, retry_after_s=retry_after_s)
         self.unreached = unreached
-        """Whether there was nobody to be asked, which says nothing of what was asked."""
+        """Whether no server was reached; then the failure says nothing about the call."""
         self.answered = answered
-        """Whether it was the model server itself that spoke: one with too much to do is not away."""
+        """Whether the model server itself replied; an overloaded server is not away."""
         self.waited = waited
-        """Whether so much time went by that asking again at once would serve nobody."""
+        """Whether so much time has passed that an immediate repetition would not help."""
 
 
 class ServerFormat(Protocol):
-    """How one kind of server is spoken to."""
+    """Wire format of one kind of server."""
 
     name: str
     path: str
-    """Where tokens are sampled."""
+    """Route that samples tokens."""
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        """Build the request."""
+        """Return the body of a request."""
         ...
 
     def part(self, ask: Ask, reply: Any, num_seen: int) -> Part:
-        """Read a reply, or one event of a stream before which `num_seen` tokens had come.
+        """Read a reply, or one event of a stream; `num_seen` tokens came in earlier events.
 
-        Raises `EngineError` where it lacks ids or logprobs, or they do not fit together.
+        Raises `EngineError` if ids or logprobs are missing, or do not fit together.
         """
         ...
 
     def scoring_body(self, ask: Ask, output_ids: Sequence[int]) -> dict[str, Any]:
-        """Build a request for the logprobs of `output_ids` behind the prompt, without a grammar, temperature 1."""
+        """Return a request for the logprobs of `output_ids` after the prompt, without grammar, at temperature 1."""
         ...
 
     def scores(self, ask: Ask, reply: Any, output_ids: Sequence[int]) -> tuple[float, ...]:
-        """Read its reply. [T]."""
+        """Read the logprobs from the reply to `scoring_body`. [T]."""
         ...
 
 
 class SGLang:
-    """SGLang's own `/generate`. Its logprobs are those of the distribution scaled by the temperature."""
+    """SGLang's own `/generate`. Its logprobs are those of the temperature-scaled distribution."""
 
     name = "SGLang"
     path = "/generate"
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        """Build the request."""
+        """Return the body of a request."""
         sampling: dict[str, Any] = {
             "max_new_tokens": ask.max_tokens,
             "temperature": ask.temperature,
             "top_p": ask.top_p,
+            # -1 stands for all tokens, as 0 does here.
             "top_k": ask.top_k or -1,
             # The server fills what is left out from the model's generation_config.json.
             "min_p": 0.0,
@@ -138,6 +139,7 @@ class SGLang:
             "stop_token_ids": list(ask.stop_token_ids),
             "min_new_tokens": ask.min_tokens,
             "ignore_eos": ask.ignore_eos,
+            # The sampled ids must come back unchanged, with the stop string and special tokens.
             "no_stop_trim": True,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
@@ -155,18 +157,19 @@ class SGLang:
         }
 
     def part(self, ask: Ask, reply: Any, num_seen: int) -> Part:
-        """Read a reply; events of a stream are cumulative, or not, as the server is set."""
+        """Read a reply; whether events of a stream are cumulative depends on the server's settings."""
         meta = reply["meta_info"]
         total: int = meta["completion_tokens"]
         entries = meta.get("output_token_logprobs")
         if entries is None and total:
             raise EngineError(_lacks(ask, "logprobs (meta_info.output_token_logprobs)"))
         entries = entries or []
+        # As many entries as tokens in total: the event is cumulative, so skip those already seen.
         first = num_seen if len(entries) == total else 0
         if len(entries) not in {total, total - num_seen} or first > len(entries):
             raise _bad(
-                f"request {ask.request_id}: SGLang says {total} tokens, sends {len(entries)} logprobs, and sent "
-                f"{num_seen} tokens before: none of it can be trusted"
+                f"request {ask.request_id}: SGLang reports {total} tokens in total, but sends {len(entries)} logprobs "
+                f"after {num_seen} earlier tokens"
             )
         top = (meta.get("output_top_logprobs") or [])[first:] if ask.top_logprobs else ()
         finish = meta.get("finish_reason") or {}
@@ -189,7 +192,7 @@ class SGLang:
         )
 
     def scoring_body(self, ask: Ask, output_ids: Sequence[int]) -> dict[str, Any]:
-        """Ask for the logprobs of a prompt, sampling nothing."""
+        """Return a request for the logprobs of the prompt, without sampling."""
         return {
             "rid": ask.id,
             "input_ids": [*ask.prompt_ids, *output_ids],
@@ -199,11 +202,11 @@ class SGLang:
         }
 
     def scores(self, ask: Ask, reply: Any, output_ids: Sequence[int]) -> tuple[float, ...]:
-        """Read the logprobs of a prompt; the first has none."""
+        """Read the logprobs of the prompt; the first entry belongs to the token before the output and is skipped."""
         entries = reply["meta_info"]["input_token_logprobs"][1:]
         part = Part(ids=tuple(entry[1] for entry in entries), logprobs=tuple(entry[0] for entry in entries))
         if part.ids != tuple(output_ids):
-            raise _bad(f"request {ask.request_id}: SGLang scored other tokens than those it had sampled")
+            raise _bad(f"request {ask.request_id}: SGLang returned logprobs of other tokens than those sampled")
         return _checked(ask, part).logprobs
 
 
@@ -214,7 +217,7 @@ class VLLM:
     path = "/v1/completions"
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        """Build the request."""
+        """Return the body of a request."""
         body: dict[str, Any] = {
             "model": ask.model,
             "request_id": ask.id,
@@ -231,12 +234,13 @@ class VLLM:
             "stop": list(ask.stop),
             "stop_token_ids": list(ask.stop_token_ids),
             "min_tokens": ask.min_tokens,
-            "ignore_eos": True,  # what ends a turn is in stop_token_ids
+            "ignore_eos": True,  # the tokens that end a turn are all in stop_token_ids
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
             "seed": ask.seed,
             "logprobs": ask.top_logprobs,
             "return_token_ids": True,
+            # Keys of top_logprobs are then token ids; the texts of tokens need not be unique.
             "return_tokens_as_token_ids": True,
             "stream": ask.stream,
         }
@@ -247,9 +251,10 @@ class VLLM:
         return body
 
     def part(self, ask: Ask, reply: Any, num_seen: int) -> Part:
-        """Read a reply; events of a stream hold what is new."""
+        """Read a reply; each event of a stream holds only new tokens."""
         usage = reply.get("usage") or {}
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        # The last event of a stream holds the usage only.
         if not reply["choices"]:
             return Part(cached_tokens=cached)
         choice = reply["choices"][0]
@@ -261,10 +266,10 @@ class VLLM:
             raise EngineError(_lacks(ask, "logprobs (choices[].logprobs.token_logprobs)"))
         prompt = choice.get("prompt_token_ids")
         if prompt is not None and prompt != list(ask.prompt_ids):
-            raise _bad(f"request {ask.request_id}: vLLM answered another prompt than the one it was sent")
+            raise _bad(f"request {ask.request_id}: vLLM replied to another prompt than the one that was sent")
         told = usage.get("completion_tokens")
         if told is not None and told != num_seen + len(ids):
-            raise _bad(f"request {ask.request_id}: vLLM says {told} tokens and sent {num_seen + len(ids)}")
+            raise _bad(f"request {ask.request_id}: vLLM reports {told} tokens, but sent {num_seen + len(ids)}")
         reason, stop = choice.get("finish_reason"), choice.get("stop_reason")
         top = logprobs.get("top_logprobs") or () if ask.top_logprobs else ()
         return _checked(
@@ -280,7 +285,7 @@ class VLLM:
         )
 
     def scoring_body(self, ask: Ask, output_ids: Sequence[int]) -> dict[str, Any]:
-        """Ask for the logprobs of a prompt; the one token that must be sampled is not looked at."""
+        """Return a request for the logprobs of the prompt; vLLM must sample one token, which is ignored."""
         prompt = [*ask.prompt_ids, *output_ids]
         return {
             "model": ask.model,
@@ -292,7 +297,7 @@ class VLLM:
         }
 
     def scores(self, ask: Ask, reply: Any, output_ids: Sequence[int]) -> tuple[float, ...]:
-        """Read the logprobs of a prompt: one table per token, keyed by its id."""
+        """Read the logprobs of the prompt: one table per token, keyed by token id."""
         tables = reply["choices"][0]["prompt_logprobs"][len(ask.prompt_ids) :]
         pairs = zip(tables, output_ids, strict=True)
         part = Part(ids=tuple(output_ids), logprobs=tuple(table[str(token)]["logprob"] for table, token in pairs))
@@ -300,22 +305,23 @@ class VLLM:
 
 
 def check_servable(request: GenerateRequest, server: ServerFormat, *, scaled: bool) -> None:
-    """Refuse what a server would answer with other logprobs than an engine's.
+    """Refuse requests for which a server would return other logprobs than the embedded engine.
 
-    `scaled`: whether its logprobs take the temperature into account, and then also top_p and top_k.
+    `scaled`: whether its logprobs take the temperature into account; they then also take top_p and top_k into account.
     """
     sampling, wrong = request.sampling, None
     cut = sampling.top_p < 1 or sampling.top_k > 0
     constrained = sampling.grammar is not None or sampling.min_tokens > 0
     rule = "min_tokens" if sampling.grammar is None else "a grammar"
     if request.images:
-        wrong = "images are not sent to model servers; use a model of text"
+        wrong = "images are not sent to model servers; leave them out"
     elif constrained and sampling.temperature not in {0.0, 1.0}:
+        # Constrained outputs get their logprobs from a second call at temperature 1; those of temperature 0 are equal.
         wrong = f"{rule} needs temperature 0 or 1 here, not {sampling.temperature}"
     elif constrained and request.top_logprobs:
-        wrong = f"top_logprobs would be those of the tokens that {rule} allows; leave one of them out"
+        wrong = f"top_logprobs would cover only the tokens that {rule} allows; leave one of the two out"
     elif server.name == "SGLang" and sampling.ignore_eos and sampling.stop_token_ids:
-        wrong = "ignore_eos: SGLang then ignores stop_token_ids, too; leave one of them out"
+        wrong = "ignore_eos: SGLang then ignores stop_token_ids as well; leave one of the two out"
     elif server.name == "vLLM" and not scaled and sampling.temperature not in {0.0, 1.0}:
         wrong = (
             f"temperature {sampling.temperature}: this vLLM server returns logprobs without it; start the server "
@@ -328,7 +334,7 @@ def check_servable(request: GenerateRequest, server: ServerFormat, *, scaled: bo
 
 
 def read_json(where: str, data: bytes) -> Any:
-    """Decode a reply; `LostReplyError` shows how it begins."""
+    """Decode a reply; `LostReplyError` quotes its beginning if it is not a JSON object."""
     try:
         reply = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -339,13 +345,13 @@ def read_json(where: str, data: bytes) -> Any:
 
 
 def shown(data: bytes) -> str:
-    """Return the beginning of a reply for a message."""
+    """Return the beginning of a reply, for error messages."""
     text = data[: 4 * _MOST_SHOWN_CHARS].decode(errors="replace")
     return repr(text if len(text) <= _MOST_SHOWN_CHARS else f"{text[:_MOST_SHOWN_CHARS]}…")
 
 
 def error_text(data: bytes) -> str:
-    """Return what a server says went wrong, in whichever shape it says so."""
+    """Return the error message in a server's reply, in whichever of the usual shapes it comes."""
     try:
         reply = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -357,7 +363,7 @@ def error_text(data: bytes) -> str:
 
 
 def _checked(ask: Ask, part: Part) -> Part:
-    """Refuse tokens without a logprob each, and values that are neither ids nor logprobs."""
+    """Raise if a token lacks its logprob, or if a value is not a valid id or logprob; else return `part`."""
     num_ids, num_logprobs = len(part.ids), len(part.logprobs)
     if num_ids != num_logprobs:
         raise _bad(f"request {ask.request_id}: the server sent {num_ids} token ids and {num_logprobs} logprobs")
@@ -367,7 +373,7 @@ def _checked(ask: Ask, part: Part) -> Part:
         if type(logprob) not in {float, int} or not math.isfinite(logprob) or logprob <= _NO_LOGPROB:
             raise _bad(f"request {ask.request_id}: the server sent {logprob!r} as the logprob of token {token}")
     if part.labels and len(part.labels) != num_ids:
-        raise _bad(f"request {ask.request_id}: the server names no weights for some of its {num_ids} tokens")
+        raise _bad(f"request {ask.request_id}: the server reports no weight version for some of its {num_ids} tokens")
     if ask.top_logprobs and part.ids and len(part.top_logprobs) != num_ids:
         raise _bad(
             f"request {ask.request_id}: the server sent {num_ids} token ids and the likeliest tokens of "
@@ -377,7 +383,7 @@ def _checked(ask: Ask, part: Part) -> Part:
 
 
 def _bad(message: str) -> UnavailableError:
-    """Make the error of one reply that cannot be trusted: nothing of it is used, and others may be sound."""
+    """Return the error for one reply that cannot be trusted; none of it is used, but other replies may be sound."""
     return UnavailableError(message, status=502)
 
 
@@ -389,7 +395,10 @@ def _lacks(ask: Ask, what: str) -> str:
 
 
 def _check_output_ids(ask: Ask, told: Any, ids: list[int]) -> None:
-    """Compare the two places where SGLang tells ids; from one it may have trimmed the stop token."""
+    """Compare the two places where SGLang reports ids.
+
+    `output_ids` may lack the stop token, and in a stream may hold the new tokens only.
+    """
     if told is None or told in (ids, ids[:-1]) or (ask.stream and told == ids[len(ids) - len(told) :]):
         return
     raise _bad(
@@ -398,11 +407,12 @@ def _check_output_ids(ask: Ask, told: Any, ids: list[int]) -> None:
 
 
 def _labels(meta: Mapping[str, Any], total: int) -> tuple[str, ...]:
-    """Return the server's name of the weights behind each token."""
+    """Return the server's name for the weights that sampled each token."""
     spans = meta.get("weight_versions")
     if spans:
-        if sum(span["end"] - span["start"] for span in spans) != total:  # before as many labels are made
-            raise _bad(f"SGLang names the weights of {spans!r:.200} in an output of {total} tokens")
+        # Checked before the labels are built: a wrong span could ask for any number of them.
+        if sum(span["end"] - span["start"] for span in spans) != total:
+            raise _bad(f"SGLang reports the weight versions {spans!r:.200} for an output of {total} tokens")
         return tuple(str(span["version"]) for span in spans for _ in range(span["start"], span["end"]))
     label = meta.get("weight_version")
     return () if label is None else (str(label),) * total
@@ -415,7 +425,7 @@ def _sglang_grammar(ask: Ask) -> dict[str, Any]:
         return {"json_schema": '{"type": "object"}'}
     if grammar.kind == "lark":
         raise UnservableError(
-            f"request {ask.request_id}: SGLang takes grammars as EBNF, not as Lark; use a JSON schema or a regular "
+            f"request {ask.request_id}: SGLang accepts grammars in EBNF, not in Lark; use a JSON schema or a regular "
             "expression"
         )
     return {grammar.kind: grammar.value}
@@ -430,6 +440,6 @@ def _vllm_grammar(grammar: Grammar) -> dict[str, Any]:
 
 
 def _vllm_top(position: Mapping[str, float], most: int) -> Top:
-    """Read `{"token_id:5": -0.1, …}`, which has the sampled token beside the likeliest."""
+    """Read `{"token_id:5": -0.1, …}`, which may contain the sampled token besides the likeliest ones."""
     pairs = [(int(name.removeprefix("token_id:")), logprob) for name, logprob in position.items()]
     return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:most])

@@ -1,4 +1,4 @@
-"""Find stop strings in sampled tokens."""
+"""Find stop strings in sampled tokens, and load the tokenizer that this needs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Decode = Callable[[list[int]], str]
-"""Token ids to text, special tokens included."""
+"""Function from token ids to text, special tokens included."""
 
 
 def load_decode(model_dir: Path) -> Decode:
-    """Return how to decode the tokens of a model directory; `EngineError` where it has no tokenizer."""
+    """Return the decode function of a model directory; `EngineError` if it has no tokenizer."""
     return decoding(load_tokenizer(model_dir))
 
 
 def decoding(tokenizer: Tokenizer) -> Decode:
-    """Return how `tokenizer` decodes."""
+    """Return the decode function of `tokenizer`."""
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """Read the tokenizer of a model directory; `EngineError` where it has none."""
+    """Read the tokenizer of a model directory; `EngineError` if there is none."""
     tokenizer = read_tokenizer(model_dir)
     if tokenizer is None:
         raise EngineError(
@@ -37,7 +37,7 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
 
 
 def read_tokenizer(model_dir: Path) -> Tokenizer | None:
-    """Read the tokenizer of a model directory that may have none; `EngineError` where it is broken."""
+    """Read the tokenizer of a model directory, None if there is none; `EngineError` if it is broken."""
     from tokenizers import Tokenizer
 
     path = model_dir / "tokenizer.json"
@@ -45,15 +45,15 @@ def read_tokenizer(model_dir: Path) -> Tokenizer | None:
         return None
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
+    except Exception as error:  # tokenizers raises bare Exception
         raise EngineError(f"{path}: the tokenizer cannot be read: {error}") from error
 
 
 def find_stop_string(stop: Sequence[str], ids: Sequence[int], start: int, decode: Decode) -> str | None:
     """Return the stop string that the last token completed, if any; the output begins at `ids[start]`.
 
-    Looks at the end of the output only. A token stands for at least one byte, so a match reaches back at most as
-    many tokens as the string has bytes; four more keep a character that the cut splits away from the match.
+    Looks at the end of the output only. A token stands for at least one byte, so a match reaches back at most as many
+    tokens as the string has bytes. Four more tokens keep a character that the cut splits out of the match.
     """
     reach = max(len(text.encode()) for text in stop) + 4
     tail = decode(list(ids[max(start, len(ids) - reach) :]))

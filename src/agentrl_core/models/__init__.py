@@ -1,1 +1,1 @@
-"""Policies built from nothing."""
+"""Model directories: check and load them, and build tiny models with random weights."""

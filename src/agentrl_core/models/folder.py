@@ -1,4 +1,4 @@
-"""Tells whether a folder holds a model, and how to get one where it does not."""
+"""Check whether a configured path holds a model, and tell the user how to download one if it does not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from agentrl_core.config.invocation import hf_download, near
 _CONFIG = "config.json"
 _OWNERS = {"Qwen": "Qwen", "SmolLM": "HuggingFaceTB", "Llama": "meta-llama", "gemma": "google"}
 _LOCAL = ("checkpoints", "model", "models", "runs")
-"""Folders that people keep models in; no owner of a repository, as `Qwen` in `Qwen/Qwen3-0.6B` is."""
+"""Names of folders in which people keep models. `models/X` is a local path, while `Qwen/Qwen3-0.6B` may be a model of
+the Hub."""
 
 
 def no_model_in(written: str, base_dir: Path) -> str | None:
-    """Return what is wrong with the path of a model as it is written in a config, and what to do; None if nothing is.
+    """Return the problem with a model's path in a config, and its fix; None if the path holds a model.
 
     Relative paths start from `base_dir`.
     """
@@ -37,12 +38,12 @@ def no_model_in(written: str, base_dir: Path) -> str | None:
 
 
 def _owner_of(model: str) -> str:
-    """Return who publishes models of such a name, as far as the name tells; else OWNER, to be replaced."""
+    """Return the probable owner of a model on the Hub by the model's name; else the placeholder OWNER."""
     return next((owner for family, owner in _OWNERS.items() if model.startswith(family)), "OWNER")
 
 
 def _inside(folder: Path) -> str:
-    """Name the newest model below a run's folder, or below its checkpoints."""
+    """Return a hint that names the newest model in a run's folder or its checkpoints; empty if there is none."""
     found = [*folder.glob(f"step-*/{_CONFIG}"), *folder.glob(f"checkpoints/step-*/{_CONFIG}")]
     steps = {int(match[1]): path.parent for path in found if (match := re.fullmatch(r"step-(\d+)", path.parent.name))}
     return f" (did you mean {near(steps[max(steps)])}?)" if steps else ""

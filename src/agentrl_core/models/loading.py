@@ -1,4 +1,4 @@
-"""Reads a causal language model from a directory, whole or not at all."""
+"""Load a causal language model from a directory; any defect of the directory is an error."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from agentrl_core.errors import AgentRLError
 
 _SHOWN = 6
-"""Weights that a message lists by name."""
+"""Most weights that a message lists by name."""
 
 
 def load_causal_lm(directory: Path, dtype: torch.dtype, *, error: type[AgentRLError]) -> Any:
-    """Read the model directory; raises `error`, naming the broken file or the weights that are not there.
+    """Load the model directory; raises `error`, which names the broken file or the missing weights.
 
-    transformers itself fills weights that it does not find with random numbers, and takes NaN for a weight. A folder
-    with a manifest must be as it was written. Code in a model directory is never run.
+    transformers itself would fill missing weights with random numbers, and accept NaN as a weight. A directory with a
+    manifest must be unchanged since it was written. Code in a model directory is never run.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -37,19 +37,21 @@ def load_causal_lm(directory: Path, dtype: torch.dtype, *, error: type[AgentRLEr
     if wanted := code_of_its_own(directory):
         raise error(
             f"{directory / 'config.json'}: the model needs Python code of its own ({wanted}), which is not run; "
-            "expected an architecture that transformers has itself"
+            "expected an architecture that is part of transformers"
         )
-    library: Any = AutoModelForCausalLM  # typed as if it never returned a report
+    library: Any = AutoModelForCausalLM  # its type does not know the report that output_loading_info returns
     try:
         with no_progress_bars():
             model, report = library.from_pretrained(
                 directory,
                 dtype=dtype,
                 local_files_only=True,
+                # Mismatched weights then appear in the report, and the message below names them all.
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
-                trust_remote_code=False,  # where it is not said, transformers asks on the terminal
+                trust_remote_code=False,  # without it, transformers asks on the terminal
             )
+    # Damaged files raise any of these, depending on the file and on the point at which reading fails.
     except (
         OSError,
         ValueError,
@@ -70,7 +72,7 @@ def load_causal_lm(directory: Path, dtype: torch.dtype, *, error: type[AgentRLEr
         faults = [*([f"{_list(missing)} missing"] if missing else []), *([_list(misshapen)] if misshapen else [])]
         raise error(
             f"{directory}: the weights do not fill the model that config.json describes: {'; '.join(faults)}. "
-            f"Give the config that belongs to the weights{advice(directory)}"
+            f"Use the config.json that belongs to the weights{advice(directory)}"
         )
     if broken := not_finite(model):
         raise error(
@@ -81,12 +83,12 @@ def load_causal_lm(directory: Path, dtype: torch.dtype, *, error: type[AgentRLEr
 
 
 def code_of_its_own(directory: Path) -> str:
-    """Return which code of its own a model directory cannot be loaded without; empty where transformers has it."""
+    """Return the class of a model directory's own code that loading needs; empty if transformers has the model."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # whoever loads it says what is wrong with the file
+    except (OSError, ValueError):  # loading the model reports what is wrong with the file
         return ""
     classes, kind = (config.get("auto_map"), config.get("model_type")) if isinstance(config, dict) else (None, None)
     if not isinstance(classes, dict) or "AutoModelForCausalLM" not in classes:
@@ -96,7 +98,7 @@ def code_of_its_own(directory: Path) -> str:
 
 
 def broken_file(directory: Path) -> Path | None:
-    """The first config or weights file that cannot even be opened as what it is."""
+    """Return the first config or weights file that cannot be opened; None if all can."""
     from safetensors import SafetensorError, safe_open
 
     config = directory / "config.json"
@@ -115,7 +117,7 @@ def broken_file(directory: Path) -> Path | None:
 
 
 def advice(directory: Path) -> str:
-    """What to do about a broken checkpoint, as the end of a sentence; empty for another directory."""
+    """Return how to fix a broken checkpoint, as the end of a sentence; empty for other directories."""
     if not re.fullmatch(r"step-\d+", directory.name):
         return ""
     return f". If {directory} is this run's own checkpoint, remove that folder to go on from the one before"

@@ -1,4 +1,4 @@
-"""Keeps transformers' progress bars off a terminal that belongs to the run."""
+"""Disable transformers' progress bars, because the terminal shows the run's own output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Load and save without transformers' progress bars, and leave its setting as it was."""
+    """Disable transformers' progress bars inside of the block, and restore the setting afterwards."""
     import transformers
 
     logging: Any = transformers.utils.logging  # not typed

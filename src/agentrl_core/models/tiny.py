@@ -1,4 +1,4 @@
-"""A policy from nothing: a small Qwen3 with random weights, and a tokenizer trained on the conversations at hand.
+"""Build a tiny policy from scratch: a small Qwen3 with random weights and a tokenizer trained on given conversations.
 
 Written as an ordinary Hugging Face directory, so everything else treats it like any other model.
 """
@@ -17,7 +17,7 @@ from agentrl_core.models.quiet import no_progress_bars
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""Tokens of their own that stay visible when ids are decoded, as in Qwen's vocabulary."""
+"""Tags that are single tokens and stay visible when ids are decoded, as in Qwen's vocabulary."""
 
 TEMPLATE = """\
 {%- macro text(content) -%}
@@ -52,9 +52,12 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
 """
-"""Qwen's wire format, cut down, because every prompt token costs time: a tool is one line of the system turn,
-`name(parameter, …)`, and nothing stands between turns. Calls are Hermes JSON; neighbouring tool results share a user
-turn. The text of a conversation starts with the text of its beginning up to any assistant message."""
+"""Shortened form of Qwen's format, because every prompt token costs time.
+
+A tool is one line of the system turn, `name(parameter, …)`, and nothing stands between turns. Calls are Hermes JSON;
+consecutive tool results share a user turn. The text of a conversation starts with the text of its beginning up to any
+assistant message (the template is prefix-stable).
+"""
 
 
 @attrs.frozen
@@ -88,9 +91,9 @@ def build(
 ) -> None:
     """Write tokenizer, template, config and random weights into `directory`.
 
-    `conversations` are `{"messages": […], "tools": […]}`; the tokenizer learns from them as the template shows
-    them. `size` is a key of parameters (0.1M, 0.3M, 0.8M, 4M), `vocab_size` the most tokens, `context_length`
-    in tokens. Equal arguments write equal weights. Raises `ConfigError` for values that cannot work.
+    `conversations` are `{"messages": […], "tools": […]}`; the tokenizer is trained on them as the template renders
+    them. `size` is the number of parameters (0.1M, 0.3M, 0.8M, 4M), `vocab_size` the largest number of tokens, and
+    `context_length` is in tokens. Equal arguments write equal weights. Raises `ConfigError` for invalid values.
     """
     if size not in _SHAPES:
         raise ConfigError(f"model.size: unknown size '{size}'; expected one of {', '.join(_SHAPES)}")
@@ -100,7 +103,7 @@ def build(
             f"model.vocab_size: {vocab_size} is too small; 256 bytes and the special tokens need {smallest}"
         )
     if not conversations:
-        raise ConfigError("model: no conversations to train the tiny model's tokenizer on; give warm_start or tasks")
+        raise ConfigError("model: no conversations to train the tiny model's tokenizer on; set warm_start or tasks")
     tokenizer = _tokenizer(conversations, vocab_size, context_length)
     directory.mkdir(parents=True, exist_ok=True)
     with no_progress_bars():
@@ -109,7 +112,7 @@ def build(
 
 
 def _tokenizer(conversations: Sequence[Mapping[str, Any]], vocab_size: int, context_length: int) -> Any:
-    """Byte-level BPE without merges across special tokens; digits stand alone."""
+    """Return a byte-level BPE tokenizer without merges across special tokens; every digit is one token."""
     import transformers
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -117,12 +120,14 @@ def _tokenizer(conversations: Sequence[Mapping[str, Any]], vocab_size: int, cont
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d|[^\d]+"), "isolated"),  # numbers are read and copied digit by digit
+            # One token per digit, so that the model can read and copy numbers digit by digit.
+            pre_tokenizers.Split(Regex(r"\d|[^\d]+"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
+        # The markers are added after training and count towards `vocab_size`.
         vocab_size=vocab_size - len(MARKERS),
         special_tokens=[PAD, TURN_START, TURN_END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -131,6 +136,7 @@ def _tokenizer(conversations: Sequence[Mapping[str, Any]], vocab_size: int, cont
     untrained = wrap(tokenizer_object=core)
     untrained.chat_template = TEMPLATE
     core.train_from_iterator(_corpus(untrained, conversations), trainer)
+    # `special=False`, so that decoding without special tokens keeps them.
     core.add_tokens([AddedToken(marker, normalized=False, special=False) for marker in MARKERS])
     tokenizer = wrap(
         tokenizer_object=core,
@@ -145,10 +151,9 @@ def _tokenizer(conversations: Sequence[Mapping[str, Any]], vocab_size: int, cont
 
 
 def _corpus(renderer: Any, conversations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The rendered conversations between their special tokens.
+    """Yield the rendered conversations, cut at special tokens and at the beginning of replies.
 
-    The trainer does not cut a text at special tokens, nor where a reply begins, so it would learn merges across
-    those places that no encoding ever uses.
+    The trainer does not cut there by itself. It would learn merges across these places, which no encoding ever uses.
     """
     special = re.compile(
         "|".join(map(re.escape, (PAD, TURN_START, TURN_END, *MARKERS))) + r"|(?<=<\|im_start\|>assistant\n)"
@@ -161,7 +166,7 @@ def _corpus(renderer: Any, conversations: Sequence[Mapping[str, Any]]) -> Iterat
 
 
 def _model(shape: _Shape, tokenizer: Any, seed: int, context_length: int) -> Any:
-    """A Qwen3 with random weights that depend on `seed` alone."""
+    """Return a Qwen3 with random weights that depend on `seed` alone."""
     import torch
     import transformers
 
@@ -180,6 +185,7 @@ def _model(shape: _Shape, tokenizer: Any, seed: int, context_length: int) -> Any
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    # Do not change the caller's random state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = library.Qwen3ForCausalLM(config)

@@ -1,1 +1,1 @@
-"""Tool-call parsers: from what a model wrote to the calls it meant."""
+"""Parsers of tool calls, one module per family of models, and the incremental reading that they share."""

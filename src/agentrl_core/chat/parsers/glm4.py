@@ -1,6 +1,6 @@
-"""Read tool calls as GLM 4.5 and later write them: a name, then `<arg_key>` and `<arg_value>` by turns.
+"""Parse tool calls of GLM 4.5 and later: a name, then alternating `<arg_key>` and `<arg_value>` elements.
 
-Values are bare text: the tool's JSON schema says what is a number, a list or an object.
+Values are bare text. The tool's JSON schema decides which of them are numbers, lists or objects.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Glm4Parser:
     frames_text = False
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:
-        """Read one block; one that cannot be read stays in the content."""
+        """Read one block; a block that cannot be read stays in the content."""
         begin = source.at + len(_OPEN)
         yield from block(source, sink, _TAGS, functools.partial(_read_block, source, begin, tools), begin)
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> None:  # noqa: ARG002
-        """Offer none: nothing would keep values of several types apart as the model writes them."""
+        """Return None: a grammar could not keep values of several types apart, as the model writes all of them bare."""
         return
 
 
@@ -55,6 +55,7 @@ def _read_block(source: Source, begin: int, tools: Tools) -> Steps[tuple[list[tu
     schemas = properties(parameters)
     values: dict[str, Any] = {}
     while (yield from source.starts(_KEY, at)):
+        # A closing tag inside of a key or value is text unless the element that must follow comes next.
         key, at = yield from inside(source, at + len(_KEY), _KEY_STOPS, _KEY_END, (_VALUE,))
         at = yield from source.visible(at)
         text, at = yield from inside(source, at + len(_VALUE), _VALUE_STOPS, _VALUE_END, (_KEY, _CLOSE))

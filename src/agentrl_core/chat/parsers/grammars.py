@@ -1,4 +1,7 @@
-"""Write the Lark rules that hold a model to a call of the tools that it was given."""
+"""Helpers that write Lark rules for tool calls, used by the `grammar` methods of the parsers.
+
+They write rules only; `reply_grammar` combines these into the grammar of a whole reply.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,33 @@ if TYPE_CHECKING:
 
 
 BLANKS = r"[ \n\r\t]{1,24}"
-"""Between the tokens of JSON. Bounded, because a policy that falls into blanks would otherwise never leave them."""
+"""Whitespace between the tokens of JSON. Bounded, because a policy that begins to sample whitespace might otherwise
+never stop."""
 
 
 def literal(text: str) -> str:
-    """Return a text as Lark writes it."""
+    """Return `text` as a Lark string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def text_up_to(name: str, end: str) -> str:
-    """Return the rule `name` of any text that ends with the first `end`, a mark or a literal."""
+    """Return the rule `name`: any text up to and including the first `end`, a special token or a literal."""
+    # Special tokens are written as `<[id]>`, literals in quotes.
     if end.startswith("<"):
         return f"{name}: /(.|\\n)*/ {end}\n"
     return f"{name}[suffix={end}]: /(.|\\n)*/\n"
 
 
 def one_or_more(*, parallel: bool, between: str) -> str:
-    """Return the rule `calls`: one `call`, or several with `between` in between."""
+    """Return the rule `calls`: one `call`, or with `parallel` several separated by `between`."""
     return f"calls: call ({between} call)*\n" if parallel else "calls: call\n"
 
 
 def by_tool(tools: Tools, rule: Callable[[str, str], str]) -> str:
-    """Return the rule `call` as a choice: `rule` makes one of a tool's name and the name of its arguments' rule."""
+    """Return the rule `call` as a choice between the tools.
+
+    `rule` builds one alternative from a tool's name and the name of the rule of its arguments.
+    """
     lines = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
     for index, tool in enumerate(tools):
         lines.append(f"call_{index}: {rule(name_of(tool), f'arguments_{index}')}")
@@ -44,9 +52,9 @@ def by_tool(tools: Tools, rule: Callable[[str, str], str]) -> str:
 
 
 def json_rule(schema: Mapping[str, Any], *, lenient: bool = True) -> str:
-    """Return the body of a rule for JSON by a schema.
+    """Return the body of a rule for JSON that fits a schema.
 
-    `lenient`: keywords that no grammar can express are left out, because agents have tools with any schema; else the
+    `lenient` ignores keywords that no grammar can express, because agents bring tools with any schema. Otherwise the
     engine refuses them.
     """
     guidance = {"whitespace_pattern": BLANKS, "lenient": lenient, "coerce_one_of": lenient}

@@ -1,4 +1,4 @@
-"""Read the channels of gpt-oss: thoughts, answers and calls are messages, each with a header of its own."""
+"""Parse the harmony format of gpt-oss: reasoning, answers and tool calls are messages, each with its own header."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
 class HarmonyParser:
-    """Parser of whole messages: `analysis` is reasoning, a message to a recipient is a call, the rest is content."""
+    """Parser of whole messages: `analysis` is reasoning, a message with a recipient is a call, all else is content."""
 
     openers = (_CHANNEL, _START)
-    starters = ("to=",)  # behind a prompt that ends with `<|start|>assistant`
+    starters = ("to=",)  # the reply begins with it if the prompt ends with `<|start|>assistant`
     frames_text = True
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
@@ -39,7 +39,7 @@ class HarmonyParser:
         recipient = _RECIPIENT.search(header)
         if mark != _MESSAGE:
             end += len(mark)
-            _keep(sink, header + mark, f"the header of a message has no {_MESSAGE}" if recipient else "")
+            _keep(sink, header + mark, f"tool call has no {_MESSAGE} after its header" if recipient else "")
             source.at = end
             return
         source.at = end + len(mark)
@@ -53,10 +53,11 @@ class HarmonyParser:
         else:
             sink.begin_text()
             end_mark = yield from source.copy(_BODY_END, sink.text)
+        # `<|start|>` and `<|channel|>` end this message too, but belong to the next one.
         source.at += len(end_mark) if end_mark in _ENDS else 0
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:  # noqa: ARG002 - one at a time
-        """Return the rules of an optional thought and one call; gpt-oss writes no parallel calls."""
+        """Return the rules of optional reasoning and one call; gpt-oss writes no parallel calls."""
 
         def call(name: str, arguments: str) -> str:
             header = f"{mark(_CHANNEL)} {literal(f'commentary to=functions.{name} ')} {mark(_CONSTRAIN)}"
@@ -68,11 +69,12 @@ class HarmonyParser:
 
 
 def _read_call(source: Source, sink: Sink, name: str, begin: int) -> Steps[None]:
-    """Read the arguments of a call, which the end of the reply ends as well as a mark."""
+    """Read the arguments of a call, up to an end mark or the end of the reply."""
     body = source.at
     at = yield from source.visible(body)
     if (yield from source.starts("{", at)):
-        at, _ = yield from source.json_end(at)  # marks inside of its strings do no harm
+        # Skip the JSON first: its strings may contain marks.
+        at, _ = yield from source.json_end(at)
     mark, end = yield from source.find(_BODY_END, at)
     text = source.text[body:end]
     source.at = end + (len(mark) if mark in _ENDS else 0)

@@ -1,6 +1,7 @@
-"""Read tool calls in the Hermes format: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Qwen models do.
+"""Parse tool calls in the Hermes format, as Qwen models write them: JSON between `<tool_call>` and `</tool_call>`.
 
-The JSON is read from its opening brace, so tags inside of its strings do no harm.
+The JSON object is `{"name": …, "arguments": {…}}`. It is read from its opening brace to its closing one, so tags inside
+of its strings do no harm.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TAGS = Marks((_OPEN, _CLOSE))
 _CODE = "<code>"
 _CODE_END = Marks(("</code>",))
 _CODE_TOOLS = frozenset({"execute_code", "PythonInterpreter"})
-"""Tools whose program may follow the JSON in `<code>` tags (AgentCPM's convention)."""
+"""Tools whose program may follow the JSON in `<code>` tags: AgentCPM's convention."""
 
 
 class HermesParser:
@@ -36,12 +37,12 @@ class HermesParser:
     frames_text = False
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
-        """Read one block; one that cannot be read stays in the content."""
+        """Read one block; a block that cannot be read stays in the content."""
         begin = source.at + len(_OPEN)
         try:
             name, arguments, end = yield from _read_block(source, begin)
         except MalformedCallError as error:
-            # Behind its closing tag, else at the next block, else nowhere.
+            # Continue after the block's closing tag, else at the next opening tag, else at the end of the text.
             mark, end = yield from source.find(_TAGS, begin)
             end += len(_CLOSE) if mark == _CLOSE else 0
             sink.malformed(source.text[source.at : end], str(error))
@@ -53,12 +54,13 @@ class HermesParser:
             source.at = close
             return
         sink.call(name, arguments)
+        # The call itself is sound and counts. Only the text after it is reported.
         if rest := source.text[end:close].strip():
             sink.malformed(rest, f"tool call {name!r}: text after its JSON object")
         source.at = close + len(_CLOSE)
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:
-        """Return the rules of a block, or of blocks on lines of their own."""
+        """Return the rules of a block, or of several blocks on separate lines."""
 
         def block(name: str, arguments: str) -> str:
             before = literal(f'\n{{"name": {json.dumps(name)}, "arguments": ')
@@ -69,14 +71,17 @@ class HermesParser:
 
 
 def _read_block(source: Source, begin: int) -> Steps[tuple[str, str, int]]:
-    """Read the call whose JSON begins at `begin`: name, arguments, and where the JSON (with its code) ends."""
+    """Read the call whose JSON begins at `begin`; return its name, arguments, and the index after it.
+
+    Code that follows the JSON belongs to the call.
+    """
     start = yield from source.visible(begin)
     opened = yield from source.starts("{", start)
     if not opened:
         raise MalformedCallError("tool call is not a JSON object: no opening brace")
     end, closed = yield from source.json_end(start)
     if not closed:
-        raise MalformedCallError("tool call is not a JSON object: it does not end")
+        raise MalformedCallError("tool call is not a JSON object: no closing brace")
     name, value, arguments = read_call(read_object(source.text[start:end]))
     if name in _CODE_TOOLS:
         code_at = yield from source.visible(end)

@@ -1,4 +1,7 @@
-"""Read JSON that a model wrote, strictly, and keep the text that it wrote."""
+"""Strict JSON reading for tool calls that keeps the text as the model wrote it.
+
+The text matters because calls are written back into prompts: parsing and printing them again would change the tokens.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _BLANKS = re.compile(r"\s*")
 
 
 def read_object(text: str) -> dict[str, tuple[Any, str]]:
-    """Read one JSON object: key -> (value, the value's own text). `MalformedCallError` if it is none."""
+    """Read one JSON object: key → (value, the value's text). Raises `MalformedCallError` for any other text."""
     try:
         return _read_object(text)
     except (ValueError, RecursionError) as error:
@@ -23,7 +26,7 @@ def read_object(text: str) -> dict[str, tuple[Any, str]]:
 
 
 def read_call(fields: Mapping[str, tuple[Any, str]], key: str = "arguments") -> tuple[str, dict[str, Any], str]:
-    """Return a call's name, its arguments and their text, from an object with `name` and `key`."""
+    """Return a call's name, its arguments and their text, from an object with the fields `name` and `key`."""
     name, _ = fields.get("name", (None, ""))
     if not isinstance(name, str) or not name:
         raise MalformedCallError('tool call has no "name"')
@@ -37,7 +40,7 @@ def read_call(fields: Mapping[str, tuple[Any, str]], key: str = "arguments") -> 
 
 
 def read_arguments(name: str, text: str) -> str:
-    """Check arguments that stand alone; the text without the blanks around it."""
+    """Check the JSON text of a call's arguments, and return it without the whitespace around it."""
     text = text.strip()
     try:
         value = strict_value(text)
@@ -54,20 +57,21 @@ def strict_value(text: str) -> Any:
     try:
         value, end = _DECODER.raw_decode(text)
     except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        raise ValueError("nested too deeply") from error
     if end != len(text):
         raise ValueError("text after the JSON")
     return value
 
 
 def check_text(name: str, arguments: Any) -> None:
-    """Refuse escapes of half a character (lone surrogates): what they stand for can be neither sent nor stored."""
+    """Refuse arguments with escaped lone surrogates (half characters), which can be neither sent nor stored."""
     try:
         json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise MalformedCallError(f"tool call {name!r} is not valid text: {error}") from error
 
 
+# Python's json accepts NaN and Infinity, which are not JSON.
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
@@ -76,7 +80,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _read_object(text: str) -> dict[str, tuple[Any, str]]:
-    """`json` alone would lose how the model wrote the values."""
+    """Read one object field by field, because `json` alone would lose how the model wrote the values."""
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
         raise ValueError("no opening brace")
@@ -101,6 +105,6 @@ def _read_object(text: str) -> dict[str, tuple[Any, str]]:
 
 
 def _skip(text: str, at: int) -> int:
-    """Return the index of the next character that is no blank."""
+    """Return the index of the next character that is not whitespace."""
     match = _BLANKS.match(text, at)
     return match.end() if match else at

@@ -1,7 +1,7 @@
-"""Read tool calls as Llama 3 writes them: the reply is `{"name": …, "parameters": {…}}`, perhaps several with `;`.
+"""Parse tool calls of Llama 3: a reply that consists of `{"name": …, "parameters": {…}}`, or of several joined by `;`.
 
-A reply that is JSON need not be a call: without a name and parameters it is content. Behind `<|python_tag|>`
-nothing but calls is expected.
+A reply that is JSON need not be a call: without a name and parameters it is content. After `<|python_tag|>` only calls
+are expected, so anything else counts as a malformed call.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _PARAMETERS = re.compile(r'"(parameters|arguments)"\s*:')
 
 
 class Llama3Parser:
-    """Parser of bare JSON calls at the beginning of a reply, and of those behind `<|python_tag|>`."""
+    """Parser of bare JSON calls at the beginning of a reply, and of JSON calls after `<|python_tag|>`."""
 
     openers = (_TAG,)
     starters = ("{",)
     frames_text = False
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
-        """Read calls as long as one follows the other."""
+        """Read calls as long as another one follows."""
         tagged = source.text.startswith(_TAG, source.at)
         at = yield from source.visible(source.at + len(_TAG) if tagged else source.at)
         if tagged and not (yield from source.starts("{", at)):
@@ -47,6 +47,8 @@ class Llama3Parser:
             try:
                 name, arguments = _read(text, closed=closed)
             except MalformedCallError as error:
+                # Without a tag, only JSON that has both fields of a call counts as a malformed call. Other JSON is an
+                # answer.
                 if tagged or (_NAME.search(text) and _PARAMETERS.search(text)):
                     sink.malformed(source.text[source.at : end], str(error))
                 else:
@@ -60,10 +62,11 @@ class Llama3Parser:
                 following = yield from source.visible(following + 1)
             if not (yield from source.starts("{", following)):
                 return
+            # Move past the separator only once another call follows; otherwise `;` is content.
             source.at = at = following
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:  # noqa: ARG002 - no marks
-        """Return the rules of bare calls."""
+        """Return the rules of bare JSON calls."""
 
         def call(name: str, arguments: str) -> str:
             before = literal(f'{{"name": {json.dumps(name)}, "parameters": ')
@@ -74,14 +77,14 @@ class Llama3Parser:
 
 def _read(text: str, *, closed: bool) -> tuple[str, str]:
     if not closed:
-        raise MalformedCallError("tool call is not a JSON object: it does not end")
+        raise MalformedCallError("tool call is not a JSON object: no closing brace")
     fields = read_object(text)
     name, _, arguments = read_call(fields, "arguments" if "arguments" in fields else "parameters")
     return name, arguments
 
 
 def _keep(source: Source, sink: Sink, error: str) -> Steps[None]:
-    """Keep what stands behind a tag and is no call: all of it, up to another tag."""
+    """Keep text after a tag that is not a call, up to the next tag, as a malformed call."""
     _, end = yield from source.find(_TAGS, source.at + len(_TAG))
     sink.malformed(source.text[source.at : end], error)
     source.at = end

@@ -1,6 +1,6 @@
-"""Read tool calls as MiniCPM 3 and 4 write them: Python calls with literal arguments, in a fence, between two marks.
+"""Parse tool calls of MiniCPM 3 and 4: Python calls with literal arguments, in a code fence between two special tokens.
 
-Nothing is evaluated: the text is parsed, and what is no literal is refused.
+Nothing is evaluated: the code is only parsed, and an argument that is not a literal is refused.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _TAGS = Marks((_OPEN, _CLOSE))
 _FENCE = re.compile(r"\s*```(?:python)?\n?(?P<code>.*?)\n?```\s*", re.DOTALL)
 _CONSTANTS = {"true": True, "false": False, "null": None}
-"""JSON's words, which models write among Python."""
+"""JSON's constants, which models mix into Python code."""
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN_ESCAPES = "\n\\'\"abfnrtvxNuU01234567"
 _RAW_STRING = re.compile(r"\b(?:[bB]?[rR]|[rR][bB])['\"]")
 
 
 class MiniCPMParser:
-    """Parser of blocks of Python calls; several calls are parallel."""
+    """Parser of blocks of Python calls; several calls in a block are parallel calls."""
 
     openers = (_OPEN,)
     starters = ()
     frames_text = False
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:
-        """Read one block; one that cannot be read stays in the content."""
+        """Read one block; a block that cannot be read stays in the content."""
         begin = source.at + len(_OPEN)
         mark, end = yield from source.find(_TAGS, begin)
         close = end + len(_CLOSE) if mark == _CLOSE else end
@@ -56,7 +56,7 @@ class MiniCPMParser:
         source.at = close
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> None:  # noqa: ARG002
-        """Offer none: a JSON schema does not say how a value is written in Python."""
+        """Return None: a JSON schema does not say how a value is written in Python."""
         return
 
 
@@ -78,17 +78,18 @@ def _read_calls(text: str, tools: Tools) -> list[tuple[str, str]]:
 def _read_call(statement: ast.stmt, tools: Tools) -> tuple[str, str]:
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name | ast.Attribute):
-        raise MalformedCallError("tool call is not a call of a function by its name")
+        raise MalformedCallError("tool call is not a function call with a plain name")
     name = ast.unparse(call.func)
+    # Arguments without a name are taken in the order of the schema's properties.
     names = list(properties(parameters_by_name(tools, name)))
     if len(call.args) > len(names):
-        raise MalformedCallError(f"tool call {name!r} has arguments without names")
+        raise MalformedCallError(f"tool call {name!r} has more positional arguments than the tool has parameters")
     arguments = {key: _value(node) for key, node in zip(names, call.args, strict=False)}
     for keyword in call.keywords:
         if keyword.arg is None:
             given = _value(keyword.value)
             if not isinstance(given, dict):
-                raise MalformedCallError(f"tool call {name!r} unpacks what is no dict")
+                raise MalformedCallError(f"tool call {name!r} unpacks a value that is not a dict")
             arguments |= given
         else:
             arguments[keyword.arg] = _value(keyword.value)
@@ -97,7 +98,7 @@ def _read_call(statement: ast.stmt, tools: Tools) -> tuple[str, str]:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return the value of a literal, as far as JSON has such values."""
+    """Return the value of a literal, if JSON has such a value."""
     match node:
         case ast.Constant(value=str() | int() | float() | None as value):
             return value
@@ -109,7 +110,7 @@ def _value(node: ast.expr) -> Any:
             return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
-    raise MalformedCallError(f"tool call has an argument that is no literal: {ast.unparse(node)[:80]}")
+    raise MalformedCallError(f"tool call has an argument that is not a literal: {ast.unparse(node)[:80]}")
 
 
 def _key(node: ast.expr | None) -> str:
@@ -119,7 +120,7 @@ def _key(node: ast.expr | None) -> str:
 
 
 def _with_odd_escapes(code: str) -> str:
-    """Write backslashes twice that escape nothing: Python reads both alike, but warns of the first."""
+    """Double backslashes that escape nothing: Python reads both alike, but warns about a single one."""
     if _RAW_STRING.search(code):
         return code
     return _ESCAPE.sub(lambda found: found[0] if found[1] in _PLAIN_ESCAPES else "\\" + found[0], code)

@@ -1,6 +1,6 @@
-"""Read tool calls as Mistral's models write them behind `[TOOL_CALLS]`.
+"""Parse tool calls of Mistral's models, which follow `[TOOL_CALLS]`.
 
-First it was a JSON array of calls; newer models write `name[ARGS]{…}` for every call, some without `[ARGS]`.
+The first models write a JSON array of calls; newer ones write `name[ARGS]{…}` for each call, some without `[ARGS]`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NAME = re.compile(r"[\w.:/\-]+")
 
 
 class MistralParser:
-    """Parser of what follows `[TOOL_CALLS]`.
+    """Parser of the calls after `[TOOL_CALLS]`, in either form.
 
-    `arrays` says whether the model writes JSON arrays; read are both forms.
+    `arrays`: whether the model writes JSON arrays; it only decides which form a grammar demands.
     """
 
     openers = (_OPEN,)
@@ -41,7 +41,7 @@ class MistralParser:
         self._arrays = arrays
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
-        """Read one mark's calls; what cannot be read stays in the content, up to the next mark."""
+        """Read the calls after one mark; text that cannot be read stays in the content, up to the next mark."""
         begin = source.at
         try:
             at = yield from source.visible(begin + len(_OPEN))
@@ -57,7 +57,7 @@ class MistralParser:
             source.at = end
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:
-        """Return the rules of the form that the model writes."""
+        """Return the rules of the form that this model writes."""
         if not self._arrays:
             return one_or_more(parallel=parallel, between="") + by_tool(
                 tools, lambda name, arguments: f"{mark(_OPEN)} {literal(name)} {mark(_ARGS)} {arguments}"
@@ -72,7 +72,7 @@ class MistralParser:
 
 
 def _read_array(source: Source, sink: Sink, begin: int) -> Steps[None]:
-    """Read an array of calls; each is given out when it is complete."""
+    """Read an array of calls; each call is passed on as soon as it is complete."""
     at = yield from source.visible(begin + 1)
     while True:
         at = yield from _read_object(source, sink, at)
@@ -92,19 +92,20 @@ def _read_object(source: Source, sink: Sink, begin: int) -> Steps[int]:
         raise MalformedCallError("tool call is not a JSON object: no opening brace")
     end, closed = yield from source.json_end(begin)
     if not closed:
-        raise MalformedCallError("tool call is not a JSON object: it does not end")
+        raise MalformedCallError("tool call is not a JSON object: no closing brace")
     name, _, arguments = read_call(read_object(source.text[begin:end]))
     sink.call(name, arguments)
     return end
 
 
 def _read_named(source: Source, sink: Sink, begin: int) -> Steps[None]:
-    """Read `name[ARGS]{…}`; the model's own id of the call, between the two, is not kept."""
+    """Read `name[ARGS]{…}`. The model's own call id, between the two, is dropped: calls get ids of ours."""
     mark, at = yield from source.find(_NAME_END, begin)
     name = source.text[begin:at].strip()
     if not _NAME.fullmatch(name):
         raise MalformedCallError("tool call has no name")
     if mark == _ID:
+        # `[CALL_ID]` and the id stand between the name and `[ARGS]`.
         mark, at = yield from source.find(_ID_END, at + len(_ID))
     start = yield from source.visible(at + len(_ARGS) if mark == _ARGS else at)
     if not (yield from source.starts("{", start)):

@@ -1,7 +1,7 @@
-"""Read tool calls as Qwen3-Coder writes them: `<function=name>` with one `<parameter=key>` per argument.
+"""Parse tool calls of Qwen3-Coder: `<function=name>` with one `<parameter=key>` element per argument.
 
-`<tool_call>` around it is often left out by models, so `<function=` alone begins a call too. Values are bare text:
-the tool's JSON schema says what is a number, a list or an object.
+Models often omit the `<tool_call>` tag around it, so `<function=` alone begins a call too. Values are bare text. The
+tool's JSON schema decides which of them are numbers, lists or objects.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _VALUE_STOPS = Marks((_PARAMETER_END, _PARAMETER))
 
 
 class Qwen3CoderParser:
-    """Parser of `<function=…>` blocks; several are parallel calls."""
+    """Parser of `<function=…>` elements, with or without `<tool_call>`; several are parallel calls."""
 
     openers = (_OPEN, _FUNCTION)
     starters = ()
     frames_text = False
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:
-        """Read one block; one that cannot be read stays in the content."""
+        """Read one block; a block that cannot be read stays in the content."""
         wrapped = source.text.startswith(_OPEN, source.at)
         begin = source.at + len(_OPEN if wrapped else _FUNCTION)
         read = functools.partial(_read_block if wrapped else _read_bare, source, source.at, tools)
         yield from block(source, sink, _BLOCK_TAGS if wrapped else _BARE_TAGS, read, begin)
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:
-        """Return the rules of a block with a rule for every argument."""
+        """Return the rules of a block, with one rule per argument."""
         rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
         for index, tool in enumerate(tools):
             rules += _tool_rules(index, tool, mark)
@@ -79,12 +79,13 @@ def _read_block(source: Source, begin: int, tools: Tools) -> Steps[tuple[list[tu
 def _read_bare(source: Source, begin: int, tools: Tools) -> Steps[tuple[list[tuple[str, str]], int]]:
     name, arguments, end = yield from _read_function(source, begin, tools)
     behind = yield from source.visible(end)
+    # Some calls have a closing tag without an opening one; it is not content.
     stray = yield from source.starts(_CLOSE, behind)
     return [(name, arguments)], behind + len(_CLOSE) if stray else end
 
 
 def _read_function(source: Source, begin: int, tools: Tools) -> Steps[tuple[str, str, int]]:
-    """Read `<function=name>…</function>`: name, arguments as JSON text, and the index behind it."""
+    """Read `<function=name>…</function>`; return the name, the arguments as JSON text, and the index after it."""
     name, at = yield from _read_name(source, begin + len(_FUNCTION))
     parameters = parameters_by_name(tools, name)
     schemas = properties(parameters)
@@ -96,6 +97,7 @@ def _read_function(source: Source, begin: int, tools: Tools) -> Steps[tuple[str,
             text, at = yield from inside(source, at, _VALUE_STOPS, _PARAMETER_END, (_PARAMETER, _FUNCTION_END))
         except MalformedCallError as error:
             raise MalformedCallError(f"tool call {name!r}, parameter {key!r}: {error}") from error
+        # The format puts values on lines of their own; these two line breaks belong to the format.
         text = text.removeprefix("\n").removesuffix("\n")
         values[key] = typed_value(text, schemas.get(key), parameters)
         at = yield from source.visible(at)
@@ -128,6 +130,7 @@ def _tool_rules(index: int, tool: Mapping[str, Any], mark: Callable[[str], str])
         elif types_of(schema, parameters) <= {"string"}:
             rules.append(text_up_to(f"v_{index}_{number}", end).rstrip())
         else:
+            # The value's rule has a schema of its own, so the definitions that it refers to must be copied into it.
             root = {word: parameters[word] for word in ("$defs", "definitions") if word in parameters}
             rules += [f"v_{index}_{number}: j_{index}_{number} {end}"]
             rules += [f"j_{index}_{number}: {json_rule({**schema, **root})}"]

@@ -1,4 +1,4 @@
-"""What a tool's JSON schema says of its arguments, for formats that write values as bare text."""
+"""Read types and properties from a tool's JSON schema, for formats that write argument values as bare text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from agentrl_core.api.tool_parsers import Tools
 
 _DEEPEST = 20
-"""References that are followed, one to the next, before a schema counts as circular."""
+"""References in a row that are followed before a schema counts as circular."""
 _PYTHON = {"True": True, "False": False, "None": None}
-"""Templates that print a value as Python does make models write it so."""
+"""Python's constants, which models write if their template prints values as Python does."""
 
 
 def name_of(tool: Mapping[str, Any]) -> str:
@@ -29,20 +29,20 @@ def parameters_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def parameters_by_name(tools: Tools, name: str) -> Mapping[str, Any]:
-    """Return the schema of the arguments of the tool `name`; an empty one where it is not there."""
+    """Return the schema of the arguments of the tool `name`; an empty one if there is no such tool."""
     return next((parameters_of(tool) for tool in tools if name_of(tool) == name), {})
 
 
 def properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schemas of the single arguments."""
+    """Return the schemas of the arguments by name."""
     found = parameters.get("properties")
     return found if isinstance(found, Mapping) else {}
 
 
 def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """Read an argument that was written as bare text: JSON where the schema wants no text, else the text itself.
+    """Convert an argument that was written as bare text: parse JSON unless the schema wants text.
 
-    `root` is where the schema's references start. Where the schema says nothing, text stays text.
+    `root` is the schema that references start from. Text stays text if the schema names no type.
     """
     types = types_of(schema, root)
     if types <= {"string"}:
@@ -52,12 +52,12 @@ def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
         value = _PYTHON[bare] if bare in _PYTHON else strict_value(bare)
     except ValueError:
         return text
-    # What may be text as well is something else only if the schema says so.
+    # If the schema also allows text, a parsed value counts only if its own type is named too: else "7" stays text.
     return text if "string" in types and _type(value) not in types else value
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
-    """Return the JSON types that a schema allows; none where it does not tell."""
+    """Return the JSON types that a schema allows; an empty set if it names none."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return set()
     if isinstance(reference := schema.get("$ref"), str):
@@ -71,7 +71,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
 
 
 def words_of(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
-    """Return the texts that a schema allows; None where it allows anything else."""
+    """Return the strings that a schema allows; None if it allows anything else."""
     for _ in range(_DEEPEST):
         if not isinstance(schema, Mapping):
             return None
@@ -83,7 +83,7 @@ def words_of(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
 
 
 def to_json(arguments: Mapping[str, Any]) -> str:
-    """Return the JSON text of arguments that were not written as JSON."""
+    """Return the JSON text of arguments that the model wrote in another form."""
     return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 

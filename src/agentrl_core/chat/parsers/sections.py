@@ -1,4 +1,4 @@
-"""Read sections of tool calls, each call between marks of its own: DeepSeek's and Kimi's formats."""
+"""Parse tool calls of DeepSeek and Kimi: a section of calls, with special tokens around the section and each call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KIMI_NAME = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
 
 @attrs.frozen(kw_only=True, slots=False)
 class _Section:
-    """The marks of a format."""
+    """Special tokens of one format, and the reading that both formats share."""
 
     begin: str
     end: str
@@ -38,23 +38,27 @@ class _Section:
 
     @functools.cached_property
     def ends(self) -> Marks:
-        """Where a call that cannot be read ends."""
+        """Marks at which an unreadable call ends."""
         return Marks((self.call_end, self.call, self.begin, self.end))
 
     @functools.cached_property
     def head_ends(self) -> Marks:
-        """Where what stands before the arguments ends."""
+        """Marks at which the text before the arguments ends."""
         return Marks((self.separator, self.call_end, self.call, self.begin, self.end))
 
     def read(self, source: Source, sink: Sink, inside: _Inside) -> Steps[None]:
-        """Read a section; `inside` reads a call's arguments, from the text behind and before the separator."""
+        """Read a section of calls.
+
+        `inside` reads one call's arguments. It gets the index after the separator and the text before the separator.
+        """
         if source.text.startswith(self.begin, source.at):
             start = source.at
             source.at = yield from source.visible(start + len(self.begin))
             if not (yield from source.starts(self.call, source.at)):
-                sink.malformed(source.text[start : source.at], f"no {self.call} behind {self.begin}")
+                sink.malformed(source.text[start : source.at], f"no {self.call} after {self.begin}")
                 return
         while True:
+            # A call that cannot be read does not end the section: the next one may be sound.
             yield from self._read_call(source, sink, inside)
             behind = yield from source.visible(source.at)
             if (yield from source.starts(self.end, behind)):
@@ -77,7 +81,7 @@ class _Section:
         source.at = end
 
     def _read_inside(self, source: Source, inside: _Inside) -> Steps[tuple[str, str, int]]:
-        """Return a call's name, its arguments and the index behind its end."""
+        """Return a call's name, its arguments and the index after its end mark."""
         begin = source.at + len(self.call)
         mark, at = yield from source.find(self.head_ends, begin)
         if mark != self.separator:
@@ -90,7 +94,7 @@ class _Section:
 
 
 _BAR = "\uff5c"
-"""DeepSeek's marks stand between full-width bars."""
+"""Full-width bar; DeepSeek's special tokens contain two of them in place of ASCII bars."""
 _DEEPSEEK = _Section(
     begin=f"<{_BAR}tool▁calls▁begin{_BAR}>",
     end=f"<{_BAR}tool▁calls▁end{_BAR}>",
@@ -108,9 +112,9 @@ _KIMI = _Section(
 
 
 class DeepSeekParser:
-    """Parser of DeepSeek's calls: V3's and R1's, with JSON in a fence, and V3.1's without one.
+    """Parser of DeepSeek's calls in both forms: V3 and R1 put the JSON into a code fence, V3.1 does not.
 
-    `fenced` says which of them the model writes; read are both.
+    `fenced`: which form the model writes; it only decides which form a grammar demands.
     """
 
     openers = (_DEEPSEEK.begin, _DEEPSEEK.call)
@@ -121,7 +125,7 @@ class DeepSeekParser:
         self._fenced = fenced
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
-        """Read a section of calls; those that cannot be read stay in the content."""
+        """Read a section of calls; calls that cannot be read stay in the content."""
         yield from _DEEPSEEK.read(source, sink, _deepseek_inside)
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:
@@ -142,14 +146,14 @@ class DeepSeekParser:
 
 
 class KimiK2Parser:
-    """Parser of Kimi K2's calls: `functions.name:0`, then the arguments."""
+    """Parser of Kimi K2's calls: an id like `functions.name:0`, then the arguments."""
 
     openers = (_KIMI.begin, _KIMI.call)
     starters = ()
     frames_text = False
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
-        """Read a section of calls; those that cannot be read stay in the content."""
+        """Read a section of calls; calls that cannot be read stay in the content."""
         yield from _KIMI.read(source, sink, _kimi_inside)
 
     def grammar(self, tools: Tools, *, parallel: bool, mark: Callable[[str], str]) -> str:
@@ -176,7 +180,7 @@ def _deepseek_inside(source: Source, begin: int, head: str) -> Steps[tuple[str, 
     name = source.text[start:line_end].strip()
     at = yield from source.visible(line_end)
     if not mark or not (yield from source.starts(f"{_FENCE}json", at)):
-        raise MalformedCallError("tool call has no arguments in a fence of json")
+        raise MalformedCallError("tool call has no arguments in a ```json fence")
     start = yield from source.visible(at + len(f"{_FENCE}json"))
     arguments, end = yield from _json_arguments(source, start, name)
     end = yield from source.visible(end)
@@ -194,7 +198,7 @@ def _kimi_inside(source: Source, begin: int, head: str) -> Steps[tuple[str, str,
 
 
 def _json_arguments(source: Source, start: int, name: str) -> Steps[tuple[str, int]]:
-    """Read the arguments that begin at `start`, and where they end."""
+    """Read the JSON arguments that begin at `start`; return their text and the index after them."""
     if not name or "\n" in name:
         raise MalformedCallError("tool call has no name")
     if not (yield from source.starts("{", start)):

@@ -1,4 +1,4 @@
-"""Read bare text between tags, as formats have it that write arguments without JSON."""
+"""Helpers for formats that write arguments as bare text between tags, without JSON (GLM and Qwen3-Coder)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def inside(source: Source, start: int, stops: Marks, close: str, followers: Sequence[str]) -> Steps[tuple[str, int]]:
-    """Return the text from `start` up to `close`, and the index behind it.
+    """Return the text from `start` up to the tag `close`, and the index after the tag.
 
-    `stops` are `close` and what cannot stand in the text. `close` ends it only where one of `followers` comes next:
-    else it is part of the text.
+    `stops` are `close` and the tags that cannot occur in the text. `close` ends the text only if one of `followers`
+    comes next; otherwise it is part of the text, because values may contain tags.
     """
     at = start
     while True:
@@ -32,7 +32,7 @@ def inside(source: Source, start: int, stops: Marks, close: str, followers: Sequ
 
 
 def keep_malformed(source: Source, sink: Sink, tags: Marks, begin: int, error: str) -> Steps[None]:
-    """Keep a block that cannot be read: up to and with the first closing tag, else up to the next opening one."""
+    """Keep a block that cannot be read, up to and including the first closing tag, else up to the next opening tag."""
     mark, end = yield from source.find(tags, begin)
     end += len(mark) if mark.startswith("</") else 0
     sink.malformed(source.text[source.at : end], error)
@@ -42,7 +42,7 @@ def keep_malformed(source: Source, sink: Sink, tags: Marks, begin: int, error: s
 def block(
     source: Source, sink: Sink, tags: Marks, read: Callable[[], Steps[tuple[list[tuple[str, str]], int]]], begin: int
 ) -> Steps[None]:
-    """Read a block's calls with `read`, which also returns where the block ends; keep it where that fails."""
+    """Read a block's calls with `read`, which returns them and the block's end; on failure keep the block as text."""
     try:
         calls, end = yield from read()
     except MalformedCallError as error:
