@@ -165,7 +165,7 @@ def test_a_scorer_of_a_package_that_is_missing_is_told_with_the_command_that_ins
 def test_what_is_wrong_with_a_defined_scorer_is_told_once_with_its_line(tmp_path):
     problems, _ = check(tmp_path, {"scorers": {"q": {"use": "regex", "pattern": "("}}}, row("a", scorer="q"))
     (problem,) = problems
-    assert re.match(r"config\.yaml:\d+: scorers\.q\.pattern: regex: 'pattern' is no pattern: missing \)", problem)
+    assert re.match(r"config\.yaml:\d+: scorers\.q\.pattern: regex: 'pattern' is not a valid pattern: missing \)", problem)
 
 
 def test_modules_of_the_config_register_scorers_first(tmp_path, monkeypatch):

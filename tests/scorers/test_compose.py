@@ -204,7 +204,7 @@ def test_compositions_nest_and_name_each_other(table):
         ({"a": {"use": "scheduled", "by": "day"}}, "scorers.a.by: expected field or step"),
         (
             {"a": {"use": "scheduled", "by": "step", "stages": [{"from": 0, "use": "f1"}], "field": "x"}},
-            "'field': has no meaning with by: step",
+            "'field': not allowed with by: step",
         ),
         ({"a": {"use": "scheduled", "by": "step", "stages": [{"from": 1, "use": "f1"}]}}, "steps that rise from 0"),
         ({"a": {"use": "scheduled", "by": "step", "stages": ["f1"]}}, "scorers.a.stages: .*expected {from: STEP"),
