@@ -209,7 +209,7 @@ def test_compositions_nest_and_name_each_other(table):
         ({"a": {"use": "scheduled", "by": "step", "stages": [{"from": 1, "use": "f1"}]}}, "steps that rise from 0"),
         ({"a": {"use": "scheduled", "by": "step", "stages": ["f1"]}}, "scorers.a.stages: .*expected {from: STEP"),
         ({"a": "f1", "b": {"use": "a", "by": "words"}}, "scorers.b.by: 'a' is defined in this config and takes no"),
-        ({"A": "f1"}, "scorers.A: a name is lower-case"),
+        ({"A": "f1"}, "scorers.A: expected a name of lower-case"),
         ({"a": {"use": "exact_match", "casefolds": True}}, "scorers.a.casefolds: unknown option"),
     ],
 )
