@@ -489,7 +489,7 @@ class SQLiteStore:
         except sqlite3.Error as error:
             raise store_error(self.path, what, error) from error
         except UnicodeEncodeError as error:
-            message = f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can hold"
+            message = f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can encode"
             raise UnstorableError(message) from error
         finally:
             self._lock.release()
