@@ -1,4 +1,4 @@
-r"""Extraction of the answer from a model's reply: the text in `<answer>…</answer>` or another tag, or in `\boxed{…}`."""
+r"""Extraction of the answer from a reply: the text in `<answer>…</answer>` or another tag, or in `\boxed{…}`."""
 
 from __future__ import annotations
 
