@@ -91,7 +91,7 @@ def test_a_part_without_a_score_leaves_none_or_is_skipped(table, part):
 
 
 def test_rewards_by_interaction_are_not_summed(table):
-    with pytest.raises(EpisodeError, match="'by_turn' gave a reward per interaction"):
+    with pytest.raises(EpisodeError, match="'by_turn' returned a reward per interaction"):
         score(table(q={"use": "weighted", "parts": {"by_turn": 1}}).get("q"))
 
 

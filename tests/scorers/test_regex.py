@@ -58,7 +58,7 @@ def test_a_search_that_would_not_end_is_stopped_without_a_score(pattern):
     ("options", "problem"),
     [
         ({"pattern": "("}, "'pattern' is not a valid pattern: missing"),
-        ({"flags": "q"}, "'flags': expected letters out of imsx, found 'q'"),
+        ({"flags": "q"}, "'flags': expected letters from imsx, found 'q'"),
         ({"timeout_s": 0}, "timeout_s"),
     ],
 )

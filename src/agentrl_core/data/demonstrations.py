@@ -88,6 +88,7 @@ def demonstration(row: Mapping[str, Any], where: str) -> Demonstration:
             + (", ".join(f"`{name}`" for name in row) or "an empty object")
         )
     scale = read_weight(fields.get("weight", 1.0), "weight")
+    # The first of `_SHAPES` that is present decides: an exported row may have both `messages` and `ids`.
     messages, weights = _chat(fields, shapes[0])
     tokens = _tokens(fields, scale) if "ids" in fields else None
     if tokens is None and not any(weights):

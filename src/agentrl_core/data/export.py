@@ -84,10 +84,12 @@ def _row(record: Record, lineage: Sequence[Interaction], new: set[str], tokenize
     spans: list[list[int]] = []
     messages: list[Message] = []
     tools: Sequence[Mapping[str, Any]] = ()
+    # Later calls of the branch are trained by no row or by an earlier one, so they would only lengthen this row.
     for item in lineage[: 1 + max(place for place, item in enumerate(lineage) if item.id in new)]:
         ids.extend(item.prompt_ids)
         if item.id in new:
             spans.append([len(ids), len(ids) + len(item.output_ids)])
+            # A row has one list of tools: that of its last trained call.
             tools = item.tools
         ids.extend(item.output_ids)
         messages.extend(_untrained(message) for message in item.messages)

@@ -64,6 +64,7 @@ def without_thoughts(text: str) -> str:
     return text
 
 
+# Several reasoning formats share their tags.
 _THOUGHTS = tuple(dict.fromkeys((item.open, item.close) for item in REASONING_FORMATS.values()))
 
 

@@ -24,6 +24,7 @@ def load_tasks(path: str | Path) -> list[Task]:
 
     def parse(row: dict[str, Any], number: int) -> Task:
         task = _parse_task(row)
+        # Returns this line's number for a new id, and the first line's number for a repeated one.
         earlier = lines.setdefault(task.id, number)
         if earlier != number:
             raise BadLineError(f"id '{task.id}' was used before, on line {earlier}")

@@ -67,7 +67,7 @@ class Choice:
                 raise ValueError(f"answer: expected one of {labels}, or the text of one, found {reference!r}")
 
     def __call__(self, request: ScoreRequest) -> float:
-        """Give 1 or 0."""
+        """Return 1 or 0."""
         options = self._options(request.task.data)
         expected = {_named(reference, options) for reference in references(request)}
         if None in expected:

@@ -58,6 +58,7 @@ class SQLiteStore:
     @classmethod
     def read(cls, path: Path) -> SQLiteStore:
         """Open an existing file read-only, also while its run is active; writes raise `StoreError`."""
+        # Without the constructor, which would create a missing file and upgrade an old one.
         store = cls.__new__(cls)
         store._open(path, open_for_reading)  # noqa: SLF001 - a constructor of this class
         return store
@@ -70,6 +71,7 @@ class SQLiteStore:
         self._inode = _inode(self._file)
         self._lock = threading.Lock()
         self._changed = Wakeups()
+        # Keys of the tools that this process has stored, which saves a write per LLM call.
         self._stored_tools: set[tuple[str, bytes]] = set()
 
     async def create_run(self, run: RunRow) -> None:
@@ -166,6 +168,7 @@ class SQLiteStore:
                 "score_parts = ?, finished_at = ?, score_details = ? WHERE id = ? AND outcome = 'running'",
                 (outcome, reason, detail, *scores, finished_at, details, record.id),
             ).rowcount
+            # No change is normal for a record that a resumed run has cancelled, but not for an unknown id.
             if not changed and not db.execute("SELECT 1 FROM records WHERE id = ?", (record.id,)).fetchone():
                 raise StoreError(f"{self.path}: no record {record.id} to finish; it was never announced")
         return changed == 1
@@ -193,6 +196,7 @@ class SQLiteStore:
                     await asyncio.wait_for(changed.wait(), RECHECK_S)
                 # Cleared before the next look at the table, so that a change during that look is not lost.
                 changed.clear()
+        # Outside the transaction: the groups are this caller's now, and their records no longer change.
         return [
             Group(
                 id=group.id,
@@ -210,8 +214,11 @@ class SQLiteStore:
         async with self._transaction(f"take groups of run '{run_id}'") as db:
             closed = self._check_run(db, run_id)
             waiting = [WaitingGroup(*row) for row in db.execute(QUEUE, (run_id,))]
+            # The query follows an index on the submission index. This sort is stable, so the order is by version first
+            # and by index within a version.
             queue = sorted(waiting, key=lambda group: group.version)
             taken = next_groups(queue, count, ahead)
+            # After the end of sampling no open group can become ready, so there is nothing to wait for.
             if closed and taken is None:
                 taken = [group for group in queue if group.ready][:count]
             if taken is not None:
@@ -242,6 +249,7 @@ class SQLiteStore:
             ).rowcount
             consumed = db.execute("SELECT groups FROM steps WHERE run_id = ? AND voided = 0", (run_id,)).fetchall()
             kept = {group for (groups,) in consumed for group in rows.names_from(groups)}
+            # All other groups, also taken ones whose step was voided or never recorded, are sampled again.
             others = db.execute(
                 "SELECT id FROM groups WHERE run_id = ? AND state IN ('open', 'ready', 'taken')", (run_id,)
             ).fetchall()

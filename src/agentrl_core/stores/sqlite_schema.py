@@ -196,6 +196,7 @@ def patch(connection: sqlite3.Connection) -> None:
     """
     for table in _NEW_COLUMNS:
         columns = "".join(f", {default} AS {column}" for column, default in _missing(connection, table))
+        # The queries of the store order by rowid, which a view has only if it selects it.
         if columns:
             connection.execute(f"CREATE TEMP VIEW {table} AS SELECT rowid AS rowid, *{columns} FROM main.{table}")  # noqa: S608 - constants
     if not _has_sessions(connection):

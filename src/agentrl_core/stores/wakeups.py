@@ -37,6 +37,7 @@ class Wakeups:
         """Wake all listeners; callable from any thread, with or without a running loop."""
         with self._lock:
             listeners = tuple(self._listeners)
+        # A listener that leaves after the copy gets a wake-up that it ignores.
         for loop, event in listeners:
             # A loop that was closed while its coroutine waited raises RuntimeError; nobody is left to wake there.
             with contextlib.suppress(RuntimeError):

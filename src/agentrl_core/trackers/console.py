@@ -220,6 +220,7 @@ class ConsoleTracker:
             for column in columns:
                 if column.meaning:
                     self._print(f"{column.title}: {column.meaning}", style="dim")
+        # The columns change when the user resizes the terminal.
         if self._rows % _HEADER_EVERY == 0 or columns != self._shown:
             self._print("".join(column.title.rjust(column.width) for column in columns), style="bold")
         self._rows, self._shown = self._rows + 1, columns
@@ -238,9 +239,11 @@ class ConsoleTracker:
         rows.append(("CPU seconds", f"{' + '.join(parts)} = {total:.1f}" if parts else "-"))
         directory = Path(summary.directory)
         picture = directory / PICTURE_NAME
+        # The tracker `curve` may draw its picture after this summary is printed.
         will_exist = "trackers:curve" in self._components and bool(self._rewards or summary.evals)
         if not self._supervised and (picture.exists() or will_exist):
             rows.append(("reward curve", _near(picture)))
+        # Commands find a run by its name only in the folder `runs`; elsewhere they need its path.
         run = summary.name if directory.parent == Path("runs").resolve() else _near(directory)
         rows += _model_rows(directory / "checkpoints", warm_starts=self._warm_starts)
         if not self._supervised:

@@ -113,6 +113,7 @@ class CurveTracker:
         names = sorted({name for rewards in self._evals.values() for name in rewards})
         for number, name in enumerate(names):
             points = sorted((step, rewards[name]) for step, rewards in self._evals.items() if name in rewards)
+            # Without `clip_on=False` the border of the axes would cut the markers of the first and last evaluation.
             axes.plot(
                 [step for step, _ in points],
                 [reward for _, reward in points],

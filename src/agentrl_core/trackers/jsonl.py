@@ -34,6 +34,7 @@ class JsonlTracker:
         self.path = Path(run_dir) / FILE_NAME
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: each line goes to the operating system in one write, and a full disk shows at once.
             self._file = open(self.path, "ab", buffering=0, opener=private_opener)  # noqa: SIM115 - `close` does
             self._torn = _ends_inside_a_line(self.path)
         except OSError as error:
@@ -68,6 +69,7 @@ class JsonlTracker:
         # After a line that was cut short (killed process, full disk), begin a new one, so that no other line is lost.
         if self._torn:
             line = b"\n" + line
+        # True until the write has succeeded: an error may leave a part of the line.
         self._torn = True
         try:
             written = self._file.write(line)
