@@ -1,4 +1,4 @@
-"""Fixtures for tests of what is installed: the sample packages, packages made up on the spot, the command line."""
+"""Fixtures for all tests: installed sample packages, packages made by a test, and the command line as a process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What `test_processes.py` calls in worker processes."""
+"""Functions that `test_processes.py` calls in worker processes."""
 
 import gc
 import os

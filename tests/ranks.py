@@ -1,4 +1,4 @@
-"""Run a function in a group of processes on this machine."""
+"""Helper that runs a function in a group of torch.distributed processes on this machine."""
 
 import os
 import sys

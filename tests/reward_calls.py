@@ -1,4 +1,4 @@
-"""What `test_reward_wrapper.py` computes in worker processes."""
+"""Functions that `test_reward_wrapper.py` calls in worker processes."""
 
 import time
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""CPU and wall seconds per folder of tests, printed at the end: whichever process ran the tests.
+"""Pytest plugin that prints CPU and wall seconds per folder of tests, also with several test processes.
 
-CPU seconds include those of processes that a test started and waited for. On a busy machine they stay what they are,
-where wall seconds grow.
+CPU seconds include those of processes that a test started and waited for. Unlike wall seconds, they hardly change on
+a busy machine.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Tables that tests fill row by row, printed at the end: whichever process ran the tests."""
+"""Pytest plugin for tables that tests fill row by row; printed at the end, also with several test processes."""
 
 import pytest
 from tests.matrix.table import CELL, add_cell, print_cells

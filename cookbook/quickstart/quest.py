@@ -1,7 +1,7 @@
-"""A small world to learn in, for recipes and tests: find a thing that is some steps away, one clue at a time.
+"""A toy environment for recipes and tests: the agent walks on a grid to a thing, with one clue at a time.
 
-A quest starts at an offset (sideways, up or down). The agent sees one clue at a time: how far it is
-sideways and, once that is right, how far up or down. It has one tool, `move(dir, steps)`, and three calls.
+A quest starts at an offset from the thing, sideways and up or down. The clue tells how far it is sideways and, once
+that is right, how far up or down. The agent has one tool, `move(dir, steps)`, and three calls.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 THINGS = ("door", "key", "lamp", "box", "map", "well")
 FAR = 3
-"""Largest offset along each axis, in steps."""
+"""Largest offset at the start along each axis, in steps."""
 WALL = FAR + 1
-"""Nobody gets farther away from the thing than this."""
+"""Largest offset that a move can reach along each axis, in steps."""
 MAX_CALLS = 3
 DIRECTIONS = {"right": (0, 1), "left": (0, -1), "up": (1, 1), "down": (1, -1)}
 """Name -> (axis, sign)."""
@@ -37,7 +37,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 class Quest:
-    """One walk from `(sideways, up)` to the thing; `reward` is 1.0 once it is found."""
+    """One episode that starts at the offset `(sideways, up)`; `reward` is 1.0 once the thing is found, else 0.0."""
 
     def __init__(self, sideways: int, up: int) -> None:
         self.offset = [sideways, up]
@@ -46,18 +46,21 @@ class Quest:
 
     @property
     def finished(self) -> bool:
-        """Found, or out of calls."""
+        """Whether the thing is found or all calls are used."""
         return self.reward == 1.0 or self.calls >= MAX_CALLS
 
     def clue(self) -> str:
-        """What the agent sees from here."""
+        """Return the clue for the current offset, the text that the agent sees."""
         sideways, up = self.offset
         if sideways:
             return f"It is {abs(sideways)} {'right' if sideways > 0 else 'left'}."
         return f"It is {abs(up)} {'up' if up > 0 else 'down'}."
 
     def move(self, arguments: str) -> str:
-        """Take one tool call's JSON arguments; what the agent is told."""
+        """Run one tool call, given its JSON arguments, and return the tool's answer.
+
+        Malformed arguments count as a call and return "error".
+        """
         self.calls += 1
         try:
             wanted = json.loads(arguments)
@@ -65,7 +68,8 @@ class Quest:
             steps = int(wanted["steps"])
         except (KeyError, TypeError, ValueError):
             return "error"
-        if axis == (0 if self.offset[0] else 1):  # elsewhere is a wall: the agent stays where it is
+        # Any move along the axis that the clue does not name meets a wall: the agent stays, and the call counts.
+        if axis == (0 if self.offset[0] else 1):
             self.offset[axis] = max(-WALL, min(WALL, self.offset[axis] - sign * steps))
         if self.offset == [0, 0]:
             self.reward = 1.0
@@ -74,21 +78,22 @@ class Quest:
 
 
 def situations() -> list[tuple[str, int, int]]:
-    """Every (thing, sideways, up) there is."""
+    """Return all situations: a thing and its offset as (thing, sideways, up)."""
     steps = [step for step in range(-FAR, FAR + 1) if step]
     return [(thing, sideways, up) for thing in THINGS for sideways in steps for up in steps]
 
 
 def held_out(situation: tuple[str, int, int]) -> bool:
-    """Whether demonstrations and training leave it out: some start offsets, and of each thing some first clues.
+    """Return whether a situation is kept for evaluation, out of demonstrations and training.
 
-    About a third of all; neither an unseen offset nor an unseen pair of thing and first clue is ever shown.
+    About a third of all situations: some start offsets, and for each thing some first clues. Training therefore never
+    shows these offsets and these pairs of thing and first clue.
     """
     thing, sideways, up = situation
     return (sideways + 2 * up) % 5 == 0 or (THINGS.index(thing) + sideways) % 7 == 0
 
 
 def first_message(situation: tuple[str, int, int]) -> dict[str, str]:
-    """What the user says."""
+    """Return the user message that asks for the thing and gives the first clue."""
     thing, sideways, up = situation
     return {"role": "user", "content": f"Find the {thing}. {Quest(sideways, up).clue()}"}

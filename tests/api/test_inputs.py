@@ -40,6 +40,6 @@ def test_one_form_is_made_of_the_other():
     ],
 )
 def test_what_is_no_single_text_is_refused_and_nothing_is_left_out(messages, roles):
-    told = rf"task 't': this framework's agents take one text, and .* are not one text of the user \({roles}\)"
+    told = rf"task 't': agents of this framework take one text; .* found `messages` with the roles {roles};"
     with pytest.raises(DataError, match=told):
         as_text(messages, task_id="t")

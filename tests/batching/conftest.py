@@ -1,4 +1,4 @@
-"""Builders of episodes: `interaction("b", parent="a", output=(7, 8))`, `episode([...], reward=1.0)`, `group([...])`."""
+"""Builders of episodes for batching tests: `interaction(…)`, `episode([…], reward=1.0)` and `group([…])`."""
 
 import itertools
 

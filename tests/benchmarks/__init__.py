@@ -1,1 +1,1 @@
-"""Measurements against peers, run by `nox -s benchmarks`; no tests."""
+"""Benchmarks against other projects, run by `nox -s benchmarks`."""

@@ -1,7 +1,7 @@
 """Tokens per CPU second of the embedded engine, of `generate`, and of transformers' continuous batching.
 
-200-token random prompts, 64 new tokens each, temperature 1, logprobs included, one torch thread; 1, 8 and 32
-requests at once; Qwen3 of 0.34 and 4 million parameters. All three run by turns in one process; the median of the
+Random prompts of 200 tokens, 64 new tokens each, temperature 1, with logprobs, one torch thread; 1, 8 and 32
+concurrent requests; Qwen3 of 0.34 and 4 million parameters. All three run in turns in one process; the median of the
 repeats counts.
 """
 

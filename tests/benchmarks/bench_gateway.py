@@ -1,7 +1,7 @@
-"""CPU milliseconds per LLM call of the gateway, its latency and memory, and the same of other projects' proxies.
+"""CPU milliseconds per LLM call, latency and memory of the gateway and of other projects' proxies.
 
-Each server runs in a process of its own; its CPU seconds are read from the system, so the client's cost and what else
-runs on the machine do not count. For all costs less is better; for `fidelity_score` more is.
+Each server runs in a separate process whose CPU seconds are read from the system, so the client's cost and other
+programs on the machine do not count. For all costs less is better; for `fidelity_score` more is better.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Latency of `/health`, and of another session's calls, while one session sends bodies as large as they may be.
+"""Latency of `/health` and of other sessions' calls while one session sends bodies of the largest allowed size.
 
-Clients that send are in a process of their own. Latencies are of the clock, so a busy machine adds to them: the row
-without greedy clients says how much.
+The sending clients are in another process. Latencies are wall time, so a busy machine adds to them; the row without
+greedy clients shows how much.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Memory and CPU seconds of log-probs and their gradients, ours against log_softmax and torch's linear_cross_entropy.
+"""Memory and CPU seconds of log-probs and their gradients, compared with log_softmax and linear_cross_entropy.
 
-Every cell is a process of its own with one thread: forward and backward, weighed per token as a policy gradient does.
-`peak_mb` is how far its memory rises above what the inputs take; the gradients, of which the head's is 74 MB, count.
-All cells of a case run by turns; the least of the repeats counts. `all_logits` wants 10 GB, and runs once where that
-is free.
+Every cell is a new process with one thread that runs forward and backward, with a weight per token as in a policy
+gradient. `peak_mb` is the rise of its memory above the inputs, including the gradients (74 MB for the head). All cells
+of a case run in turns, and the smallest of the repeats counts. `all_logits` needs 10 GB and runs once if that is free.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What it is worth to compute once what LLM calls share: CPU seconds and memory of training steps, against two peers.
+"""CPU seconds and memory of training steps with merged prefixes, compared with two ways without merging.
 
-A step goes from samples to gradients: pack, forward, GRPO's loss, backward. `packed` is the same without merging,
-`padded` one batch filled up on the right, its rows in parts of at most 16384 tokens. All by turns in one process
-with one thread; the least CPU seconds of the repeats count, the first step does not, and every trainer must find
-the same loss and gradients. Qwen3 with random weights, 2 layers of 256, 8192 token ids, fp32.
+A step packs samples, then runs forward, GRPO's loss and backward. `packed` is the same without merging. `padded` is one
+batch padded on the right, with its rows in parts of at most 16384 tokens. All run in turns in one process with one
+thread. The smallest CPU seconds of the repeats count, the first step is dropped, and every trainer must find the same
+loss and gradients. Qwen3 with random weights, 2 layers of 256, 8192 token ids, fp32.
 
-`speedup_…` rows are tokens of the calls, each with its whole prompt, per CPU second; their ratio is the speed-up.
-`token_ratio` is how many of those tokens one forwarded token stands for, `cpu_s_per_token` is of a forwarded token,
-`peak_mb` how far a step takes the process above what it holds before.
+`speedup_…` rows are tokens per CPU second, with the whole prompt of every call; their ratio is the speed-up.
+`token_ratio` is the number of those tokens per forwarded token, `cpu_s_per_token` is per forwarded token, and
+`peak_mb` is the rise of the process's memory during a step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Merging on a GPU: a Qwen3 of 0.6B's shape in bf16, random weights, against the same packed and unmerged.
+"""Training with merged prefixes on a GPU, compared with the same packed tokens without merging.
 
-16 calls share a trunk, so long that the calls one by one are 2 to 10 times the tokens after merging; of each the last
-eighth of its own tokens is trained. Forward and backward, the least of the repeats, the first one dropped. MFU counts
-each multiplication that the model asks for once: 6 per weight and token, those of visible pairs, and the head's on the
-trained tokens. Then one episode of 128k tokens in one step, with gradient checkpointing.
+A Qwen3 of the shape of 0.6B in bf16 with random weights. 16 calls share a prefix, so long that the separate calls have
+2 to 10 times the tokens of the merged ones. The last eighth of each call's own tokens is trained. Forward and backward;
+the smallest of the repeats counts, without the first one. MFU counts each multiplication that the model requires once:
+6 per weight and token, those of visible pairs, and the head's on the trained tokens. Then one episode of 128k tokens in
+one step, with gradient checkpointing.
 """
 
 from __future__ import annotations

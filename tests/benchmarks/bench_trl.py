@@ -1,10 +1,10 @@
-"""Whole train steps of the learner and of TRL's GRPOTrainer on the same episodes: speed and memory.
+"""Speed and memory of whole train steps of the learner and of TRL's GRPOTrainer on the same episodes.
 
 Qwen3 of 5.2 million parameters with random weights, one thread, fp32, equal advantages, AdamW; nothing is sampled.
-`group_8`: a prompt of 256 tokens with 8 completions of 64. `react_10`: two episodes of one task, 10 calls each (prompt
-384, outputs 48, tool results 128), which TRL trains as 20 rows, every call with its whole prompt, in two halves.
-Tokens are those of the rows, prompts too, however many of them are computed; the first step is dropped. The norms of
-the gradients show that both do the same.
+`group_8`: a prompt of 256 tokens with 8 completions of 64. `react_10`: two episodes of one task with 10 calls each
+(prompt 384, outputs 48, tool results 128). TRL trains them as 20 rows, every call with its whole prompt, in two halves.
+Tokens are those of the rows including prompts, even if fewer are computed. The first step is dropped. The gradient
+norms show that both do the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What it costs to run agents apart: per warm episode, after a kill, and where each builds its own HTTP client.
+"""Cost of agents in worker processes: per warm episode, after a kill, and with an HTTP client per agent.
 
-The policy is scripted, the gateway, the store and the runner are those of a training run. CPU is that of this process
-and all below it, so what else runs on the machine does not count; wall time is of one episode at a time. All is in
-repeats by turns, of which the median counts; less is better.
+The policy is scripted; the gateway, the store and the runner are those of a training run. CPU time is that of this
+process and its descendants, so other programs on the machine do not count. Wall time is that of one episode at a time.
+All run in turns, and the median of the repeats counts; less is better.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environments of peers, which are not installed beside agentrl."""
+"""Python environments of other projects, which are not installed beside agentrl."""
 
 from __future__ import annotations
 

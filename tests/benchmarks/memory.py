@@ -1,4 +1,4 @@
-"""Memory of this process, as the system sees it. Linux alone tells it."""
+"""Memory of this process as the system reports it; Linux only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print a benchmark's table and keep it as JSON."""
+"""Report of a benchmark: prints its table and stores it as JSON."""
 
 from __future__ import annotations
 

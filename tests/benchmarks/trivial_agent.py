@@ -1,4 +1,4 @@
-"""An agent that makes one call, in a module of its own: what a worker imports belongs to its start."""
+"""Agent that makes one call; it is a module of its own because a worker's start includes the import of its agent."""
 
 from __future__ import annotations
 

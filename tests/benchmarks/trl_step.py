@@ -1,4 +1,4 @@
-"""Train steps of TRL's GRPOTrainer on given rows. Runs in TRL's environment, where nothing of agentrl is installed."""
+"""Train steps of TRL's GRPOTrainer on given rows; runs in TRL's environment, without agentrl."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A tiny model directory for chat tests: byte-level BPE, ChatML specials, a Hermes template."""
+"""Fixtures for chat tests: a tiny model directory with byte-level BPE, ChatML tokens and a Hermes template."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A run as it lies on disk, and a way to call the command line."""
+"""Fixtures for tests of commands: a stored run, and a function that calls the command line."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_an_agent_that_is_not_there_is_refused(folder, agent, told):
 def test_nothing_is_overwritten(folder):
     write_demo(folder)
     for again in (lambda: write_demo(folder), lambda: write_config(folder, "agent.py:Adder")):
-        with pytest.raises(UsageError, match=r"config.yaml.*: there already"):
+        with pytest.raises(UsageError, match=r"config.yaml.*: exists already"):
             again()
 
 
@@ -87,4 +87,4 @@ def test_the_command_says_what_to_type_next(launch, folder):
     assert (folder / "config.yaml").is_file()
     again = launch("init")
     assert again.returncode == 2
-    assert "there already" in again.stderr
+    assert "exists already" in again.stderr

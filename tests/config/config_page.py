@@ -1,4 +1,4 @@
-"""Writes cookbook/config.md, every option of both configs, from the classes: `python -m tests.config.config_page`."""
+"""Generator of cookbook/config.md, which lists every option of both configs: `python -m tests.config.config_page`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs for the tests of this folder."""
+"""Fixtures for config tests: small configs."""
 
 import textwrap
 

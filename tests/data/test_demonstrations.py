@@ -124,7 +124,7 @@ def test_what_a_policy_said_may_be_nothing(load):
         ),
         (
             {"messages": [USER, {"role": "assistant", "content": None, "function_call": {"name": "add"}}]},
-            "messages.1.function_call: is OpenAI's former way, which templates do not know; use tool_calls",
+            "messages.1.function_call: is OpenAI's old form, which chat templates do not support; use tool_calls",
         ),
         ({"messages": [USER, REPLY | {"content": 4}]}, "messages.1.content: expected a text, a list of parts or null"),
         ({"messages": [USER, REPLY | {"content": ["4"]}]}, "messages.1.content.0: expected a part like {"),
@@ -140,7 +140,7 @@ def test_what_a_policy_said_may_be_nothing(load):
         ({"messages": [{"content": "4"}]}, "messages.0.role: expected a text, found nothing"),
         (
             {"messages": [USER, REPLY, REPLY | {"role": "asistant"}]},
-            "messages.2.role: 'asistant' is no role of a chat (did you mean assistant?)",
+            "messages.2.role: 'asistant' is not a role of a chat (did you mean assistant?)",
         ),
         ({"messages": [USER, REPLY], "tools": "{"}, "tools: expected JSON, found '{'"),
         ({"messages": [USER, REPLY], "tools": {"a": 1}}, "tools: expected a list of objects, found an object"),

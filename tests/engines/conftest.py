@@ -1,4 +1,4 @@
-"""Tiny policies of several architectures, and the independent full forward that engines are measured against."""
+"""Fixtures for engine tests: tiny policies of several architectures, and an independent full forward as reference."""
 
 import importlib.util
 from functools import cache

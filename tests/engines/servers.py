@@ -1,6 +1,6 @@
-"""A model server on loopback that speaks SGLang's and vLLM's routes, driven by a deterministic model.
+"""Fake model server on loopback with the routes of SGLang and vLLM and a deterministic model.
 
-It keeps its own log of what it was asked and what it sampled, and really reads the weights that it is told to load.
+It logs every request and every sampled token, and it really reads the weights that it is told to load.
 """
 
 import asyncio

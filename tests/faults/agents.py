@@ -1,4 +1,4 @@
-"""Agents that do what they must not, each in one way."""
+"""Faulty agents, each with one fault: blocking, crashing, leaking and others."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A framework's agents, which give their reward in one of the forms that a workflow may return."""
+"""Agents of frameworks that return their reward in one of the forms allowed for a workflow."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""A gateway over an engine that says what the test tells it to, and keeps its own log of ids."""
+"""Fixtures for gateway tests: a gateway over a scripted engine that logs token ids."""
 
 import asyncio
 import functools

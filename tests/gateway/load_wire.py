@@ -1,4 +1,4 @@
-"""HTTP by hand, for clients that break off where they like, and the four APIs as such a client speaks them."""
+"""HTTP written by hand, for test clients that break off a request anywhere; covers the gateway's four APIs."""
 
 from __future__ import annotations
 

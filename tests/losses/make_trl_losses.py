@@ -1,10 +1,10 @@
-"""Write `trl_losses.json`: what TRL 1.16.0's own loss code gives on made-up tensors, values and gradients.
+"""Generator of `trl_losses.json`: values and gradients of TRL 1.16.0's own loss code on synthetic tensors.
 
     python3 -m venv trl && trl/bin/pip install -c constraints.txt torch==2.13.0 trl==1.16.0
     trl/bin/python tests/losses/make_trl_losses.py
 
-`GRPOTrainer._compute_loss` runs unchanged on an object that hands it log-probs instead of a model's. The weights of
-its importance-sampling correction are computed in the middle of a longer method; those lines are run by themselves.
+`GRPOTrainer._compute_loss` runs unchanged on an object that provides log-probs in place of a model. The weights of the
+importance-sampling correction are computed in the middle of a longer method; only those lines are run.
 Everything is float64.
 """
 

@@ -1,4 +1,4 @@
-"""What `test_vocab_parallel.py` computes in processes that share a head."""
+"""Computations of `test_vocab_parallel.py` in processes that share the output head."""
 
 import torch
 

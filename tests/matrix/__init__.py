@@ -1,1 +1,1 @@
-"""Every client that the gateway is for, in every case that breaks gateways."""
+"""Test matrix of the gateway: every supported client library in every difficult case."""

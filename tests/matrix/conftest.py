@@ -1,4 +1,4 @@
-"""A gateway with its store and witness for every cell, and the table of all cells at the end."""
+"""Fixtures of the matrix: a gateway with its store and a logging engine for every cell."""
 
 import asyncio
 

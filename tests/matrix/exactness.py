@@ -1,4 +1,4 @@
-"""Compare what is stored, and what a learner would train, with the engine's own log, token by token."""
+"""Comparison of stored calls and training rows with the engine's own log, token by token."""
 
 from __future__ import annotations
 

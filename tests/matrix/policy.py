@@ -1,4 +1,7 @@
-"""A policy that says what the test wrote down, spelt in ids that no tokenizer would choose, and logs it."""
+"""Scripted policy of the matrix; it spells its replies in unusual token ids and logs them.
+
+No tokenizer would choose these ids, so a gateway that tokenizes a reply again is noticed.
+"""
 
 from __future__ import annotations
 

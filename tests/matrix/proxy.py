@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks a connection at the byte where a test wants it broken."""
+"""TCP proxy that breaks a connection at a given byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of all cells, printed at the end and written to build/matrix.json."""
+"""Table of all matrix cells, printed at the end and written to build/matrix.json."""
 
 import json
 from pathlib import Path

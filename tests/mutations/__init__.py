@@ -1,1 +1,1 @@
-"""The source, broken on purpose one place at a time: the tests must tell. Run by `nox -s mutations`; no tests."""
+"""Mutation tests: break the source at one place at a time and check that a test fails; run by `nox -s mutations`."""

@@ -1,4 +1,4 @@
-"""Advantage estimators: signs, baselines, spreads, and whose weight counts."""
+"""Mutations of advantage estimators: signs, baselines, spreads and weights."""
 
 from tests.mutations.mutation import of
 

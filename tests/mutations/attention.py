@@ -1,4 +1,4 @@
-"""Attention over the trie, by each way of running it."""
+"""Mutations of attention over the token trie, in each implementation."""
 
 from tests.mutations.mutation import of
 

@@ -1,4 +1,4 @@
-"""The tests of one selection, in a process of its own, with a mutated module or as the source is."""
+"""Child process of a mutation run: runs selected tests with a mutated module or with the original source."""
 
 from __future__ import annotations
 

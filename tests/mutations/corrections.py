@@ -1,4 +1,4 @@
-"""What wraps a loss, and what its terms are divided by."""
+"""Mutations of loss corrections and of the loss normalisers."""
 
 from tests.mutations.mutation import of
 

@@ -1,4 +1,4 @@
-"""Log-probs and entropies tile by tile, alone and over shards of the vocabulary."""
+"""Mutations of log-probabilities and entropies in tiles, on one rank and over shards of the vocabulary."""
 
 from tests.mutations.mutation import of
 

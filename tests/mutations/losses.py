@@ -1,4 +1,4 @@
-"""Each loss: its sign, its ratio and clip, what it leaves out, and the denominator that it brings along."""
+"""Mutations of losses: sign, ratio, clip, masked terms and denominator."""
 
 from tests.mutations.mutation import of
 

@@ -1,4 +1,4 @@
-"""One mutation: a file of the package, what is changed in it, and the tests that must notice."""
+"""Definition of a mutation: a source file, a change in it, and the tests that must fail."""
 
 from __future__ import annotations
 

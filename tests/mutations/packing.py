@@ -1,4 +1,4 @@
-"""The trie, the micro-batches made of it, and the shares of ranks."""
+"""Mutations of the token trie, its micro-batches and the shares of ranks."""
 
 from tests.mutations.mutation import of
 

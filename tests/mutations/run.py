@@ -1,7 +1,7 @@
-"""Break the source one mutation at a time and see which test notices: `python -m tests.mutations.run [NAME_PART]`.
+"""Runner of the mutation tests: `python -m tests.mutations.run [NAME_PART]`.
 
-What is costly to import is imported once, and every run is a fork of that. Before a mutation counts, its tests must
-have passed without it. Where a test spawns processes they import this module, which serves the mutation there, too.
+Heavy packages are imported once, and every run is a fork of that process. The tests of a mutation must first pass
+without it. Processes that a test spawns import this module, which serves the mutation to them, too.
 """
 
 from __future__ import annotations

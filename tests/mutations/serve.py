@@ -1,4 +1,4 @@
-"""Serve a mutated module to whoever imports it, in this process and in those that it spawns; no file is written."""
+"""Import hook that serves a mutated module in this process and in those that it spawns, without writing a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From rewards to what a step trains: credit, shaping, baselines, filters."""
+"""Mutations of credit, shaping, baselines and filters, which turn rewards into advantages."""
 
 from tests.mutations.mutation import of
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: weights, rates, which tokens are trained, and what is exported to learn from."""
+"""Mutations of supervised fine-tuning: weights, learning rates, trained tokens, exports."""
 
 from tests.mutations.mutation import of, of_file
 

@@ -1,4 +1,4 @@
-"""All mutations, by what they break."""
+"""Table of all mutations, by topic."""
 
 from tests.mutations import advantages, attention, corrections, logprobs, losses, packing, signals, supervised, training
 

@@ -1,4 +1,4 @@
-"""One update: what it is made of, what refuses it, and the ranks that take it together."""
+"""Mutations of the optimizer update: its loss and step, its checks, and the ranks that make it together."""
 
 from tests.mutations.mutation import of, of_file
 

@@ -1,4 +1,4 @@
-"""A gateway and a store in memory, and the smallest runner and scheduler around them."""
+"""Fixtures for rollout tests: a gateway and a store in memory, with a minimal runner and scheduler."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A small project that trains for real: a random policy, five tasks, an agent over plain HTTP."""
+"""Fixtures for tests of whole runs: a small project with a random policy, five tasks and an agent over plain HTTP."""
 
 import json
 from pathlib import Path

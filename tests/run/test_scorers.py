@@ -133,8 +133,8 @@ def test_a_task_may_not_name_code_unless_the_config_allows_it(tmp_path):
     assert [problem.partition(": task")[0] for problem in problems] == [f"tasks.jsonl:{line}" for line in (1, 2, 3, 4)]
     assert problems[0] == (
         "tasks.jsonl:1: task 'evil.py:score': 'evil.py:score' is code, which a task may not name; name it in the "
-        "config, `scorers: {my_scorer: {use: evil.py:score}}`, and `my_scorer` in the task, or trust all that the "
-        "tasks name: data.allow_code: true"
+        "config, `scorers: {my_scorer: {use: evil.py:score}}`, and write `my_scorer` in the task, or set "
+        "data.allow_code: true to trust all code that the tasks name"
     )
     assert not (tmp_path / "ran").exists()
     assert check(tmp_path, {"scorers": {"mine": {"use": "evil.py:score"}}}, row("a", scorer="mine"))[0] == []
@@ -165,7 +165,7 @@ def test_a_scorer_of_a_package_that_is_missing_is_told_with_the_command_that_ins
 def test_what_is_wrong_with_a_defined_scorer_is_told_once_with_its_line(tmp_path):
     problems, _ = check(tmp_path, {"scorers": {"q": {"use": "regex", "pattern": "("}}}, row("a", scorer="q"))
     (problem,) = problems
-    assert re.match(r"config\.yaml:\d+: scorers\.q\.pattern: regex: 'pattern' is no pattern: missing \)", problem)
+    assert re.match(r"config\.yaml:\d+: scorers\.q\.pattern: regex: 'pattern' is not a valid pattern: ", problem)
 
 
 def test_modules_of_the_config_register_scorers_first(tmp_path, monkeypatch):

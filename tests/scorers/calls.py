@@ -1,4 +1,4 @@
-"""Scorers that other processes import."""
+"""Scorers for the tests of `cpu_bound`; they are in a module so that other processes can import them."""
 
 import os
 import time

@@ -91,7 +91,7 @@ def test_a_part_without_a_score_leaves_none_or_is_skipped(table, part):
 
 
 def test_rewards_by_interaction_are_not_summed(table):
-    with pytest.raises(EpisodeError, match="'by_turn' gave a reward per interaction"):
+    with pytest.raises(EpisodeError, match="'by_turn' returned a reward per interaction"):
         score(table(q={"use": "weighted", "parts": {"by_turn": 1}}).get("q"))
 
 
@@ -204,12 +204,12 @@ def test_compositions_nest_and_name_each_other(table):
         ({"a": {"use": "scheduled", "by": "day"}}, "scorers.a.by: expected field or step"),
         (
             {"a": {"use": "scheduled", "by": "step", "stages": [{"from": 0, "use": "f1"}], "field": "x"}},
-            "'field': has no meaning with by: step",
+            "'field': not allowed with by: step",
         ),
         ({"a": {"use": "scheduled", "by": "step", "stages": [{"from": 1, "use": "f1"}]}}, "steps that rise from 0"),
         ({"a": {"use": "scheduled", "by": "step", "stages": ["f1"]}}, "scorers.a.stages: .*expected {from: STEP"),
         ({"a": "f1", "b": {"use": "a", "by": "words"}}, "scorers.b.by: 'a' is defined in this config and takes no"),
-        ({"A": "f1"}, "scorers.A: a name is lower-case"),
+        ({"A": "f1"}, "scorers.A: expected a name of lower-case"),
         ({"a": {"use": "exact_match", "casefolds": True}}, "scorers.a.casefolds: unknown option"),
     ],
 )

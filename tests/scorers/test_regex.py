@@ -57,8 +57,8 @@ def test_a_search_that_would_not_end_is_stopped_without_a_score(pattern):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"pattern": "("}, "'pattern' is no pattern: missing"),
-        ({"flags": "q"}, "'flags': expected letters out of imsx, found 'q'"),
+        ({"pattern": "("}, "'pattern' is not a valid pattern: missing"),
+        ({"flags": "q"}, "'flags': expected letters from imsx, found 'q'"),
         ({"timeout_s": 0}, "timeout_s"),
     ],
 )
@@ -68,7 +68,7 @@ def test_options_are_checked(options, problem):
 
 
 def test_a_task_whose_answer_is_no_pattern_is_refused():
-    with pytest.raises(ValueError, match="is no pattern"):
+    with pytest.raises(ValueError, match="is not a valid pattern"):
         Regex().check_task(score_request("", "[").task)
     Regex(pattern="x").check_task(score_request("", "[").task)
 

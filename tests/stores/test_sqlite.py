@@ -467,7 +467,7 @@ def test_a_damaged_row_is_named(path, store, statement, read):
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute(statement)
         db.commit()
-    with pytest.raises(StoreError, match=r"agentrl\.db: cannot .*: a row is damaged .*go on from a copy of the file"):
+    with pytest.raises(StoreError, match=r"agentrl\.db: cannot .*: a row is damaged .*continue from a copy"):
         asyncio.run(read(store))
 
 

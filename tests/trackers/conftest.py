@@ -1,4 +1,4 @@
-"""Reports of a small run, as the training loop would make them."""
+"""Fixtures for tracker tests: the reports of a small run."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_a_run_under_runs_is_called_by_its_name_in_commands(tracker, output, rep
     summary = reports.summary(status="interrupted", directory=str(tmp_path / "runs" / "calm-otter"))
     tracker.run_finished(summary)
     assert "episodes             agentrl trace list calm-otter\n" in output.getvalue()
-    assert "go on                agentrl runs resume calm-otter\n" in output.getvalue()
+    assert "resume it            agentrl runs resume calm-otter\n" in output.getvalue()
 
 
 def test_a_run_that_failed_says_how_to_go_on_and_leaves_why_to_the_error(tracker, output, reports, tmp_path):
@@ -111,7 +111,7 @@ def test_a_run_that_failed_says_how_to_go_on_and_leaves_why_to_the_error(tracker
     assert "run calm-otter failed" in text
     assert "the disk is full" not in text
     assert "records              none" in text
-    assert f"go on                agentrl runs resume {tmp_path}" in text
+    assert f"resume it            agentrl runs resume {tmp_path}" in text
     assert "reward curve" not in text
 
 
@@ -151,7 +151,7 @@ def test_a_run_that_trained_nothing_offers_no_trained_model_and_no_curve(tracker
     tracker.run_started(reports.run(components={"trackers:curve": "agentrl-core==0.1.0 a:B"}))
     tracker.run_finished(reports.summary(status="failed", evals=()))
     text = output.getvalue()
-    assert f"untrained model      {tmp_path / 'checkpoints' / 'step-0'}, as no step was finished" in text
+    assert f"untrained model      {tmp_path / 'checkpoints' / 'step-0'} (no step was finished)" in text
     assert not any(word in text for word in ("reward curve", "vllm", "further"))
 
 
@@ -249,4 +249,4 @@ def test_a_closed_pipe_stops_the_run_with_a_word(tmp_path):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(writer)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("RunError nobody reads the run's output any more")
+    assert done.stderr.startswith("RunError the run's output has no reader any more")

@@ -1,4 +1,4 @@
-"""A toy policy, and episodes that it really sampled: log-probs come from a plain forward of the whole prefix."""
+"""Fixtures for training tests: a toy policy, and episodes sampled from it with logprobs of a plain full forward."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What `test_ranks.py` computes, alone and in processes that train one policy together."""
+"""Computations of `test_ranks.py`, run in one process and in processes that train one policy together."""
 
 import attrs
 import torch

@@ -198,7 +198,7 @@ class RiggedStep(NoBaseline):
         (lambda values: [math.nan for _ in values], "a step's advantages 0.5 got .nan."),
         (
             lambda values: [value + index for index, value in enumerate(values)],
-            "the order of a step's calls changes what they get",
+            "the order of a step's calls changes their advantages",
         ),
         (lambda values: [-value for value in values], "a step's advantages 0.5, 0.25, .* got"),
     ],
@@ -277,7 +277,7 @@ def test_a_tracker_that_forgets_is_caught(tmp_path):
         ([{"id": "a"}], "expected tasks, found dict"),
         ([Task(id="a", data={"query": "?"})] * 2, "several tasks have the id 'a'"),
         ([Task(id="a", data={})], "task 'a' has neither messages nor a query"),
-        ([Task(id="a", data={"query": "?", "x": (1,)})], "not what JSON keeps"),
+        ([Task(id="a", data={"query": "?", "x": (1,)})], "changes when it is stored as JSON"),
         ([Task(id="a", data={"query": "?"}, answer=4)], "answer 4"),
     ],
 )

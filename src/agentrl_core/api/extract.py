@@ -1,4 +1,4 @@
-r"""Answers taken out of replies: `<answer>…</answer>` (or any other tag), `\boxed{…}` and `\fbox{…}`, or all of it."""
+r"""Extraction of the answer from a reply: the text in `<answer>…</answer>` or another tag, or in `\boxed{…}`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.scoring import AnswerFrom
 
 DEFAULT_SCHEMA = "answer"
-"""The tag that is looked for where a task names no `answer_schema`."""
+"""Tag of the answer for tasks without an `answer_schema`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -21,16 +21,16 @@ class FoundAnswer:
     """The part of a reply that a scorer compares with the reference."""
 
     text: str
-    """Exactly as written; empty where there is none."""
+    """Answer exactly as written; empty if there is none."""
     source: AnswerFrom
-    """As `ScoreRequest.answer_from` has it."""
+    """Origin of the answer, as in `ScoreRequest.answer_from`."""
 
 
 def find_answer(reply: str, schema: str = "") -> FoundAnswer:
-    """Return what a reply says after its thoughts: the last text inside `schema`, a tag name or `boxed`.
+    """Return the answer of a reply without its thoughts: the last text inside `schema`, a tag name or `boxed`.
 
-    Without a schema that is the text in `<answer>` tags, and of a reply that has none the whole reply. Where the
-    schema is named and the reply lacks it, there is no answer.
+    Without a schema, the answer is the text in `<answer>` tags, or the whole reply if it has no such tags. If a schema
+    is given and the reply does not contain it, there is no answer.
     """
     said = without_thoughts(reply)
     inside = _inside(said, schema or DEFAULT_SCHEMA)
@@ -40,30 +40,31 @@ def find_answer(reply: str, schema: str = "") -> FoundAnswer:
 
 
 def extract_answer(text: str, schema: str = DEFAULT_SCHEMA) -> str:
-    r"""Return the last answer in `text`, exactly as written; empty where there is none.
+    r"""Return the last answer in `text`, exactly as written; empty if there is none.
 
-    `schema` is a tag name, or `boxed`: then the last `\boxed{…}`, or, only where there is no `\boxed{`, the last
-    `\fbox{…}`. Braces nest; a brace that LaTeX escapes (`\{`) is text, and neither opens nor closes. What was
-    begun and never ended is no answer.
+    `schema` is a tag name, or `boxed` for the last `\boxed{…}`; the last `\fbox{…}` counts only if there is no
+    `\boxed{`. Braces nest; an escaped brace (`\{`) is text. An answer without its end is no answer.
     """
     return _inside(text, schema) or ""
 
 
 def shown(schema: str) -> str:
-    r"""Return a schema as a reply writes it: `<answer>…</answer>`, `\boxed{…}`."""
+    r"""Return the form of a schema for messages to the user: `<answer>…</answer>`, `\boxed{…}`."""
     schema = schema or DEFAULT_SCHEMA
     return r"\boxed{…}" if schema == "boxed" else f"<{schema}>…</{schema}>"
 
 
 def without_thoughts(text: str) -> str:
-    """Return a reply without what stands between the tags of thoughts; thoughts that never ended go to the end."""
+    """Return a reply without its thoughts; thoughts without a closing tag extend to the end of the reply."""
     for opening, closing in _THOUGHTS:
         if opening in text or closing in text:
             text = re.sub(rf"{re.escape(opening)}.*?(?:{re.escape(closing)}|\Z)", "", text, flags=re.DOTALL)
-            text = text.rpartition(closing)[2]  # templates may open the thoughts inside the prompt
+            # Some templates open the thoughts in the prompt, so the reply has only the closing tag.
+            text = text.rpartition(closing)[2]
     return text
 
 
+# Several reasoning formats share their tags.
 _THOUGHTS = tuple(dict.fromkeys((item.open, item.close) for item in REASONING_FORMATS.values()))
 
 
@@ -72,7 +73,8 @@ def _inside(text: str, schema: str) -> str | None:
 
 
 def _tagged(text: str, tag: str) -> str | None:
-    """Return what stands in the last pair of tags; a closing one that is doubled, or spoken of, makes no pair."""
+    """Return the text in the last pair of tags, None without a pair."""
+    # The last opening tag before the last closing one: a closing tag that is repeated or only mentioned is no pair.
     opening, closing = f"<{tag}>", f"</{tag}>"
     start = text.rfind(opening, 0, max(text.rfind(closing), 0))
     return None if start < 0 else text[start + len(opening) : text.index(closing, start)]

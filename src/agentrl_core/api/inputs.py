@@ -1,4 +1,4 @@
-"""What an agent of a framework is given of a task: its messages, or its query as one text."""
+"""Input of an adapted agent, made from a task's row: its messages, or its query as one text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from agentrl_core.errors import DataError
 
 
 def agent_input(data: Mapping[str, Any], *, input_key: str | None = None) -> list[dict[str, Any]] | str:
-    """Return the row's `messages`, a list of OpenAI's messages, else its `query`; or what `input_key` names.
+    """Return the row's `messages`, in OpenAI's format, else its `query`; or the field that `input_key` names.
 
-    Raises `DataError` for a row that has neither.
+    Raises `DataError` if the row has none of them.
     """
     for key in ("messages", "query") if input_key is None else (input_key,):
         found = data.get(key)
@@ -25,14 +25,14 @@ def agent_input(data: Mapping[str, Any], *, input_key: str | None = None) -> lis
 
 
 def as_messages(given: list[dict[str, Any]] | str) -> list[dict[str, Any]]:
-    """Return an agent's input as messages: a text is what the user says."""
+    """Return an agent's input as messages; a text becomes one user message."""
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
 def as_text(given: list[dict[str, Any]] | str, *, task_id: object = None) -> str:
-    """Return an agent's input as one text, for frameworks whose agents take a prompt: the one user message's.
+    """Return an agent's input as one text, for frameworks whose agents take a prompt.
 
-    Raises `DataError` where messages hold more than that one text: nothing is left out.
+    Raises `DataError` for messages other than one user message with a text, because nothing may be left out.
     """
     if isinstance(given, str):
         return given
@@ -40,6 +40,7 @@ def as_text(given: list[dict[str, Any]] | str, *, task_id: object = None) -> str
     if roles == ["user"] and isinstance(given[0].get("content"), str):
         return str(given[0]["content"])
     raise DataError(
-        f"task '{task_id}': this framework's agents take one text, and the row's `messages` are not one text of the "
-        f"user ({', '.join(roles)}); give the row a `query`, and instructions to the agent itself"
+        f"task '{task_id}': agents of this framework take one text; expected a single user message whose content is a "
+        f"text, found `messages` with the roles {', '.join(roles)}; fix: give the row a `query`, and give instructions "
+        "to the agent itself"
     )

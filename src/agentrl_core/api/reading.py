@@ -1,4 +1,4 @@
-"""What a scorer reads of an episode: the answer or the whole reply, and the references."""
+"""Helpers with which scorers read an episode: the answer or the whole last reply, and the task's references."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from agentrl_core.api.scoring import ScoreRequest
 
 Of: TypeAlias = Literal["answer", "reply"]
-"""What is judged: the extracted answer, or the last reply as a whole."""
+"""Text that is scored: the extracted answer, or the whole last reply."""
 
 
 def judged_text(request: ScoreRequest, of: Of) -> str:
-    """Return the answer, or the text of the last message."""
+    """Return the extracted answer, or the text of the last message."""
     if of == "answer":
         return request.answer
     content = request.messages[-1].get("content") if request.messages else None
@@ -22,10 +22,11 @@ def judged_text(request: ScoreRequest, of: Of) -> str:
 
 
 def references(request: ScoreRequest) -> tuple[str, ...]:
-    """Return the texts of which any is right: the items where the task's `answer` is a list, else the answer.
+    """Return the accepted answers as texts: the items if the task's `answer` is a list, else the answer itself.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
+    # `request.reference` is the answer as one text; the list itself is only in the task's row.
     if request.reference is None:
         raise ValueError(f"task '{request.task.id}' has no answer to compare with")
     given = request.task.data.get("answer")

@@ -1,7 +1,8 @@
-"""What a store must do: keep runs, tasks, records, interactions, groups and steps, append-only, by run.
+"""The `Store` protocol, for authors of stores, and the rows that it exchanges.
 
-The only place where sampling and training meet. Facts are never erased: a record changes state once by
-compare-and-set, consumption is voided, not deleted.
+A store keeps the runs, tasks, records, interactions, groups and steps of an experiment. Sampling and training meet
+only here: the sampler adds groups, the learner takes them. A store is append-only. A record changes its state once,
+by compare-and-set, and a resumed run marks later steps as voided instead of deleting them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RunRow:
 
 @attrs.frozen(kw_only=True)
 class StepRow:
-    """One optimizer step: what it consumed and what came out."""
+    """One optimizer step: the groups and records that it consumed, and its metrics."""
 
     run_id: str
     step: int
@@ -51,58 +52,58 @@ class StepRow:
 
 @attrs.frozen(kw_only=True)
 class ResumePoint:
-    """Where a run goes on once the state of `step` is restored."""
+    """Position from which a run continues after the checkpoint of `step` is restored."""
 
     step: int
     next_index: int
     """Submission index of the next group: one more than the highest that a live step consumed."""
     last_version: int
-    """Highest version ever published, by voided steps too; the next one must exceed it. -1 if none."""
+    """Highest version ever published, also by voided steps; the next one must exceed it. -1 if none."""
     left: Mapping[int, int] = attrs.field(factory=dict)
-    """Submission index below `next_index` that no live step consumed -> how many groups of it had ended unusable."""
+    """Submission indices below `next_index` that no live step consumed -> number of their groups that were unusable."""
 
 
 @attrs.frozen(kw_only=True)
 class Usage:
-    """What the LLM calls of one record amount to."""
+    """Number of LLM calls and tokens of one record."""
 
     calls: int
     prompt_tokens: int
-    """New ones only: what a call shares with its parent is counted once."""
+    """Prompt tokens, each counted once: the prefix that a call shares with its parent is left out."""
     output_tokens: int
 
 
 @attrs.frozen(kw_only=True)
 class SessionRow:
-    """A session that outlives the process that opened it; one for each record at most."""
+    """A session that survives a restart of the gateway; at most one per record."""
 
     record_id: str
     run_id: str
     group_id: str
     task_id: str
-    """What the agent that opened it says it works on."""
+    """Task id as given by the agent that opened the session."""
     key_hash: bytes = attrs.field(repr=False)
-    """Digest of the session's key; the key itself is nowhere."""
+    """Digest of the session's key; the key itself is never stored."""
     token_hash: bytes = attrs.field(repr=False)
     seed_key: tuple[int, ...]
     policy: Mapping[str, Any]
-    """How its calls are sampled."""
+    """Sampling settings of the session's calls."""
     opened_at: float
     state: Literal["open", "ended", "closed"] = "open"
-    """An ended session takes no more calls, but rewards; a closed one nothing."""
+    """An ended session accepts rewards but no more calls; a closed session accepts neither."""
     rewards: Mapping[str, float] = attrs.field(factory=dict)
-    """Interaction id -> reward, as far as they have come."""
+    """Interaction id -> reward, for the rewards received so far."""
 
 
 class Store(Protocol):
-    """Async, usable from several event loops and threads of one process.
+    """Database of a run; its methods can be awaited on several event loops and threads of one process.
 
-    Raises `StoreError` with the path and what to do when a write is refused (full disk, lost file);
-    `UnstorableError`, a kind of it, where one value cannot be written and the store goes on with others.
+    A refused write (full disk, lost file) raises `StoreError`, which names the path and the fix. A value that cannot
+    be stored raises its subclass `UnstorableError`; the store stays usable for other values.
     """
 
     async def create_run(self, run: RunRow) -> None:
-        """Add a run; `StoreError` if its name exists."""
+        """Add a run; raise `StoreError` if its name exists."""
         ...
 
     async def update_run(self, run_id: str, *, status: str, error: str = "") -> None:
@@ -114,9 +115,9 @@ class Store(Protocol):
         ...
 
     async def add_tasks(self, run_id: str, tasks: Sequence[Task], *, task_set: str = "train") -> None:
-        """Keep the task rows of one of a run's task sets; a task already there is left as it is.
+        """Keep the tasks of one of a run's task sets; leave a task that is already there unchanged.
 
-        Ids are unique within a set only: a training task and one of an evaluation may have the same.
+        Ids are unique only within a set: a training task and an evaluation task may have the same id.
         """
         ...
 
@@ -127,18 +128,20 @@ class Store(Protocol):
     async def add_group(
         self, run_id: str, group_id: str, task_id: str, *, index: int, size: int, version: int, is_eval: bool = False
     ) -> None:
-        """Announce a group before its first record, by `index`; one whose task comes back has the index of the first.
+        """Announce a group before its first record.
 
-        Ids are never used twice in a store: a resumed run gives the groups that it samples anew ids of their own.
+        `index` is the position of its task in the order of submission. A group that repeats the task of an unusable
+        group has the index of that group. Ids are never reused in a store: groups that a resumed run samples again
+        get new ids.
         """
         ...
 
     async def add_record(self, record: Record) -> None:
-        """Announce a record, outcome `running`."""
+        """Announce a record with the outcome `running`."""
         ...
 
     async def add_interaction(self, run_id: str, interaction: Interaction) -> None:
-        """Append a finished LLM call of an announced record; durable against a killed process when this returns."""
+        """Append a finished LLM call of an announced record; once this returns, it survives a killed process."""
         ...
 
     async def add_session(self, session: SessionRow) -> None:
@@ -148,7 +151,7 @@ class Store(Protocol):
     async def update_session(
         self, record_id: str, *, state: Literal["open", "ended", "closed"], rewards: Mapping[str, float]
     ) -> None:
-        """Write where a record's session stands; durable against a killed process when this returns."""
+        """Write the state and rewards of a record's session; once this returns, they survive a killed process."""
         ...
 
     async def sessions(self, run_id: str) -> list[SessionRow]:
@@ -156,85 +159,92 @@ class Store(Protocol):
         ...
 
     async def finish_record(self, record: Record) -> bool:
-        """Move a running record to its final outcome; False (and no change) if it was not running.
+        """Move a running record to its final outcome; return False and change nothing if it was not running.
 
-        Written: outcome, reason, detail, rewards, scores with their details, and `finished_at`. The other fields stay
-        as announced.
+        Writes the outcome, reason, detail, rewards, scores with their details, and `finished_at`. The other fields
+        stay as announced.
         """
         ...
 
     async def finish_group(self, run_id: str, group_id: str, *, usable: bool) -> None:
-        """All slots are terminal: the group is ready to be taken, or dropped; one that is not open stays as it is."""
+        """Mark an open group, all of whose slots are terminal, as ready if it is usable, else as dropped.
+
+        A group that is not open stays unchanged.
+        """
         ...
 
     async def take_groups(self, run_id: str, count: int, *, ahead: Ahead | None = None) -> list[Group]:
         """Wait until the next `count` training groups are ready; mark them taken and return them.
 
-        In order of submission, by version and index: an open group holds back those after it, a dropped one does
-        not. With `ahead` those that are ready overtake open ones, as `stores.queue.next_groups` says. Each group is
-        returned once, whoever asks. Returns fewer only after `close_sampling`.
+        The order is that of submission, by version and index. An open group holds back the groups after it; a
+        dropped group does not. With `ahead`, ready groups may overtake open ones by the rule of
+        `stores.queue.next_groups`. Each group is returned to one caller only. Fewer than `count` groups are returned
+        only after `close_sampling`.
         """
         ...
 
     async def close_sampling(self, run_id: str) -> None:
-        """No more groups will come: wakes `take_groups`, which waits for open ones no longer."""
+        """Announce that no more groups will come; `take_groups` wakes up and stops waiting for open groups."""
         ...
 
     async def add_step(self, step: StepRow) -> None:
-        """Record an optimizer step and its consumption; `StoreError` if a live step has its number.
+        """Record an optimizer step and its consumption; raise `StoreError` if a step with its number is not voided.
 
-        `groups` names all that were taken for it, those too that a filter left without a sample.
+        `groups` of the step names every group that was taken for it, including groups of which a filter left no
+        sample.
         """
         ...
 
     async def void_after(self, run_id: str, step: int) -> int:
-        """Void the steps later than `step`, so that the run can go on from there; the number of steps voided.
+        """Void the steps after `step`, so that the run can continue from there; return the number of voided steps.
 
-        Groups that no live step consumed are put aside and never handed out (they are sampled anew), records
-        still running become `cancelled`, their sessions `closed`, and sampling is open again. Nothing is deleted.
+        Groups that no live step consumed are set aside: they are never handed out, and the run samples their tasks
+        again. Records that are still running become `cancelled` and their sessions `closed`. Sampling is open again.
+        Nothing is deleted.
         """
         ...
 
     async def resume_point(self, run_id: str, step: int) -> ResumePoint:
-        """Return where sampling and versions go on after `step`; counts live steps up to it only."""
+        """Return the position from which sampling and versions continue; only live steps up to `step` count."""
         ...
 
     async def steps(self, run_id: str) -> list[StepRow]:
-        """Return the steps in the order in which they were taken, voided ones included."""
+        """Return the steps in the order in which they were made, including voided steps."""
         ...
 
     async def add_version(self, run_id: str, version: int, *, step: int) -> None:
-        """Record a weight publication; `StoreError` unless `version` exceeds all earlier ones of the run."""
+        """Record a weight publication; raise `StoreError` unless `version` exceeds all earlier ones of the run."""
         ...
 
     async def last_version(self, run_id: str) -> int:
-        """Return the highest version ever published in the run; -1 if none."""
+        """Return the highest version ever published in the run, -1 if none."""
         ...
 
     async def records(
         self, run_id: str, *, task_id: str | None = None, is_eval: bool | None = None, limit: int | None = None
     ) -> list[Record]:
-        """Return the records of a run in the order of their start, the first `limit` of them."""
+        """Return the first `limit` records of a run in the order of their start."""
         ...
 
     async def episode(self, record_id: str) -> Episode | None:
-        """Return a record (by id or unique id prefix) with its interactions; `StoreError` if several ids start so.
+        """Return a record, by id or unique id prefix, with its interactions; None if there is none.
 
-        Only here a record has its `score_details`, which may be long.
+        Raises `StoreError` if several ids have the prefix. Only this method fills `score_details`, which may be long.
         """
         ...
 
     async def usage(self, run_id: str) -> Mapping[str, Usage]:
-        """Map record ids to their LLM calls and tokens so far; records without a call are left out."""
+        """Return the LLM calls and tokens so far by record id; records without a call are left out."""
         ...
 
     async def flush(self) -> None:
         """Return once everything that was written so far survives a power cut.
 
-        Called before a checkpoint appears: a store that were behind it would have its groups trained twice.
+        Called before a checkpoint is made visible. If the store lost steps that the checkpoint contains, the resumed
+        run would train their groups twice.
         """
         ...
 
     async def close(self) -> None:
-        """Flush and release; idempotent."""
+        """Flush and release the database; further calls do nothing."""
         ...

@@ -1,4 +1,4 @@
-"""What a tracker must do: follow a run's numbers."""
+"""The `Tracker` protocol, for authors of trackers, and the reports that a run sends to trackers and lifecycle hooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class RunInfo:
-    """A run as trackers and lifecycle hooks see it."""
+    """A run at its start, as trackers and lifecycle hooks see it."""
 
     name: str
     directory: str
@@ -20,12 +20,12 @@ class RunInfo:
     components: Mapping[str, str]
     """`kind:name` -> `dist==version module:attr`."""
     command: str = "run"
-    """Of which command the run is; `sft`, a supervised fine-tuning, has neither episodes nor rewards."""
+    """Command of the run. A run of `sft`, supervised fine-tuning, has neither episodes nor rewards."""
 
 
 @attrs.frozen(kw_only=True)
 class StepReport:
-    """One optimizer step in numbers."""
+    """Metrics and outcomes of one optimizer step."""
 
     step: int
     """1-based."""
@@ -34,32 +34,32 @@ class StepReport:
     metrics: Mapping[str, float]
     """`group/name_unit` -> value: reward/mean, rollout/tool_calls_per_episode, loss/clip_fraction, time/step_s, …"""
     outcomes: Mapping[str, int]
-    """Outcome (with reason) -> records since the last step."""
+    """Outcome (with reason) -> number of records since the last step."""
     left_out: Mapping[str, str] = attrs.field(factory=dict)
-    """Id of a record that the step left out -> what of it was not finite."""
+    """Id of each record that the step left out -> its values that were not finite."""
 
 
 @attrs.frozen(kw_only=True)
 class EvalReport:
-    """One evaluation."""
+    """Results of one evaluation."""
 
     step: int
-    """Steps done before it; 0 is before training."""
+    """Number of steps done before the evaluation; 0 is before training."""
     rewards: Mapping[str, float]
-    """Name of the task set -> mean reward."""
+    """Name of each task set -> mean reward."""
     records: Mapping[str, int]
-    """Name of the task set -> scored records; the mean is over these."""
+    """Name of each task set -> number of scored records; the mean is over these."""
     errors: Mapping[str, float] = attrs.field(factory=dict)
-    """Name of the task set -> standard error of the mean reward."""
+    """Name of each task set -> standard error of the mean reward."""
     failed: Mapping[str, int] = attrs.field(factory=dict)
-    """Name of the task set -> records that gave no reward."""
+    """Name of each task set -> number of records without a reward."""
     losses: Mapping[str, float] = attrs.field(factory=dict)
-    """Name of the set of chats -> mean loss per token, in nats; of a supervised fine-tuning, which has no rewards."""
+    """Name of each set of chats -> mean loss per token, in nats; only in supervised fine-tuning, without rewards."""
 
 
 @attrs.frozen(kw_only=True)
 class RunSummary:
-    """The end of a run: status, reason and output."""
+    """Status, totals and evaluations of a run at its end."""
 
     name: str
     directory: str
@@ -69,78 +69,79 @@ class RunSummary:
     version: int
     evals: tuple[EvalReport, ...]
     outcomes: Mapping[str, int]
-    """Outcome (with reason) -> records of the whole run."""
+    """Outcome (with reason) -> number of records in the whole run."""
     llm_calls: int
     cpu_seconds: Mapping[str, float]
-    """agent, gateway, engine, learner -> CPU seconds."""
+    """Part of the run (agent, gateway, engine, learner) -> CPU seconds."""
     wall_s: float
     trained_tokens: int = 0
     exact_tokens: int = 0
-    """Those of them that are known to be what the engine sampled, behind what it was given."""
+    """Number of trained tokens that the engine is known to have sampled after exactly the trained prompt."""
     error: str = ""
     groups: Mapping[str, int] = attrs.field(factory=dict)
-    """`sampled` -> training groups that ended; of those `unusable`, of those `requeued`; `dropped(REASON)` by a filter;
-    `topped_up` in place of dropped ones."""
+    """Numbers of training groups. `sampled`: all that ended. `unusable`: those of them without enough scored records.
+    `requeued`: those of the unusable ones whose task was put back. `dropped(REASON)`: dropped by a filter.
+    `topped_up`: sampled in place of dropped ones."""
 
 
 @attrs.frozen(kw_only=True)
 class Activity:
-    """A run's current phase, with its progress."""
+    """Current phase of a run, with its progress."""
 
     phase: str
     """loading, warm start, sampling, training, evaluating or saving."""
     phase_s: float
     """Seconds since the phase began."""
     step: int = 0
-    """The step that is being taken, 1-based; 0 before the first."""
+    """Number of the current step, 1-based; 0 before the first."""
     steps: int = 0
-    """Steps that the run is to take; 0 where it is not known yet."""
+    """Number of steps of the whole run; 0 while it is not known."""
     step_s: float = 0.0
     """Seconds since the step began."""
     done: int = 0
-    """Units of the phase that are done."""
+    """Number of units of the phase that are done."""
     total: int = 0
-    """Units of the phase; 0 where it has none."""
+    """Number of units of the phase; 0 if it has none."""
     unit: str = ""
     """episodes, or steps of the warm start."""
     llm_calls: int = 0
-    """Since the phase began."""
+    """Number of LLM calls since the phase began."""
     failures: Mapping[str, int] = attrs.field(factory=dict)
-    """Outcome (with reason) -> records of this process that ended so, without a reward."""
+    """Outcome (with reason) -> number of records of this process that ended with it and without a reward."""
     newest_failure: str = ""
-    """Outcome (with reason) of the newest of them."""
+    """Outcome (with reason) of the newest failed record."""
 
 
 class Tracker(Protocol):
-    """Receives a run's events in order, on the orchestrating thread; must not block for long.
+    """Receiver of a run's events, in order and on the orchestrating thread; its methods must not block for long.
 
-    A tracker that shows what happens between two events has `watch(look)`, too: called once, before everything else,
-    with a function that returns the run's `Activity`, from any thread and at any time.
+    A tracker that shows progress between two events also has the method `watch(look)`. It is called once, before all
+    others. `look` returns the run's `Activity` and may be called from any thread at any time.
     """
 
     def run_started(self, run: RunInfo) -> None:
-        """Before the first episode."""
+        """Receive the start of the run, before its first episode."""
         ...
 
     def notice(self, message: str) -> None:
-        """One line for a person: what is being prepared, was decided for them, or goes wrong.
+        """Receive one line for the user: a preparation, an automatic decision, or a problem.
 
-        Also before `run_started`; about agents, from the thread that they run on.
+        May be called before `run_started`. Notices about agents come from the thread that runs the agents.
         """
         ...
 
     def evaluated(self, report: EvalReport) -> None:
-        """After an evaluation."""
+        """Receive the results of an evaluation."""
         ...
 
     def step_finished(self, report: StepReport) -> None:
-        """After each optimizer step."""
+        """Receive the report of an optimizer step."""
         ...
 
     def run_finished(self, summary: RunSummary) -> None:
-        """At the end, failed runs included."""
+        """Receive the summary at the end of a run, also of a failed run."""
         ...
 
     def close(self) -> None:
-        """Flush; idempotent."""
+        """Flush and release resources; further calls do nothing."""
         ...

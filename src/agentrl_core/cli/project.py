@@ -1,4 +1,4 @@
-"""Writes a folder to train in: a demo that learns in a minute, or a config around an agent that there is."""
+"""Generator of `agentrl init`: a demo that learns within a minute, or a config for an existing agent."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from agentrl_core.errors import UsageError
 from agentrl_core.plugins.references import is_reference
 
 _LARGEST = 4
-"""Largest summand of the demo: 16 tasks, which one step holds."""
+"""Largest summand of the demo's tasks, which gives 16 tasks, the number of one training step."""
 _DEMONSTRATIONS = 480
 _RIGHT = 0.3
-"""Share of the demonstrations that are right: the others miss by one, so that there is something to learn."""
+"""Share of right demonstrations; the others are off by one, so that reinforcement learning has something to improve."""
 _OWN_TASKS = ({"id": "t1", "query": "What is 6 times 7?", "answer": "42"},)
 
 
 def write_demo(folder: Path) -> list[Path]:
-    """Write config, agent, tasks and demonstrations; returns the files. `UsageError` where one is there already."""
+    """Write config, agent, tasks and demonstrations; return the files; raise `UsageError` if one of them exists."""
     return _write(
         folder,
         {
@@ -35,10 +35,10 @@ def write_demo(folder: Path) -> list[Path]:
 
 
 def write_config(folder: Path, agent: str) -> list[Path]:
-    """Write a config that names the agent, with a word on every option, and a task where there are none.
+    """Write a commented config that names the agent, and a sample task if the folder has no tasks; return the files.
 
-    `agent` is `file.py:name`, its path from the working directory, or a dotted name. Returns the files; raises
-    `UsageError` where it is neither, where its file is not there, or where the config is there already.
+    `agent` is `file.py:name`, with a path from the working directory, or a dotted name. Raises `UsageError` if it is
+    neither, if its file does not exist, or if the config exists.
     """
     if not is_reference(agent):
         raise UsageError(f"--agent: expected file.py:name, or my_package.module.Name, found '{agent}'")
@@ -46,6 +46,7 @@ def write_config(folder: Path, agent: str) -> list[Path]:
     if file.endswith(".py"):
         if not Path(file).is_file():
             raise UsageError(f"--agent: there is no file {file}")
+        # Paths in a config are relative to the config's folder.
         file = os.path.relpath(Path(file).expanduser(), folder)
     tasks = "tasks.jsonl"
     texts = {
@@ -85,7 +86,7 @@ def _template(name: str) -> str:
 def _write(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     there = [str(folder / name) for name in texts if (folder / name).exists()]
     if there:
-        raise UsageError(f"{', '.join(there)}: there already; name another folder, or remove them")
+        raise UsageError(f"{', '.join(there)}: exists already; name another folder, or remove the file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -1,4 +1,7 @@
-"""Waking coroutines of any event loop from any thread, without polling."""
+"""Wake-up calls from any thread to coroutines of any event loop, used by a store whose callers have several loops.
+
+`asyncio.Event` alone does not do: it belongs to one loop and may be set only on that loop's thread.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Wakeups:
-    """A broadcast: `wake` sets the event of everyone who listens, wherever their loop runs."""
+    """A broadcast: `wake` sets the event of every listener, on the listener's own loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +23,7 @@ class Wakeups:
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[asyncio.Event]:
-        """Give the running loop's coroutine an event that every `wake` sets from now on."""
+        """Yield an event for a coroutine of the running loop; every later `wake` sets it."""
         listener = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._listeners.add(listener)
@@ -34,6 +37,8 @@ class Wakeups:
         """Wake all listeners; callable from any thread, with or without a running loop."""
         with self._lock:
             listeners = tuple(self._listeners)
+        # A listener that leaves after the copy gets a wake-up that it ignores.
         for loop, event in listeners:
-            with contextlib.suppress(RuntimeError):  # its loop was closed while it waited: nobody is there to wake
+            # A loop that was closed while its coroutine waited raises RuntimeError; nobody is left to wake there.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)

@@ -1,1 +1,1 @@
-"""Tasks from files, and answers from replies."""
+"""Input data: tasks and demonstrations from JSONL files, answers extracted from replies, exports of episodes."""

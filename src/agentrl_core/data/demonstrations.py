@@ -1,14 +1,14 @@
-"""Demonstrations from JSONL files: chats with weights, or the very token ids of episodes that were sampled.
+"""Reader of demonstrations for supervised training from JSONL files: chats, or token ids of sampled episodes.
 
-A line is one of
+A line is an object of one of these forms:
 
-* `{"messages": […], "tools": […]}` in OpenAI's shape; an assistant message may have a `weight` of its own;
-* what `agentrl trace export` writes: `{"ids": […], "spans": [[start, end], …], "tokenizer": …}`, with or without
-  `messages`; the ids of each span are trained, a third number is the span's weight;
-* `{"prompt": …, "completion": …}`, texts or lists of messages, of which the completion is trained;
-* `{"conversations": [{"from": "human", "value": …}, …], "system": …}`, ShareGPT's shape.
+* `{"messages": […], "tools": […]}` in OpenAI's format; an assistant message may have its own `weight`;
+* `{"ids": […], "spans": [[start, end], …], "tokenizer": …}`, with or without `messages`, as `agentrl trace export`
+  writes it; the ids of each span are trained, and a third number is the span's weight;
+* `{"prompt": …, "completion": …}`, texts or lists of messages; the completion is trained;
+* `{"conversations": [{"from": "human", "value": …}, …], "system": …}`, ShareGPT's format.
 
-and may have a `weight`, by which those inside are multiplied.
+A `weight` of the whole line multiplies the weights inside it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agentrl_core.types import Message
 
 Span: TypeAlias = tuple[int, int, float]
-"""First id, the id after the last, weight of each id."""
+"""Index of the first token id, index after the last, weight of each token."""
 
 _SHAPES = ("messages", "ids", "prompt", "conversations")
 _SHAREGPT_ROLES = {
@@ -44,42 +44,42 @@ _SHAREGPT_ROLES = {
 
 @attrs.frozen(kw_only=True)
 class TokenRow:
-    """A demonstration's token ids as they were sampled."""
+    """Token ids of a demonstration exactly as they were sampled."""
 
     ids: Sequence[int]
     spans: Sequence[Span]
-    """What is trained, rising, without overlaps."""
+    """Trained parts of `ids`, in rising order, without overlaps."""
     tokenizer: str = ""
-    """Digest of the tokenizer that the ids belong to; empty where it is not known."""
+    """Digest of the tokenizer that the ids belong to; empty if it is not known."""
 
 
 @attrs.frozen(kw_only=True)
 class Demonstration:
-    """One chat to learn from."""
+    """One chat to learn from, as messages or token ids."""
 
     where: str
-    """`file:line`, for messages about it."""
+    """`file:line`, for error messages."""
     messages: Sequence[Message] = ()
     weights: Sequence[float] = ()
-    """Of each message; 0 for those that are not an assistant's."""
+    """Weight of each message; 0 for every message that is not an assistant's."""
     tools: Sequence[Mapping[str, Any]] | None = None
     tokens: TokenRow | None = None
-    """In place of the messages, where the row has them."""
+    """Token ids, which are trained instead of the messages if the row has them."""
 
     @property
     def chat(self) -> dict[str, Any]:
-        """The chat as templates take it."""
+        """Messages and tools in the form that chat templates take."""
         return {"messages": list(self.messages), **({"tools": list(self.tools)} if self.tools else {})}
 
 
 def load_demonstrations(path: str | Path) -> list[Demonstration]:
-    """Read a JSONL file; DataError has a line for each problem, with what was expected."""
+    """Read a JSONL file; raise DataError with one line per problem."""
     path = Path(path)
     return read_objects(path, lambda row, line: demonstration(row, f"{path}:{line}"), what="demonstration")
 
 
 def demonstration(row: Mapping[str, Any], where: str) -> Demonstration:
-    """Make a demonstration of an object of any shape; raises `BadLineError`."""
+    """Make a demonstration of an object of any of the forms; raise `BadLineError` if it has none of them."""
     fields = {name: value for name, value in row.items() if value is not None}
     shapes = [name for name in _SHAPES if name in fields]
     if not shapes:
@@ -88,6 +88,7 @@ def demonstration(row: Mapping[str, Any], where: str) -> Demonstration:
             + (", ".join(f"`{name}`" for name in row) or "an empty object")
         )
     scale = read_weight(fields.get("weight", 1.0), "weight")
+    # The first of `_SHAPES` that is present decides: an exported row may have both `messages` and `ids`.
     messages, weights = _chat(fields, shapes[0])
     tokens = _tokens(fields, scale) if "ids" in fields else None
     if tokens is None and not any(weights):
@@ -95,7 +96,7 @@ def demonstration(row: Mapping[str, Any], where: str) -> Demonstration:
         found = "no assistant message with a weight above 0" if replies else "no assistant message"
         raise BadLineError(f"{found}, so there is nothing to learn from it")
     if tokens is None and scale == 0:
-        raise BadLineError("weight: 0, so there is nothing to learn from it; leave the line out")
+        raise BadLineError("weight: 0, so there is nothing to learn from it; remove the line")
     return Demonstration(
         where=where,
         messages=messages,
@@ -106,8 +107,9 @@ def demonstration(row: Mapping[str, Any], where: str) -> Demonstration:
 
 
 def _chat(fields: Mapping[str, Any], shape: str) -> tuple[list[Message], list[float]]:
-    """Messages without their weights, and these."""
+    """Return the messages of an object and their weights."""
     if shape == "prompt":
+        # A prompt in messages may contain assistant messages; they are not trained.
         prompt = _part(fields, "prompt", "user")
         given = [*prompt, *_part(fields, "completion", "assistant")]
         messages, weights = read_messages(given, "messages")
@@ -118,7 +120,7 @@ def _chat(fields: Mapping[str, Any], shape: str) -> tuple[list[Message], list[fl
 
 
 def _part(fields: Mapping[str, Any], name: str, role: str) -> list[Any]:
-    """A prompt or completion as messages."""
+    """Return a prompt or completion as messages."""
     value = fields.get(name)
     if isinstance(value, str) and value:
         return [{"role": role, "content": value}]
@@ -141,6 +143,7 @@ def _sharegpt(fields: Mapping[str, Any]) -> list[Message]:
         if turn.get("from") not in _SHAREGPT_ROLES:
             raise BadLineError(f"{where}.from: expected one of {', '.join(_SHAREGPT_ROLES)}, found {turn.get('from')}")
         said: Message = {"role": _SHAREGPT_ROLES[turn["from"]], "content": turn["value"]}
+        # In ShareGPT the text of such a turn is the JSON of the tool call.
         if turn["from"] == "function_call":
             said |= {"content": "", "tool_calls": [{"type": "function", "function": _json(turn["value"], where)}]}
         messages.append(said | ({"weight": turn["weight"]} if "weight" in turn else {}))
@@ -148,7 +151,7 @@ def _sharegpt(fields: Mapping[str, Any]) -> list[Message]:
 
 
 def _tools(value: Any) -> list[Mapping[str, Any]] | None:
-    """Tools as a list of objects; some data sets hold them as JSON text."""
+    """Return the tools as a list of objects; some data sets have them as JSON text."""
     if isinstance(value, str):
         value = _json(value, "tools") if value.strip() else None
     if value is None:
@@ -167,7 +170,8 @@ def _tokens(fields: Mapping[str, Any], scale: float) -> TokenRow:
     if not isinstance(spans, list) or not spans:
         raise BadLineError(f"spans: expected a list of [start, end], found {kind(spans)}")
     found: list[Span] = []
-    end = 1  # the first id has no distribution to be trained on
+    # The first token has no prediction before it that could be trained.
+    end = 1
     for index, span in enumerate(spans):
         if not (isinstance(span, list) and len(span) in (2, 3) and all(type(place) is int for place in span[:2])):
             raise BadLineError(f"spans.{index}: expected [start, end] or [start, end, weight], found {span}")

@@ -1,4 +1,4 @@
-"""Demonstrations from stored episodes: the best records, with the very token ids that were sampled."""
+"""Export of stored episodes as demonstrations: selects the best records and keeps their token ids as sampled."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Selection:
-    """Which records are worth learning from."""
+    """Criteria for the records to export."""
 
     min_reward: float | None = None
-    """Least reward; None for any."""
+    """Smallest reward; None for any."""
     best_of_group: int | None = None
-    """Most records of a group, those with the highest rewards; of equal ones those that come first."""
+    """Largest number of records per group: those with the highest rewards, the first ones if rewards are equal."""
     evaluations: bool = False
-    """Whether the records of evaluations are taken, too: their tasks are then seen in training."""
+    """Whether records of evaluations are included; training then sees the tasks of the evaluations."""
 
     def choose(self, records: Sequence[Record]) -> list[Record]:
-        """Return the scored records that pass, in their order."""
+        """Return the scored records that meet the criteria, in their order."""
         least = float("-inf") if self.min_reward is None else self.min_reward
         passing = [
             record
@@ -50,7 +50,10 @@ class Selection:
 
 
 def taken_again(steps: Sequence[StepRow]) -> set[str]:
-    """Ids of the records that only voided steps consumed: a resumed run sampled their tasks once more."""
+    """Return the ids of the records that only voided steps consumed.
+
+    A resumed run has sampled their tasks again, so an export of both would contain the tasks twice.
+    """
     voided, live = ({name for step in steps if step.voided == kind for name in step.records} for kind in (True, False))
     return voided - live
 
@@ -60,11 +63,11 @@ def _by_reward(record: Record) -> tuple[float, int, int]:
 
 
 def export_rows(episode: Episode, *, tokenizer: str = "") -> Iterator[dict[str, Any]]:
-    """Yield a row per leaf of the episode's tree, in the shape that `data.demonstrations` reads.
+    """Yield a row for each leaf of the episode's conversation tree, in the form that `data.demonstrations` reads.
 
-    It ends with the last call that it trains. A call that several leaves continue is trained by the first of their
-    rows alone, so that every sampled token counts once; messages of calls that a row does not train have the weight 0
-    there. A leaf that adds nothing has no row.
+    A row ends with the last call that it trains. A call shared by several leaves is trained only in the first of
+    their rows, so that every sampled token counts once; in other rows its messages have the weight 0. A leaf without
+    a call that is left to train has no row.
     """
     children = children_of(episode)
     done: set[str] = set()
@@ -81,10 +84,12 @@ def _row(record: Record, lineage: Sequence[Interaction], new: set[str], tokenize
     spans: list[list[int]] = []
     messages: list[Message] = []
     tools: Sequence[Mapping[str, Any]] = ()
+    # Later calls of the branch are trained by no row or by an earlier one, so they would only lengthen this row.
     for item in lineage[: 1 + max(place for place, item in enumerate(lineage) if item.id in new)]:
         ids.extend(item.prompt_ids)
         if item.id in new:
             spans.append([len(ids), len(ids) + len(item.output_ids)])
+            # A row has one list of tools: that of its last trained call.
             tools = item.tools
         ids.extend(item.output_ids)
         messages.extend(_untrained(message) for message in item.messages)
@@ -102,5 +107,9 @@ def _row(record: Record, lineage: Sequence[Interaction], new: set[str], tokenize
 
 
 def _untrained(message: Message) -> Message:
-    """Return the message so that it is not trained: an assistant's may be an example, or what another model said."""
+    """Return the message with the weight 0 if it is an assistant's.
+
+    Such a message was not sampled in this row: it is an example in the prompt, the reply of another model, or trained
+    by another row.
+    """
     return {"content": "", **message, "weight": 0} if message.get("role") == "assistant" else message

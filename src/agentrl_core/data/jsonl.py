@@ -1,4 +1,4 @@
-"""Tasks read from a JSONL file, every bad line reported with its number."""
+"""Reader of tasks from a JSONL file."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from agentrl_core.types import Task
 def load_tasks(path: str | Path) -> list[Task]:
     """Read the tasks of a JSONL file, in its order.
 
-    A line is an object with a unique `id`, `query` (a text) or `messages` (in OpenAI's shape), and optionally
-    `answer`, `scorer` and `answer_schema`. Everything else, and these too, reaches the agent's `data`. Blank
-    lines are skipped; null counts as absent. Raises DataError with one line for each problem.
+    A line is an object with a unique `id`, with `query` (a text) or `messages` (in OpenAI's format), and optionally
+    with `answer`, `scorer` and `answer_schema`. The agent's `data` has these fields and all others of the line. Blank
+    lines are skipped, and null counts as absent. Raises DataError with one line per problem.
     """
     path = Path(path)
     lines: dict[str, int] = {}
 
     def parse(row: dict[str, Any], number: int) -> Task:
         task = _parse_task(row)
+        # Returns this line's number for a new id, and the first line's number for a repeated one.
         earlier = lines.setdefault(task.id, number)
         if earlier != number:
             raise BadLineError(f"id '{task.id}' was used before, on line {earlier}")
@@ -33,7 +34,7 @@ def load_tasks(path: str | Path) -> list[Task]:
 
 
 def line_of(path: str | Path, task_id: str) -> int | None:
-    """Return the number of the line on which a task of a file stands."""
+    """Return the number of the line that holds a task, None if the file has no such task."""
     for number, line in enumerate(read_lines(Path(path), what="task"), start=1):
         if line.strip() and str(json.loads(line).get("id")) == task_id:
             return number
@@ -51,16 +52,17 @@ def _parse_task(row: Mapping[str, Any]) -> Task:
         scorer=_text(fields, "scorer"),
         answer_schema=_schema(fields),
     )
-    for name in ("id", "answer", "scorer", "answer_schema"):  # the rest is kept as JSON, which escapes them
+    # These are stored as text. The other fields are stored as JSON, which escapes lone surrogates.
+    for name in ("id", "answer", "scorer", "answer_schema"):
         if re.search("[\ud800-\udfff]", getattr(task, name) or ""):
-            raise BadLineError(f"{name}: expected text that UTF-8 can hold, found half of a surrogate pair")
+            raise BadLineError(f"{name}: expected text that UTF-8 can encode, found half of a surrogate pair")
     return task
 
 
 def _id(fields: Mapping[str, Any]) -> str:
     value = fields.get("id")
     if value is None:
-        raise BadLineError("id: missing; every task needs one of its own")
+        raise BadLineError("id: missing; every task needs a unique id")
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise BadLineError(f"id: expected a text or a whole number, found {kind(value)}")
     if value == "":
@@ -86,7 +88,7 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _answer(value: Any) -> str | None:
-    """Return the reference as text: scorers compare texts, and `42` and `"42"` are one answer."""
+    """Return the reference as text, because scorers compare texts: `42` and `"42"` are the same answer."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, dict):

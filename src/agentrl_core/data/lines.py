@@ -1,4 +1,4 @@
-"""Objects from JSONL files, every bad line reported with its number."""
+"""Reader of JSONL files for tasks and demonstrations; it collects all bad lines and reports them with their numbers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from agentrl_core.errors import DataError
 T = TypeVar("T")
 
 _SHOWN_PROBLEMS = 20
+"""Largest number of bad lines that are reported one by one."""
 
 
 class BadLineError(ValueError):
-    """A line is not what it should be."""
+    """A line does not have the expected form; its message does not name the file and line."""
 
 
 def read_objects(path: Path, parse: Callable[[dict[str, Any], int], T], *, what: str) -> list[T]:
-    """Make something of each line: `parse(object, line number)`, which may raise `BadLineError`.
+    """Return `parse(object, line number)` of each line; `parse` may raise `BadLineError`.
 
-    Blank lines are skipped. Raises DataError with one line for each problem, and for a file with nothing in it.
-    `what`: what a line is.
+    Blank lines are skipped. Raises DataError with one line per problem, and for a file without objects. `what` names
+    the objects in messages, such as `task`.
     """
     found: list[T] = []
     problems: list[str] = []
@@ -43,7 +44,10 @@ def read_objects(path: Path, parse: Callable[[dict[str, Any], int], T], *, what:
 
 
 def read_lines(path: Path, *, what: str) -> Iterator[bytes]:
-    """Yield the lines of a file, without a byte order mark."""
+    """Yield the lines of a file, without a byte order mark; raise DataError if it cannot be read.
+
+    The lines are bytes, so that a line that is not UTF-8 can be reported with its number.
+    """
     try:
         with path.open("rb") as file:
             for index, line in enumerate(file):
@@ -63,8 +67,9 @@ def _parse_object(line: bytes) -> dict[str, Any]:
         raise BadLineError("not valid JSON: nested too deeply") from error
     except BadLineError:
         raise
-    except ValueError as error:  # Python reads no whole number of more than some thousand digits
-        raise BadLineError("expected a whole number that Python reads, found one of too many digits") from error
+    # Python refuses whole numbers of more than 4300 digits (`sys.set_int_max_str_digits`).
+    except ValueError as error:
+        raise BadLineError("expected whole numbers that Python can read, found one with too many digits") from error
     if not isinstance(row, dict):
         raise BadLineError(f"expected a JSON object, found {kind(row)}")
     return row
@@ -75,7 +80,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def kind(value: Any) -> str:
-    """Say what a JSON value is."""
+    """Describe a JSON value for an error message."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
     empty = "an empty text" if value == "" else "an empty list" if value == [] else ""
     return empty or names.get(type(value), f"the number {value}")

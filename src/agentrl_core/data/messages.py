@@ -1,4 +1,4 @@
-"""The messages of a demonstration, checked and brought into the form in which a gateway gives them to a template."""
+"""Validation of a demonstration's messages, which brings them into the form that the gateway passes to templates."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ if TYPE_CHECKING:
     from agentrl_core.types import Message
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""Others are a chat template's own; one that is nearly one of these is a slip, and its message would not be trained."""
+"""Known roles. A chat template may define others, but a role that nearly equals one of these is a typing error.
+
+Such a message of an assistant would silently not be trained.
+"""
 _LARGEST_WEIGHT = 1_000_000
-"""So that what weights are multiplied and added up to stays a float of 32 bits."""
+"""Largest weight, so that products and sums of weights fit into a 32-bit float."""
 _SAID = ("content", "tool_calls", "reasoning_content")
 
 
 def read_messages(given: Any, name: str, *, sampled: bool = False) -> tuple[list[Message], list[float]]:
-    """Check a list of messages; returns them without their weights, and these. Raises `BadLineError`.
+    """Check a list of messages; return the messages without weights, and the weights; raise `BadLineError`.
 
-    Parts of text are joined, as templates expect one text; images stay parts. `developer` is the system, as it is to
-    the gateway. Weights are 1 for an assistant's messages, unless given, and 0 for others. `sampled`: replies are what
-    a policy said, which may be nothing.
+    Text parts are joined, because templates expect one text; messages with images keep their parts. The role
+    `developer` becomes `system`, as in the gateway. The default weight is 1 for an assistant's messages and 0 for
+    others. `sampled` says that the replies were sampled from a policy, which may have sampled an empty reply.
     """
     if not isinstance(given, list) or not given:
         raise BadLineError(f"{name}: expected a list of messages, found {kind(given)}")
@@ -43,7 +46,7 @@ def read_messages(given: Any, name: str, *, sampled: bool = False) -> tuple[list
 
 
 def read_weight(value: Any, where: str) -> float:
-    """Check a weight."""
+    """Return a weight as float; raise `BadLineError` unless it is a number from 0 to `_LARGEST_WEIGHT`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _LARGEST_WEIGHT:
         raise BadLineError(f"{where}: expected a number from 0 to {_LARGEST_WEIGHT}, found {kind(value)}")
     return float(value)
@@ -54,29 +57,32 @@ def _role(message: Mapping[str, Any], where: str) -> str:
     if not isinstance(role, str) or not role:
         raise BadLineError(f"{where}.role: expected a text, found {kind(role)}")
     if role not in _ROLES and (meant := did_you_mean(role, _ROLES)):
-        raise BadLineError(f"{where}.role: {role!r} is no role of a chat{meant}")
+        raise BadLineError(f"{where}.role: {role!r} is not a role of a chat{meant}")
     return role
 
 
 def _message_weight(message: Mapping[str, Any], role: str, where: str) -> float:
     weight = message.get("weight")
     if role != "assistant" and weight:
-        raise BadLineError(f"{where}.weight: only assistant messages are trained, this is of the role {role}")
+        raise BadLineError(f"{where}.weight: only assistant messages are trained, but this one has the role {role}")
     default = 1.0 if role == "assistant" else 0.0
     return default if weight is None else read_weight(weight, f"{where}.weight")
 
 
 def _check_reply(message: Mapping[str, Any], where: str, *, may_be_silent: bool) -> None:
-    """Refuse an assistant's message that says nothing by accident: the policy would learn to end its turn at once."""
+    """Raise `BadLineError` for an assistant's message that is empty by accident.
+
+    From such a message the policy would learn to end its turn at once.
+    """
     if message.get("function_call") is not None:
         raise BadLineError(
-            f"{where}.function_call: is OpenAI's former way, which templates do not know; use tool_calls"
+            f"{where}.function_call: is OpenAI's old form, which chat templates do not support; use tool_calls"
         )
     if not message.keys() & set(_SAID):
         raise BadLineError(f"{where}: expected an assistant message with `content` or `tool_calls`, found neither")
     if not may_be_silent and message.get("content") is None and not any(message.get(name) for name in _SAID):
         raise BadLineError(
-            f"{where}: its content is null and it calls no tool, so that nothing but silence would be learned from it; "
+            f"{where}: its content is null and it calls no tool, so the model would learn to give empty replies; "
             "give it content or tool_calls, or the weight 0"
         )
 
@@ -91,7 +97,7 @@ def _plain(message: Mapping[str, Any], where: str) -> Message:
 
 
 def _content(value: Any, where: str) -> Any:
-    """Text; or the parts, where there are other things than text among them."""
+    """Return the content as one text, or as its parts if some are not text."""
     if value is None:
         return ""
     if isinstance(value, str):

@@ -1,6 +1,7 @@
-"""An engine that says what a test wrote down, and keeps its own log of what it was asked and what it said.
+"""A fake engine that returns scripted replies and logs every request with its reply; it needs no torch.
 
-Needs no torch. The log is the independent witness of token fidelity: what a learner trains must equal it.
+The log is independent evidence of token fidelity: the token ids and log-probabilities that a learner trains must
+equal it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from agentrl_core.engines.stopping import Decode
 
 Replies: TypeAlias = Callable[[tuple[int, ...], int], Sequence[int]] | Sequence[Sequence[int]]
-"""`(prompt_ids, call_index) -> ids`, or the ids of each call in order."""
+"""A function `(prompt_ids, call_index) -> token ids`, or the token ids of each call in order."""
 
 
 @attrs.frozen(kw_only=True)
@@ -40,12 +41,12 @@ class Generation:
 
 
 class ScriptedEngine:
-    """Generates `replies` token by token, cut by stop ids, stop strings, `max_tokens` and the context limit.
+    """Engine that generates `replies` token by token, up to a stop id, stop string, `max_tokens` or the context limit.
 
-    A reply that nothing cuts ends with finish reason `stop`. Logprobs are a hash of the ids up to their token and of
-    the policy version; of `top_logprobs` the first is the token's own, and the others are made up. A grammar and
-    images are only noted in the log, with their request: nothing holds the replies to them. Stop strings need the
-    tokenizer of `model_dir`. `seed` is accepted and changes nothing.
+    A reply that meets none of these ends with finish reason `stop`. Logprobs are a hash of the ids up to their token
+    and of the policy version. In `top_logprobs` the first entry is the token's own, and the others are made up. The
+    engine ignores grammars and images; the log keeps them with their request. Stop strings need the tokenizer of
+    `model_dir`. `seed` has no effect.
     """
 
     cpu_seconds = 0.0
@@ -62,14 +63,14 @@ class ScriptedEngine:
         self.version = 0
         self.context_length = context_length
         self.log: list[Generation] = []
-        """What was generated, in order of completion."""
+        """All generations in the order of their ends."""
         self.weights: list[WeightSource] = []
-        """What `load_weights` was given, in order."""
+        """All sources passed to `load_weights`, in order."""
         self._replies = replies
         self._model_dir = model_dir
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
-        """Around every token and every change: callers come from several threads."""
+        """Held for every token and every change, because callers come from several threads."""
         self._jobs: dict[str, Job] = {}
         self._num_calls = 0
         self._paused = False
@@ -81,7 +82,7 @@ class ScriptedEngine:
         self._ended = None
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        """Say the next reply as `Engine.generate` describes."""
+        """Generate the next reply, as described in `Engine.generate`."""
         limit = check_request(request, context_length=self.context_length, vocab_size=self._vocab_size)
         decode = self._load_decode() if request.sampling.stop else None
         job = Job(request=request, mailbox=Mailbox(), limit=limit, decode=decode)
@@ -94,14 +95,16 @@ class ScriptedEngine:
                     for chunk in job.take_chunks(self.version):
                         yield chunk
             job.reason = job.reason or FinishReason.STOP
+            # Before the last chunk, so that a consumer that has all chunks finds the generation in the log.
             self._finish(job)
             for chunk in job.take_chunks(self.version):
                 yield chunk
         finally:
+            # For a consumer that leaves early, and for errors; a second call does nothing.
             self._finish(job)
 
     async def abort(self, request_id: str) -> None:
-        """End a request with finish reason `abort`; unknown ids are ignored."""
+        """End a request with finish reason `abort`; ignore unknown ids."""
         with self._lock:
             job = self._jobs.get(request_id)
             if job is not None and job.reason is None:
@@ -109,26 +112,29 @@ class ScriptedEngine:
         self._wake()
 
     async def pause(self) -> None:
-        """Return when no token is being said and none will be."""
+        """Stop sampling; once this returns, no token is generated until `resume`."""
         with self._lock:
             self._paused = True
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue sampling after `pause`."""
         with self._lock:
             self._paused = False
         self._wake()
 
     async def load_weights(self, version: int, source: WeightSource) -> None:
-        """Count the version up; what the weights are does not matter here."""
+        """Set the version and keep `source` in `weights`, without reading it."""
         with self._lock:
             if version <= self.version:
-                raise EngineError(f"weights of version {version} offered, the engine has {self.version}")
+                raise EngineError(
+                    f"cannot load weights of version {version}: the engine has version {self.version}, expected a "
+                    "higher one"
+                )
             self.version = version
             self.weights.append(source)
 
     def close(self) -> None:
-        """Fail what runs; idempotent."""
+        """Make running and later requests fail; further calls do nothing."""
         with self._lock:
             self._ended = "the engine was closed"
         self._wake()
@@ -152,8 +158,9 @@ class ScriptedEngine:
         return self._replies[index]
 
     async def _say(self, job: Job, token: int) -> bool:
-        """Let others run, then add a token; return whether the job goes on."""
+        """Add a token, after a wait if the engine is paused; return whether the job needs more tokens."""
         while True:
+            # Without this, one request would run to its end at once, and no abort or weight change could come between.
             await asyncio.sleep(0)
             with self._lock:
                 self._check_alive()
@@ -169,7 +176,7 @@ class ScriptedEngine:
             await mailbox.take()
 
     def _finish(self, job: Job) -> None:
-        """Write the log, before the consumer hears of the end; a job without an end was left by its consumer."""
+        """Remove a job and log its generation, with finish reason `abort` if its consumer left; do so only once."""
         request = job.request
         with self._lock:
             if self._jobs.get(request.request_id) is not job:
@@ -200,12 +207,15 @@ class ScriptedEngine:
 
 
 def _logprob(ids: Sequence[int], token: int, version: int) -> float:
-    """Return a number in [-8, 0) that depends on nothing but the arguments."""
+    """Return a number in [-8, 0) that depends only on the arguments."""
     digest = hashlib.blake2b(repr((list(ids), token, version)).encode(), digest_size=4).digest()
     return -8.0 * (int.from_bytes(digest) + 1) / 2**32
 
 
 def _likeliest(token: int, logprob: float, count: int) -> tuple[tuple[int, float], ...]:
-    """Return `token` and the ids below it (from 0 on, where there are not enough), each half as likely as the last."""
+    """Return `count` ids with logprobs: `token` and the ids below it, each half as likely as the one before.
+
+    Below id 0 the ids wrap around to other ids that are not in the list yet.
+    """
     ids = max(token + 1, count)
     return tuple(((token - rank) % ids, logprob - rank * math.log(2)) for rank in range(count))

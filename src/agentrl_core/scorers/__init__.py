@@ -1,4 +1,4 @@
-"""Scorers of answers, and what those of other packages read of an episode as these do."""
+"""Built-in scorers, and the helpers with which scorers of other packages read answers and references."""
 
 from agentrl_core.api.reading import Of, judged_text, references
 

@@ -1,4 +1,4 @@
-"""One way to call any scorer: sync or async, of one argument or two, with its result checked."""
+"""Adapter that lets the rollout call any scorer: sync or async, with one argument or two, with a checked result."""
 
 from __future__ import annotations
 
@@ -23,40 +23,43 @@ if TYPE_CHECKING:
 _EXPECTED = "score(request) or score(model_answer, ground_truth), with options as keyword-only parameters"
 
 _PROCESS_TIMEOUT_S = 30.0
-"""Limit of a `cpu_bound` scorer that names none."""
+"""Default time limit of a `cpu_bound` scorer."""
 
 _NUMBERS = (numbers.Real, decimal.Decimal)
 
 _LARGEST = 3.4e38
-"""About the largest 32-bit float: the learner has no larger ones, and squares of them still fit a Python float."""
+"""Largest absolute value of a reward, about the largest 32-bit float, because the learner computes in 32 bits.
+
+The square of such a value still fits into a Python float.
+"""
 
 
 @attrs.frozen(kw_only=True)
 class NormalizedScorer:
-    """A scorer as the rollout calls it: `await scorer(request)`.
+    """A scorer in the form in which the rollout calls it: `await scorer(request)`.
 
-    Returns a Score, `{interaction id: float}`, or None for *no score*. Raises EpisodeError where the value is not
-    finite (`not_finite`), of another type (`reward_type`), or the task lacks the reference (`no_score`); whatever
-    the scorer itself raises passes through.
+    The result is a Score, `{interaction id: float}`, or None for *no score*. A value that is not finite raises
+    EpisodeError with the reason `not_finite`, a value of another type `reward_type`, and a missing reference
+    `no_score`. Exceptions of the scorer itself pass through.
     """
 
     name: str
     function: Callable[..., Any]
     needs_reference: bool
-    """Tasks without an answer cannot be scored."""
+    """Whether a task without an answer cannot be scored."""
     takes_texts: bool
-    """Called as `(answer, reference)` instead of `(request)`."""
+    """Whether the scorer is called as `(answer, reference)` instead of `(request)`."""
     is_async: bool
-    """Called on the event loop; a sync scorer runs on a thread of its own."""
+    """Whether the scorer is called on the event loop; a sync scorer is called on a thread."""
     cpu_bound: bool = False
-    """Called in a process of its own instead."""
+    """Whether a sync scorer is called in a new process instead of a thread."""
     timeout_s: float = _PROCESS_TIMEOUT_S
-    """How long that process may take; then it is killed, and there is no score."""
+    """Time limit of that process; after it the process is killed and there is no score."""
     check_task: Callable[[Task], object] | None = None
-    """Raises ValueError for a task that the scorer cannot score."""
+    """Function that raises ValueError for a task that the scorer cannot score."""
 
     def refuses(self, task: Task) -> str:
-        """Say why a task cannot be scored, whatever the agent answers; empty where it can."""
+        """Return why the task cannot be scored, independent of the agent's answer; empty if it can be."""
         if self.needs_reference and task.answer is None:
             return f"scorer '{self.name}' needs the task's `answer`"
         try:
@@ -67,7 +70,7 @@ class NormalizedScorer:
         return ""
 
     async def __call__(self, request: ScoreRequest) -> Score | dict[str, float] | None:
-        """Judge one finished episode."""
+        """Score one finished episode."""
         if self.needs_reference and request.reference is None:
             raise EpisodeError(
                 "no_score", f"scorer '{self.name}' needs the task's `answer`, and task '{request.task.id}' has none"
@@ -79,12 +82,13 @@ class NormalizedScorer:
             result = await self._in_process(arguments)
         else:
             result = await call_on_thread(functools.partial(self.function, *arguments), name="agentrl-scorer")
+        # A sync function may return an awaitable as well, for example a lambda that calls a coroutine function.
         if inspect.isawaitable(result):
             result = await result
         return self._checked(result)
 
     async def check(self, *, gateway_url: str | None = None) -> Sequence[str]:
-        """Let the scorer look whether it can score; returns its notes, raises what it raises."""
+        """Run the scorer's own `check`, if it has one, before the run; return its notes and pass its exceptions on."""
         check = getattr(_innermost(self.function), "check", None)
         return await check(gateway_url=gateway_url) if inspect.iscoroutinefunction(check) else ()
 
@@ -119,11 +123,10 @@ class NormalizedScorer:
 
 
 def normalize_scorer(function: object, name: str) -> NormalizedScorer:
-    """Make any scorer callable in one way; `function` takes a ScoreRequest, or `(model_answer, ground_truth)`.
+    """Wrap a scorer that takes a ScoreRequest, or `(model_answer, ground_truth)`.
 
-    The two-argument form gets the extracted answer and the task's reference, both as text. What counts is the
-    number of positional parameters without a default. Raises PluginError where `function` is no scorer, or one that
-    cannot do what it declares.
+    A scorer with two positional parameters without a default gets the extracted answer and the task's reference, both
+    as text. Raises PluginError if `function` is not a scorer or cannot run in the way that it declares.
     """
     if not callable(function) or inspect.isclass(function):
         raise PluginError(f"scorer '{name}': expected {_EXPECTED}, found {_found(function)}")
@@ -148,8 +151,10 @@ def normalize_scorer(function: object, name: str) -> NormalizedScorer:
 def finite_number(value: Any) -> float:
     """Return a reward as float; a bool, a Decimal, a numpy scalar and a 0-d tensor count as numbers.
 
-    Raises EpisodeError: `reward_type` for anything else, `not_finite` for nan, infinities and what overflows 32 bits.
+    Raises EpisodeError: `reward_type` for any other type, `not_finite` for nan, infinities and values that overflow
+    32 bits.
     """
+    # Recognised by their shape, because this module must not import numpy and torch.
     if not isinstance(value, _NUMBERS) and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, _NUMBERS):
@@ -158,7 +163,8 @@ def finite_number(value: Any) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    except ValueError:  # a signalling Decimal
+    # A signalling NaN of Decimal refuses the conversion.
+    except ValueError:
         number = math.nan
     if not math.isfinite(number):
         raise EpisodeError("not_finite", f"expected a finite number, found {number}")
@@ -168,7 +174,7 @@ def finite_number(value: Any) -> float:
 
 
 def _positional_parameters(function: Callable[..., Any], name: str) -> int:
-    """Count what the scorer must be given: 1 or 2. Raises PluginError for any other signature."""
+    """Return the number of arguments that the scorer needs, 1 or 2; raise PluginError for any other signature."""
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError) as error:
@@ -188,11 +194,11 @@ def _positional_parameters(function: Callable[..., Any], name: str) -> int:
 
 
 def _check_for_process(function: Callable[..., Any], name: str, *, is_async: bool) -> None:
-    """Raise PluginError where another process could not call the scorer."""
+    """Raise PluginError if another process could not call the scorer."""
     if is_async:
         raise PluginError(
             f"scorer '{name}': cpu_bound is for synchronous scorers, and {_found(function)} is async: it runs on the "
-            "agents' event loop; take `async` or cpu_bound away"
+            "agents' event loop; remove `async` or cpu_bound"
         )
     from agentrl_core.concurrency.processes import pack
 
@@ -216,7 +222,7 @@ def _innermost(function: Any) -> Any:
 
 
 def _found(value: Any) -> str:
-    """Say what was found, a function with its signature."""
+    """Describe a value for an error message; a function with its signature."""
     if inspect.isclass(value):
         return f"the class {value.__qualname__}, not an instance of it"
     if not callable(value):

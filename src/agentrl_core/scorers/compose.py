@@ -1,4 +1,4 @@
-"""Scorers made of other scorers: weighted sums and gates."""
+"""Scorers that combine other scorers: `weighted` adds their scores up, `gated` lets one decide about another."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from agentrl_core.types import Task
 
 ScorerOf: TypeAlias = "Callable[[Any, str], NormalizedScorer]"
-"""From a part as the config has it, and its key there, to the scorer."""
+"""Function `(part as in the config, key of the part) -> scorer`."""
 
 
 class Weighted:
-    """The sum of `parts`, each times its weight; what each part gave is in `Score.parts`.
+    """Sum of the scores of `parts`, each times its weight; `Score.parts` holds the score of each part.
 
         quality: {use: weighted, parts: {exact_match: 0.8, format: 0.2}}
 
-    A part is `NAME: WEIGHT`, or `LABEL: {use: NAME, weight: WEIGHT, …options}`. Where a part gives no score, there is
-    none; with `missing: skip` the others' sum is scaled up to the weight of all, and there is none if all are missing.
+    A part is `NAME: WEIGHT`, or `LABEL: {use: NAME, weight: WEIGHT, …options}`. If one part has no score, the sum has
+    none. With `missing: skip` the sum of the other parts is scaled up to the weight of all parts, and there is no
+    score only if all parts are missing.
     """
 
     def __init__(
@@ -41,12 +42,13 @@ class Weighted:
             raise ValueError("'parts': expected a weight other than 0, found none")
 
     def check_task(self, task: Task) -> None:
-        """Raise ValueError where a part cannot score the task."""
+        """Raise ValueError if a part cannot score the task."""
         for scorer, _ in self._parts.values():
             require(scorer, task)
 
     async def __call__(self, request: ScoreRequest) -> Score | None:
-        """Ask all parts at the same time."""
+        """Call all parts concurrently and add their scores up."""
+        # With `return_exceptions` all parts end before an exception is raised, so none is left running.
         results = await asyncio.gather(
             *(score_of(scorer, request) for scorer, _ in self._parts.values()), return_exceptions=True
         )
@@ -56,6 +58,7 @@ class Weighted:
             if isinstance(result, Score):
                 found[label] = result
             elif isinstance(result, BaseException):
+                # A cancellation is no missing score, whatever `missing` says.
                 if self._missing == "no_score" or not isinstance(result, Exception):
                     raise result
                 skipped[label] = f"{type(result).__name__}: {result}"
@@ -63,6 +66,7 @@ class Weighted:
                 skipped[label] = "no score"
         if not found or (skipped and self._missing == "no_score"):
             return None
+        # Absolute values, because weights may be negative and could cancel out.
         total = sum(abs(weight) for _, weight in self._parts.values())
         present = sum(abs(self._parts[label][1]) for label in found)
         if not present:
@@ -72,13 +76,13 @@ class Weighted:
 
 
 class Gated:
-    """The value of `then` where `gate` lets it, else `otherwise`.
+    """Score of `then` if the score of `gate` is at least `threshold`, else `otherwise`.
 
         gate: {use: gated, gate: format, then: exact_match, otherwise: 0}
 
-    The gate is open from `threshold` on; while it is closed, `then` is not asked. With `soft` it is open as far as
-    its value from 0 to 1 says: gate * then + (1 - gate) * otherwise. `otherwise` is a number, a scorer, or null for
-    no score. A gate without a score gives none.
+    If the gate is closed, `then` is not called. With `soft` the score is gate * then + (1 - gate) * otherwise, with
+    the gate's score clipped to [0, 1]. `otherwise` is a number, a scorer, or null for no score. If the gate has no
+    score, there is none.
     """
 
     def __init__(
@@ -99,16 +103,16 @@ class Gated:
         else:
             self._otherwise = scorer_of(otherwise, "otherwise")
         if soft and otherwise is None:
-            raise ValueError("'otherwise': a soft gate needs a number or a scorer, found nothing")
+            raise ValueError("'otherwise': expected a number or a scorer for a soft gate, found nothing")
 
     def check_task(self, task: Task) -> None:
-        """Raise ValueError where a part cannot score the task."""
+        """Raise ValueError if a part cannot score the task."""
         for scorer in (self._gate, self._then, self._otherwise):
             if scorer is not None and not isinstance(scorer, int | float):
                 require(scorer, task)
 
     async def __call__(self, request: ScoreRequest) -> Score | None:
-        """Ask the gate, then what it leads to."""
+        """Call the gate, then the sides that have a weight above 0."""
         gate = await score_of(self._gate, request)
         if gate is None:
             return None
@@ -129,17 +133,18 @@ class Gated:
 
 
 async def score_of(scorer: NormalizedScorer, request: ScoreRequest) -> Score | None:
-    """Ask a part; rewards by interaction cannot be part of a sum."""
+    """Call a part; raise EpisodeError for rewards per interaction, which cannot be part of a sum."""
     result = await scorer(request)
     if isinstance(result, dict):
         raise EpisodeError(
-            "reward_type", f"scorer '{scorer.name}' gave a reward per interaction, which cannot be combined with others"
+            "reward_type",
+            f"scorer '{scorer.name}' returned a reward per interaction, which cannot be combined with other scores",
         )
     return result
 
 
 def combined(value: float, found: Mapping[str, Score], details: Mapping[str, Any] | None = None) -> Score:
-    """Return one score that keeps what its parts gave, the parts of a part as `part/inner`."""
+    """Return a score that keeps the scores of its parts, those of nested parts as `part/inner`, and their details."""
     parts, told = {}, dict(details or {})
     for label, score in found.items():
         parts[label] = score.value
@@ -150,13 +155,13 @@ def combined(value: float, found: Mapping[str, Score], details: Mapping[str, Any
 
 
 def require(scorer: NormalizedScorer, task: Task) -> None:
-    """Raise ValueError where a part cannot score a task."""
+    """Raise ValueError if a part cannot score a task."""
     if problem := scorer.refuses(task):
         raise ValueError(problem)
 
 
 def _weighed(label: str, given: Any) -> tuple[Any, float]:
-    """Return a part and its weight."""
+    """Split the config of a part into the scorer and its weight."""
     use: Any = label
     weight = given
     if isinstance(given, Mapping):

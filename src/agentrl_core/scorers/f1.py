@@ -1,4 +1,4 @@
-"""The scorer `f1`: how many words answer and reference share, counted as SQuAD does."""
+"""The scorer `f1`: overlap of the words of answer and reference, computed as in SQuAD."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 @attrs.frozen(kw_only=True)
 class F1:
-    """Harmonic mean of precision and recall of the answer's words, the best over all references.
+    """Harmonic mean of precision and recall of the answer's words; the best value over all references.
 
     Case, punctuation and the articles a, an, the do not count. With `by: characters` every character is a word, for
-    languages that write without spaces. Where one side has no words, the value is 1 if the other has none, else 0.
+    languages that are written without spaces. If one side has no words, the value is 1 if the other has none either,
+    else 0.
     """
 
     by: Literal["words", "characters"] = "words"
@@ -30,7 +31,7 @@ class F1:
     needs_reference: ClassVar[bool] = True
 
     def __call__(self, request: ScoreRequest) -> float:
-        """Give a value from 0 to 1."""
+        """Return a value from 0 to 1."""
         found = self._tokens(judged_text(request, self.of))
         return max(overlap(found, self._tokens(reference)) for reference in references(request))
 
@@ -40,20 +41,20 @@ class F1:
 
 
 def normalized(text: str) -> str:
-    """Return lower-case words, with one space between them, without punctuation and English articles."""
+    """Return the text's words in lower case with single spaces, without punctuation and English articles."""
     kept = "".join(" " if char.isspace() else char for char in text.lower() if not _is_punctuation(char))
     return " ".join(_ARTICLES.sub(" ", kept).split())
 
 
 def overlap(found: Counter[str], expected: Counter[str]) -> float:
-    """F1 of two bags of words; 1 where both are empty."""
+    """Return the F1 value of two bags of words; 1 if both are empty."""
     if not found or not expected:
         return float(found == expected)
     return 2 * (found & expected).total() / (found.total() + expected.total())
 
 
 def _is_punctuation(char: str) -> bool:
-    """ASCII's signs, which SQuAD drops, and what Unicode calls punctuation."""
+    """Return whether SQuAD drops the character: one of the ASCII signs, or punctuation by its Unicode category."""
     return not char.isalnum() and (char in _ASCII_SIGNS or unicodedata.category(char).startswith("P"))
 
 

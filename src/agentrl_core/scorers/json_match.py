@@ -1,4 +1,4 @@
-"""The scorer `json_match`: the JSON in an answer, compared with the reference's."""
+"""The scorer `json_match`: compares the JSON in an answer with the JSON of the reference."""
 
 from __future__ import annotations
 
@@ -20,21 +20,28 @@ if TYPE_CHECKING:
 _FENCED = re.compile(r"```[ \t]*+([A-Za-z0-9_+-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
 _OPENING = re.compile(r"""\{\s*["}]|\[\s*["\[\]{}\dtfn-]""")
 _EFFORT = 4_000_000
-"""Characters that are read, some of them again and again, in search of JSON amid text."""
+"""Number of characters read in search of JSON within text; characters that are read again count again.
+
+A text of opening brackets would otherwise take quadratic time.
+"""
 
 _NOTHING = object()
-"""There is no JSON, or no such field."""
+"""Marker for missing JSON or a missing field; it equals no JSON value, unlike None."""
 
 
 @attrs.frozen(kw_only=True)
 class JsonMatch:
-    """Compare the answer's JSON with the reference, the task's `answer`, which is JSON too.
+    """Scorer that compares the answer's JSON with the reference, the task's `answer`, which is JSON too.
 
-    The answer's JSON is the whole answer, or the last fenced block that is JSON, or the last object or list in the
-    text. `match` is `exact`; `subset`: every field of the reference is in the answer with its value, at any depth,
-    and more may be; or `share`: the part of the reference's values, at any depth, that the answer has at the same
-    place. Numbers are equal within `rel` or `abs`; 1 and 1.0 are, 1 and true are not. An answer without JSON is wrong.
-    A list is one reference; with `any_of` it lists several.
+    The answer's JSON is the whole answer, or else the last fenced block that is JSON, or else the last object or list
+    in the text. `match` selects the comparison:
+
+    - `exact`: both are equal.
+    - `subset`: every field of the reference is in the answer with its value, at any depth; the answer may have more.
+    - `share`: share of the reference's values, at any depth, that the answer has at the same place.
+
+    Numbers are equal within `rel` or `abs`: 1 equals 1.0, but not true. An answer without JSON is wrong. A list is one
+    reference; with `any_of` it is a list of references.
     """
 
     match: Literal["exact", "subset", "share"] = "exact"
@@ -45,13 +52,14 @@ class JsonMatch:
     needs_reference: ClassVar[bool] = True
 
     def check_task(self, task: Task) -> None:
-        """Raise ValueError where the task's answer is not JSON."""
+        """Raise ValueError if the task's answer is not JSON."""
         if task.answer is not None:
             self._expected(task.answer)
 
     def __call__(self, request: ScoreRequest) -> float:
-        """Give a value from 0 to 1."""
-        references(request)  # there is one
+        """Return a value from 0 to 1."""
+        # Called for its ValueError; the JSON itself is read from the reference's text.
+        references(request)
         found = find_json(judged_text(request, self.of))
         expected = self._expected(request.reference or "")
         if found is _NOTHING:
@@ -90,7 +98,7 @@ class JsonMatch:
 
 
 def find_json(text: str) -> Any:
-    """Return the JSON of an answer, by `JsonMatch`'s rules; a marker that equals nothing where there is none."""
+    """Return the JSON of an answer by the rules of `JsonMatch`; a marker that equals no JSON value if there is none."""
     whole = _parsed(text)
     if whole is not _NOTHING:
         return whole
@@ -104,9 +112,10 @@ def find_json(text: str) -> Any:
         try:
             last, position = _DECODER.raw_decode(text, start)
         except json.JSONDecodeError as error:
-            # The error counts the lines before it, which is fast, but far from free.
+            # To build the error, Python counts the lines before it, which is fast, but not free: hence pos // 16.
             position, effort = start + 1, effort + error.pos - start + 1 + error.pos // 16
-        except (ValueError, RecursionError):  # numbers of too many digits, or nesting of too many levels
+        # Numbers of too many digits or too deep nesting; the error does not tell how much was read.
+        except (ValueError, RecursionError):
             position, effort = start + 1, effort + (_EFFORT // 50)
     return last
 
@@ -126,7 +135,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield the values inside a JSON value, each with its place; an empty object or list is one itself."""
+    """Yield the innermost values of a JSON value, each with its path; an empty object or list counts as one."""
     if isinstance(value, dict | list) and value:
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(item, (*path, key))
@@ -152,5 +161,6 @@ def _is_number(value: Any) -> bool:
 def _close(found: float, expected: float, rel: float, absolute: float) -> bool:
     try:
         return math.isclose(found, expected, rel_tol=rel, abs_tol=absolute)
-    except OverflowError:  # a whole number beyond every float
+    # A whole number that is too large for a float.
+    except OverflowError:
         return found == expected

@@ -1,4 +1,7 @@
-"""The scorer `regex`: whether a pattern is found, with a limit on how long the search may take."""
+"""The scorer `regex`: 1 if a pattern matches; the search has a time limit.
+
+It uses the package `regex` because Python's `re` has neither a time limit nor a way to release the GIL.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,21 @@ def _compiled(_instance: object, attribute: attrs.Attribute[Any], value: str) ->
     try:
         regex.compile(value)
     except regex.error as error:
-        raise ValueError(f"'{attribute.name}' is no pattern: {error}: {value!r}") from error
+        raise ValueError(f"'{attribute.name}' is not a valid pattern: {error}: {value!r}") from error
 
 
 def _known_flags(_instance: object, attribute: attrs.Attribute[Any], value: str) -> None:
     if set(value) - set(_FLAGS):
-        raise ValueError(f"'{attribute.name}': expected letters out of {''.join(_FLAGS)}, found {value!r}")
+        raise ValueError(f"'{attribute.name}': expected letters from {''.join(_FLAGS)}, found {value!r}")
 
 
 @attrs.frozen(kw_only=True)
 class Regex:
-    """Give 1 where `pattern` matches, else 0; without a pattern the task's `answer` is one, or each of several.
+    """Scorer that gives 1 if `pattern` matches, else 0; without `pattern` the task's `answer` is the pattern.
 
-    `match` is `full` (all of the text, but for white space around it) or `search` (anywhere in it). A search that
-    takes longer than `timeout_s` is no score.
+    An `answer` that is a list holds several patterns, of which one must match. `match` is `full` (the whole text,
+    without the white space around it) or `search` (anywhere in the text). A search that takes longer than `timeout_s`
+    gives no score.
     """
 
     pattern: str | None = field(default=None, validator=validators.optional(_compiled))
@@ -47,17 +51,17 @@ class Regex:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the task's answer is the pattern."""
+        """Whether the task's answer is needed as the pattern."""
         return self.pattern is None
 
     def check_task(self, task: Task) -> None:
-        """Raise ValueError where the task's answer is to be a pattern and is none."""
+        """Raise ValueError if the task's answer is needed as the pattern and is not a valid one."""
         if self.pattern is None and task.answer is not None:
             for item in _patterns_of(task):
                 _compiled(self, attrs.fields_dict(Regex)["pattern"], item)
 
     def __call__(self, request: ScoreRequest) -> float:
-        """Give 1 or 0."""
+        """Return 1 or 0."""
         text = judged_text(request, self.of)
         patterns = references(request) if self.pattern is None else (self.pattern,)
         return float(any(self._matches(pattern, text) for pattern in patterns))
@@ -68,7 +72,7 @@ class Regex:
             flags |= _FLAGS[letter]
         compiled = regex.compile(pattern, flags)
         try:
-            # concurrent: other threads, the agents' among them, go on meanwhile.
+            # `concurrent` releases the GIL, so that other threads, such as the agents', can run during the search.
             if self.match == "full":
                 return compiled.fullmatch(text.strip(), concurrent=True, timeout=self.timeout_s) is not None
             return compiled.search(text, concurrent=True, timeout=self.timeout_s) is not None

@@ -1,4 +1,4 @@
-"""Registering scorers from Python, without a package."""
+"""`register_scorer`: registers a scorer from a script or module, without a plugin package."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def register_scorer(
     timeout_s: float | None = None,
     replace: bool = False,
 ) -> Any:
-    """Make a scorer known under a name that tasks, `data.default_scorer` and the config's `scorers` may use.
+    """Register a scorer under a name that tasks, `data.default_scorer` and the config's `scorers` may use.
 
         @register_scorer("close_enough")
         async def close_enough(model_answer: str, ground_truth: str) -> float:
             return float(model_answer[:3] == ground_truth[:3])
 
-    Takes every form of scorer, AgentRL's `(model_answer, ground_truth)` among them, and returns it. Call it before
-    the run starts: in the script that trains, or in a module that the config names in `plugins.modules`; with mode
-    inline the agent's own module will do. Scorers are called in the run's process, wherever the agents run, so any
-    function will do, lambdas too. `cpu_bound` calls it in a process of its own for up to `timeout_s` seconds: then it
-    must be importable there.
+    Accepts every form of scorer, including `(model_answer, ground_truth)` of AgentCPM's AgentRL, and returns it. Call
+    this before the run starts: in the script that trains, or in a module that the config lists in `plugins.modules`;
+    in mode inline also in the agent's module. Scorers are called in the run's process, independent of where the agents
+    run, so any function works, also a lambda. With `cpu_bound` the scorer is called in a new process for up to
+    `timeout_s` seconds, and it must be importable there.
 
-    Raises `PluginError` where `function` is no scorer, cannot be sent to the process where it is to run, or the name
-    is taken by another function of this program; `replace` lets it go. A package's scorer of the same name makes the
-    bare name ambiguous: `python/NAME` is this one.
+    Raises `PluginError` if `function` is not a scorer, if it cannot be sent to that process, or if another function of
+    this program has the name; `replace` drops the other function. If a package has a scorer of the same name, the bare
+    name is ambiguous, and `python/NAME` means this one.
     """
     if function is None:
         return lambda decorated: register_scorer(
@@ -58,7 +58,8 @@ def register_scorer(
     if timeout_s is not None:
         declared["timeout_s"] = timeout_s
     with _declaring(function, declared):
-        if not isinstance(function, type):  # a class is built with its options, and looked at then
+        # A class is checked later, when it is built with its options.
+        if not isinstance(function, type):
             normalize_scorer(function, name)
         _register(name, function, replace=replace)
     return function
@@ -66,7 +67,7 @@ def register_scorer(
 
 @contextmanager
 def _declaring(function: Any, declared: Mapping[str, Any]) -> Iterator[None]:
-    """Set attributes of a scorer, and take them away where the block fails."""
+    """Set attributes of a scorer; restore the former ones if the block raises PluginError."""
     before = {name: getattr(function, name) for name in declared if hasattr(function, name)}
     for name, value in declared.items():
         setattr(function, name, value)
@@ -85,9 +86,12 @@ def _register(name: str, function: Callable[..., Any], *, replace: bool) -> None
     new = Package(distribution=PROGRAM.distribution, version="")
     registrar(new, "scorers")(name, function)
     entry = new.entries[0]
+    # The same function may be registered again, when its module is imported a second time. All lambdas have one path,
+    # so for them the path does not tell whether the function is the same.
     old = next((item for item in PROGRAM.entries if (item.kind, item.name) == ("scorers", name)), None)
     if old and not replace and (old.path != entry.path or entry.path.endswith("<lambda>")):
         raise PluginError(
-            f"scorer '{name}' is registered already, as {old.path}; give {entry.path} another name, or say replace=True"
+            f"scorer '{name}' is registered already, as {old.path}; give {entry.path} another name, or pass "
+            "replace=True"
         )
     PROGRAM.entries[:] = [*(item for item in PROGRAM.entries if item is not old), entry]

@@ -1,4 +1,4 @@
-"""The scorer `scheduled`: which scorer it is depends on a field of the task, or on the training step."""
+"""The scorer `scheduled`: selects one of several scorers by a field of the task or by the training step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Scheduled:
-    """One of several scorers, `by: field` of the task or `by: step` of the training.
+    """Scorer that calls one of several scorers, selected `by: field` of the task or `by: step` of the training.
 
         by_level: {use: scheduled, by: field, field: level, cases: {easy: exact_match, hard: f1}, otherwise: f1}
 
-    The field's value, as text, picks the case. `otherwise` is for all other values, and for tasks without the field;
-    without it, a run does not start with such a task.
+    The field's value, as text, selects the case. `otherwise` is for all other values and for tasks without the field.
+    Without `otherwise` a run with such a task does not start.
 
         curriculum:
           use: scheduled
@@ -28,9 +28,9 @@ class Scheduled:
           stages: [{from: 0, use: format}, {from: 50, use: exact_match}]
           blend: linear
 
-    From the step `from` on, a stage is the scorer, `{from: STEP, use: NAME, …options}`; the first begins at 0. With
-    `blend: linear` the weight goes evenly from each stage to the next between their steps. A group's records have
-    one step, at which it was submitted; evaluations stand at the last stage.
+    A stage `{from: STEP, use: NAME, …options}` holds from that step on; the first begins at 0. With `blend: linear`
+    the weight moves linearly from each stage to the next between their steps. All records of a group have the step at
+    which the group was submitted. Evaluations use the last stage.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Scheduled:
             foreign, needed = {"field": field, "cases": cases, "otherwise": otherwise is not None}, {"stages": stages}
         for option, given in (*foreign.items(), *needed.items()):
             if bool(given) is not (option in needed):
-                raise ValueError(f"'{option}': {'missing' if option in needed else 'has no meaning'} with by: {by}")
+                raise ValueError(f"'{option}': {'missing' if option in needed else 'not allowed'} with by: {by}")
         self._field = field
         self._cases = {name: scorer_of(part, f"cases.{name}") for name, part in (cases or {}).items()}
         self._otherwise = None if otherwise is None else scorer_of(otherwise, "otherwise")
@@ -64,7 +64,8 @@ class Scheduled:
         ]
 
     def check_task(self, task: Task) -> None:
-        """Raise ValueError where a scorer that the task may get cannot score it, or it gets none."""
+        """Raise ValueError if no scorer is selected for the task, or if one that may be selected cannot score it."""
+        # The step of an episode is not known before the run, so a task must suit the scorers of all stages.
         if self._stages:
             for _, scorer in self._stages:
                 require(scorer, task)
@@ -72,7 +73,7 @@ class Scheduled:
             require(self._case(task), task)
 
     async def __call__(self, request: ScoreRequest) -> Score | None:
-        """Ask the scorer, or the two, whose turn it is."""
+        """Call the selected scorer, or the two that are blended."""
         if not self._stages:
             scorer = self._case(request.task)
             return await self._only(scorer, request)
@@ -84,13 +85,14 @@ class Scheduled:
             score = await score_of(scorer, request)
             if score is None:
                 return None
+            # Two stages may use one scorer with different options.
             label = scorer.name if scorer.name not in found else f"{scorer.name}-{index}"
             found[label] = score
             value += weight * score.value
         return combined(value, found)
 
     def weights(self, step: int | None) -> list[tuple[NormalizedScorer, float]]:
-        """Return the scorers of a step with their weights; None stands for the end."""
+        """Return the scorers of a step with their weights; None means the last stage, as in evaluations."""
         current = len(self._stages) - 1
         if step is not None:
             current = max(index for index, (start, _) in enumerate(self._stages) if start <= max(step, 0))
@@ -107,6 +109,7 @@ class Scheduled:
 
     def _case(self, task: Task) -> NormalizedScorer:
         value = task.data.get(self._field)
+        # A boolean is written as in YAML and JSON: `true`.
         text = str(value).lower() if isinstance(value, bool) else str(value)
         scorer = self._otherwise if value is None else self._cases.get(text, self._otherwise)
         if scorer is None:

@@ -1,4 +1,4 @@
-"""Scorers by name: those that the config defines under `scorers`, and the registered ones."""
+"""Lookup of scorers by name: those that the config defines under `scorers`, and the registered ones."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ if TYPE_CHECKING:
 
     from agentrl_core.plugins.registry import Registry
 
+PACKAGES: Mapping[str, str] = {
+    "agentcpm": "agentrl-judge", "code": "agentrl-code", "judge": "agentrl-judge", "math": "agentrl-math",
+}  # fmt: skip
+"""Name of a scorer -> package of this project that has it, for the advice to install the package."""
 Places = Callable[[str], Callable[[str], str]]
-"""Dotted key of a section -> its option's name ("" for the section) -> `config.yaml:9: section.option`."""
+"""Function from the dotted key of a section to a function from an option's name to its place in the config.
+
+A place reads `config.yaml:9: section.option`; the name "" stands for the section itself.
+"""
 
 
 def _keys(key: str) -> Callable[[str], str]:
@@ -28,12 +35,12 @@ def _keys(key: str) -> Callable[[str], str]:
 
 
 class ScorerTable:
-    """Makes each scorer once, when it is first asked for.
+    """Table that builds each scorer once, when it is first needed.
 
-    `sections` are the config's `scorers`. A name stands for the section of that name, else for what is registered;
-    so it is wherever a scorer has parts. A class is built with its options. What takes the keyword `config_dir` is
-    told the config's folder; what has parts takes `scorer_of`, a callable from a part as the config has it (a name, or
-    `{use: NAME, …options}`) and its key to a `NormalizedScorer`.
+    `sections` are the config's `scorers`. A name means the section of that name, else the registered scorer; this
+    holds for the parts of a scorer, too. A class is built with its options. A scorer that declares the keyword
+    `config_dir` gets the config's folder. A scorer with parts declares `scorer_of` and gets a function that turns a
+    part as in the config (a name, or `{use: NAME, …options}`) and the part's key into a `NormalizedScorer`.
     """
 
     def __init__(
@@ -50,22 +57,25 @@ class ScorerTable:
         self._by_name: dict[str, NormalizedScorer] = {}
         self._making: list[str] = []
         self.made: list[NormalizedScorer] = []
-        """All that were made, parts of others among them."""
+        """All scorers built so far, including the parts of others."""
         self.used: dict[str, str] = {}
-        """Registered scorer -> `dist==version module:attr`, of all that were made."""
+        """Name of each registered scorer that was built -> `dist==version module:attr`."""
 
     def of_task(self, name: str) -> NormalizedScorer:
-        """Return the scorer that a task names, as `get` does; a task is data and may not name code, unless allowed."""
+        """Return the scorer that a task names, as `get` does; raise `PluginError` if the name is a reference to code.
+
+        Tasks are data, which may come from others, so they may name code only with `data.allow_code`.
+        """
         if is_reference(name) and not self._allow_code and name not in self._sections:
             raise PluginError(
                 f"'{name}' is code, which a task may not name; name it in the config, "
-                f"`scorers: {{my_scorer: {{use: {name}}}}}`, and `my_scorer` in the task, or trust all that the tasks "
-                "name: data.allow_code: true"
+                f"`scorers: {{my_scorer: {{use: {name}}}}}`, and write `my_scorer` in the task, or set "
+                "data.allow_code: true to trust all code that the tasks name"
             )
         return self.get(name)
 
     def get(self, name: str) -> NormalizedScorer:
-        """Return the scorer that the config names. Raises `UsageError` where there is none, or it cannot be made."""
+        """Return the scorer of a name; raise `UsageError` if there is none or it cannot be built."""
         if name not in self._by_name:
             if name in self._sections:
                 self._by_name[name] = self._make_section(name)
@@ -74,7 +84,7 @@ class ScorerTable:
         return self._by_name[name]
 
     def problems(self) -> Iterator[str]:
-        """Make all that the config defines; yield a line for each that cannot be."""
+        """Build all scorers that the config defines; yield one line for each that cannot be built."""
         for name in self._sections:
             try:
                 self.get(name)
@@ -85,7 +95,10 @@ class ScorerTable:
         key = f"scorers.{name}"
         where = self._places(key)("")
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-            raise ConfigError(f"{where}: a name is lower-case letters, digits, '_' and '-', the first no sign")
+            raise ConfigError(
+                f"{where}: expected a name of lower-case letters, digits, '_' and '-' that begins with a letter or a "
+                "digit"
+            )
         if name in self._making:
             circle = " → ".join([*self._making[self._making.index(name) :], name])
             raise ConfigError(f"{where}: it is a part of itself: {circle}")
@@ -107,7 +120,7 @@ class ScorerTable:
         return self.get(component.use)
 
     def _make(self, component: Component, name: str, key: str, where: str) -> NormalizedScorer:
-        """Build a registered scorer; `key` is its place in the config, empty for one that a task names."""
+        """Build a registered scorer; `key` is its key in the config, empty for a scorer that a task names."""
         at: Any = self._places(key) if key else ""
         try:
             target = self._registry.load("scorers", component.use, base_dir=self._base_dir, where=at)
@@ -119,6 +132,7 @@ class ScorerTable:
             "scorer_of": lambda given, option: self._part(given, f"{key}.{option}"),
             "config_dir": self._base_dir,
         }
+        # Only declared parameters: these are no options, so a config cannot set them.
         injected = {name: item for name, item in offered.items() if name in _named_parameters(target)}
         at = at or f"scorer '{name}'"
         built = construct(target, component.options, name=component.use, where=at, injected=injected)
@@ -131,13 +145,13 @@ class ScorerTable:
         return scorer
 
     def _is_missing(self, name: str) -> bool:
-        """Whether a scorer belongs to a known package that is not installed, or does not work."""
+        """Return whether a scorer belongs to a package of this project that is not installed or not usable."""
         loaded = {package.distribution for package in self._registry.packages if package.status == "ok"}
         known = providers("scorers")
         return name in known and known[name] not in loaded
 
     def _part(self, given: Any, key: str) -> NormalizedScorer:
-        """Return a part of another scorer: a name, or a component with its options."""
+        """Return a part of another scorer, given as a name or as a component with options."""
         where = self._places(key)("")
         if isinstance(given, str) and given:
             if given in self._sections:
@@ -152,8 +166,9 @@ class ScorerTable:
 
 
 def _named_parameters(target: Any) -> Collection[str]:
-    """Return what a scorer, or its constructor, takes by these names; what it takes as any keyword is not meant."""
+    """Return the parameters that a scorer or its constructor declares by name; `**kwargs` declares none."""
     try:
         return inspect.signature(target).parameters
-    except (TypeError, ValueError):  # `normalize_scorer` tells
+    # No signature; `normalize_scorer` reports that.
+    except (TypeError, ValueError):
         return ()

@@ -1,4 +1,4 @@
-"""Scorers that compare an answer with its reference as text or as a number."""
+"""The scorers `exact_match` and `numeric`, which compare an answer with the reference as text or as a number."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from agentrl_core.api.scoring import ScoreRequest
 
 _LONGEST = 20_000
-"""Characters at the end of an answer in which numbers are looked for; what an answer concludes stands there."""
+"""Number of characters that are searched for numbers, from the end of an answer, where its conclusion is."""
 _Scorer = TypeVar("_Scorer", bound=Callable[..., Any])
 
 
 def _needing_reference(scorer: _Scorer) -> _Scorer:
-    """Declare that tasks without an answer cannot be scored."""
+    """Mark a scorer that cannot score tasks without an answer."""
     scorer.needs_reference = True  # type: ignore[attr-defined]  # an attribute of the function, as Scorer describes
     return scorer
 
 
 @_needing_reference
 def exact_match(request: ScoreRequest, *, casefold: bool = False, of: Of = "answer") -> float:
-    """Give 1 where the answer is the reference, or any of them, else 0.
+    """Return 1 if the answer equals the reference, or one of several references, else 0.
 
-    White space around them does not count; case does, unless `casefold`.
+    White space around the texts does not count. Case counts, unless `casefold` is set.
     """
     answer, *expected = (text.strip() for text in (judged_text(request, of), *references(request)))
     if casefold:
@@ -45,17 +45,17 @@ def numeric(
     abs: float = 1e-9,  # noqa: A002  (pytest.approx's names)
     of: Of = "answer",
 ) -> Score:
-    r"""Give 1 where the last numbers in answer and reference, or any of them, are equal within `rel` or `abs`, else 0.
+    r"""Return 1 if the last number of the answer equals that of a reference within `rel` or `abs`, else 0.
 
-    Reads `1,234.5`, `-1e-3`, `2 x 10^5`, `3/4`, `1 1/2` and LaTeX fractions; the signs $ and % are skipped, so `50%` is
-    50, and so are digits that belong to a word or a unit: `42 m^2` and `42 cm2` are 42. Numbers listed at the end
-    (`3, 4 or 5`) count as a whole: such an answer does not say which of them it means, and equals the same list only.
-    An answer without a number is wrong; a reference without one raises, which is no score.
+    Reads `1,234.5`, `-1e-3`, `2 x 10^5`, `3/4`, `1 1/2` and LaTeX fractions. The signs $ and % are skipped, so `50%` is
+    50. Digits of a word or a unit are skipped, too: `42 m^2` and `42 cm2` are 42. A list of numbers at the end
+    (`3, 4 or 5`) counts as a whole, because it does not tell which number is meant; it equals only the same list. An
+    answer without a number is wrong. A reference without a number raises ValueError, which means no score.
     """
     expected = [last_numbers(text) for text in references(request)]
     if any(None in numbers or not numbers for numbers in expected):
         raise ValueError(
-            f"task '{request.task.id}': its answer holds no number, numeric needs one: {request.reference!r}"
+            f"task '{request.task.id}': expected a number in its answer, as numeric needs, found {request.reference!r}"
         )
     found = last_numbers(judged_text(request, of))
     read = ", ".join("not finite" if number is None else f"{number:.12g}" for number in found) or "no number"
@@ -63,7 +63,10 @@ def numeric(
 
 
 def last_numbers(text: str) -> tuple[float | None, ...]:
-    """Return the last number in `text`, or all of the list that it ends; None for one that is not finite."""
+    """Return the last number in `text`, or the whole list that ends with it; None for a number that is not finite.
+
+    A list of equal numbers counts as one number.
+    """
     text = _plain(text)
     matches = _numbers(text)
     values = [_value(matches[-1])] if matches else []
@@ -82,14 +85,14 @@ def _close(found: tuple[float | None, ...], expected: tuple[float | None, ...], 
 
 
 def _plain(text: str) -> str:
-    r"""Return a text in which numbers are written in one way: `1{,}234` and `1\,234` as `1,234`."""
+    r"""Return the text with numbers in one notation: `1{,}234` and `1\,234` become `1,234`."""
     text = text[-_LONGEST:].replace("\N{MINUS SIGN}", "-").replace("\N{MULTIPLICATION SIGN}", "x")
     text = _BARE_FRACTION.sub(lambda found: f"{found[1]}{{{found[2] or found[3]}}}{{{found[4] or found[5]}}}", text)
     return _THOUSANDS.sub(",", text)
 
 
 def _numbers(text: str) -> list[re.Match[str]]:
-    """Return the numbers that stand by themselves; where all are parts of words, as in `A5`, those."""
+    """Return the numbers that stand alone; if all are parts of words, as in `A5`, return those."""
     matches = list(_VALUE.finditer(text))
     alone = [match for match in matches if not _IN_A_WORD.search(text[max(0, match.start() - 3) : match.start()])]
     return alone or matches
@@ -132,14 +135,15 @@ _VALUE = re.compile(
     re.VERBOSE,
 )
 _BARE_FRACTION = re.compile(r"(\\[dt]?frac)\s?(?:(\d)|\{([^{}]{1,40})\})\s?(?:(\d)|\{([^{}]{1,40})\})")
-"""Also `\\frac12`, where a digit needs no braces."""
+"""LaTeX fractions with or without braces: `\\frac12` needs none."""
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[!,]|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _IN_A_WORD = re.compile(r"(?:(?<!\d)[A-Za-z_]|[A-WYZa-wyz_]|[A-Za-z)\]}][\^_]\{?)-?$")
-"""Before digits of a word (`cm2`; not `2x10`), of a power or of an index (`m^2`, `x_1`)."""
+"""Text before digits that belong to a word (`cm2`, but not `2x10`), to a power or to an index (`m^2`, `x_1`)."""
 _BETWEEN_LISTED = re.compile(
     r"(?:[ \t$%*]*+(?:[,;/|&]|or|and|to|-)|[$%*]*+[ \t])[ \t$%*]*+(?:(?:or|and)[ \t]++[$*]*+)?", re.IGNORECASE
 )
-"""Between the items of a list of numbers; a line's end is not.
+"""Separator between the items of a list of numbers; the end of a line is none.
 
-Possessive, as all that reads replies: they may end in thousands of blanks, which `re` would share out in every way.
+The quantifiers are possessive, as in all patterns that read replies: a reply may end in thousands of blanks, which
+`re` would otherwise divide among the quantifiers in every possible way.
 """

@@ -1,1 +1,1 @@
-"""Where runs, records and interactions are kept."""
+"""Stores: databases that keep the runs, records and interactions of an experiment."""

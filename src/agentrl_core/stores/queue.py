@@ -1,4 +1,4 @@
-"""Which of the waiting groups a step takes: the oldest that are ready, as long as none left behind gets too old."""
+"""Selection of the groups that an optimizer step takes: the oldest ready ones, unless an open group gets too old."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Ahead:
-    """How far groups that are ready may be taken before older ones that are not."""
+    """Limits within which ready groups may overtake older groups that are still open."""
 
     version: int
-    """Policy version that is trained on what is taken now."""
+    """Policy version that is trained on the groups taken now."""
     max_lag: int
-    """Versions that a group may lag behind when it is taken."""
+    """Number of versions that a group may lag behind when it is taken."""
     per_step: int
-    """Groups that each later version takes."""
+    """Number of groups that each later version takes."""
     more: int = 0
-    """Groups that this version takes after these."""
+    """Number of groups that this version takes in later calls."""
 
 
 class Waiting(Protocol):
-    """A group that was submitted and not taken."""
+    """A group that was submitted and not yet taken."""
 
     @property
     def version(self) -> int:
@@ -32,7 +32,7 @@ class Waiting(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether it may be taken."""
+        """Whether all records of the group have ended, so that it may be taken."""
         ...
 
 
@@ -40,11 +40,11 @@ Item = TypeVar("Item", bound=Waiting)
 
 
 def next_groups(queue: Sequence[Item], count: int, ahead: Ahead | None) -> list[Item] | None:
-    """Return the `count` groups to take from a queue in order; None while they, or those that may not wait, are open.
+    """Return the next `count` groups of a queue, which is ordered by version; None if the caller must wait.
 
-    Without `ahead` the first ones, whatever is ready behind them. With it the first that are ready, unless more would
-    stay behind of some version, and of those before it, than the steps can take in which they are not yet too old:
-    then it is they who are waited for. `queue` is ordered by version.
+    Without `ahead` these are the first groups, and all of them must be ready. With `ahead` these are the first ready
+    groups. But the groups left behind must still be taken before they are too old. If they are more than the
+    remaining steps can take in time, the caller must wait until the open ones are ready.
     """
     if ahead is None:
         first = list(queue[:count])
@@ -52,10 +52,12 @@ def next_groups(queue: Sequence[Item], count: int, ahead: Ahead | None) -> list[
     taken = [item for item in queue if item.ready][:count]
     if len(taken) < count:
         return None
+    # All groups of one version share a deadline, so count those of each version together with all older ones.
     for version in {item.version for item in queue if not item.ready}:
         taken_so_far = sum(item.version <= version for item in taken)
         behind = sum(item.version <= version for item in queue) - taken_so_far
         steps = max(0, version + ahead.max_lag - ahead.version)
+        # If all taken groups are of this version or older, waiting could not take more of them in this step.
         if taken_so_far < count and behind > ahead.per_step * steps + ahead.more:
             return None
     return taken

@@ -1,4 +1,4 @@
-"""The built-in store: one SQLite file per run, written by one process, readable by any other meanwhile."""
+"""The built-in store: one SQLite file per run, written by one process and readable by others at the same time."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 RECHECK_S = 0.5
-"""How often `take_groups` looks for groups that another process added; this process's own wake it at once."""
+"""Period at which `take_groups` looks for groups of other processes; groups of this process wake it at once."""
 
 _TURN_S = 0.002
-"""Longest that a call blocks its event loop to wait for another thread's, which usually takes less."""
+"""Longest time that a call blocks its event loop to wait for a call of another thread, which usually takes less."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.05
-"""First and longest pause of a call that met a lock; each pause is twice the one before."""
+"""First and longest pause of a call that met a lock; each pause is twice as long as the one before."""
 
 
 class SQLiteStore:
-    """A `Store` in one SQLite file (WAL). Every call is one short transaction, done before it returns.
+    """A `Store` in one SQLite file in WAL mode; every call is one short transaction, committed before it returns.
 
-    One connection serves all threads and event loops of the process, one call at a time: a call takes well
-    under a millisecond, less than a trip to a worker thread. A call that meets another's lock tries again later
-    and leaves its event loop to others meanwhile. What a call has written survives `kill -9`.
+    One connection serves all threads and event loops of the process, one call at a time. A call takes well under a
+    millisecond, which is less than the way to a worker thread and back. A call that meets a lock retries later and
+    does not block its event loop meanwhile. Committed data survives `kill -9`.
     """
 
     def __init__(self, *, path: Path) -> None:
@@ -57,22 +57,25 @@ class SQLiteStore:
 
     @classmethod
     def read(cls, path: Path) -> SQLiteStore:
-        """Open an existing file for reading only, also while its run is alive; writes raise `StoreError`."""
+        """Open an existing file read-only, also while its run is active; writes raise `StoreError`."""
+        # Without the constructor, which would create a missing file and upgrade an old one.
         store = cls.__new__(cls)
         store._open(path, open_for_reading)  # noqa: SLF001 - a constructor of this class
         return store
 
     def _open(self, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:
         self.path = path
-        self._file = str(path.absolute())  # an agent in this process may change the working directory
+        # Absolute, because an agent in this process may change the working directory.
+        self._file = str(path.absolute())
         self._connection: sqlite3.Connection | None = connect(path)
         self._inode = _inode(self._file)
         self._lock = threading.Lock()
         self._changed = Wakeups()
+        # Keys of the tools that this process has stored, which saves a write per LLM call.
         self._stored_tools: set[tuple[str, bytes]] = set()
 
     async def create_run(self, run: RunRow) -> None:
-        """Add a run; `StoreError` if its name exists."""
+        """Add a run; raise `StoreError` if its name exists."""
         async with self._transaction(f"add run '{run.id}'") as db:
             if db.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone():
                 raise StoreError(f"{self.path}: run '{run.id}' exists already; choose another name, or resume it")
@@ -89,7 +92,7 @@ class SQLiteStore:
         return await self._restored("list runs", rows.run_from, rows.RUNS.select + " ORDER BY created_at, rowid")
 
     async def add_tasks(self, run_id: str, tasks: Sequence[Task], *, task_set: str = "train") -> None:
-        """Keep the task rows of one of a run's task sets; a task already there is left as it is."""
+        """Keep the tasks of one of a run's task sets; leave a task that is already there unchanged."""
         values = [rows.task_row(run_id, task, task_set) for task in tasks]
         async with self._transaction(f"add tasks of run '{run_id}'") as db:
             self._check_run(db, run_id)
@@ -110,21 +113,22 @@ class SQLiteStore:
             db.execute(rows.GROUPS.insert, values)
 
     async def add_record(self, record: Record) -> None:
-        """Announce a record, outcome `running`."""
+        """Announce a record with the outcome `running`."""
         async with self._transaction(
             f"add record {record.id} to group {record.group_id} of run '{record.run_id}'"
         ) as db:
             db.execute(rows.RECORDS.insert, rows.record_row(record))
 
     async def add_interaction(self, run_id: str, interaction: Interaction) -> None:
-        """Append a finished LLM call of an announced record; durable against a killed process when this returns."""
+        """Append a finished LLM call of an announced record; once this returns, it survives a killed process."""
         what = f"add interaction {interaction.id} to record {interaction.record_id}"
+        # Two writes, not one transaction: tools without an interaction do no harm, and most calls find them stored.
         tools = None if not interaction.tools else await self._store_tools(run_id, interaction.tools, what)
         values = rows.interaction_row(run_id, interaction, tools)
         await self._write(what, rows.INTERACTIONS.insert, values)
 
     async def _store_tools(self, run_id: str, tools: rows.Tools, what: str) -> bytes:
-        """Return the key of the tools' row, which all interactions with these tools share."""
+        """Store the tools unless they are there; return the key of their row, which is shared by equal interactions."""
         value = rows.to_json_fast(tools, what)
         key = hashlib.blake2b(value.encode(), digest_size=16).digest()
         if (run_id, key) not in self._stored_tools:
@@ -140,7 +144,7 @@ class SQLiteStore:
     async def update_session(
         self, record_id: str, *, state: Literal["open", "ended", "closed"], rewards: Mapping[str, float]
     ) -> None:
-        """Write where a record's session stands; durable against a killed process when this returns."""
+        """Write the state and rewards of a record's session; once this returns, they survive a killed process."""
         what = f"the session of record {record_id}"
         values = (state, rows.to_json(dict(rewards), what), record_id)
         async with self._transaction(f"update {what}") as db:
@@ -153,7 +157,7 @@ class SQLiteStore:
         return await self._restored(f"list sessions of run '{run_id}'", rows.session_from, query, run_id)
 
     async def finish_record(self, record: Record) -> bool:
-        """Move a running record to its final outcome; False (and no change) if it was not running."""
+        """Move a running record to its final outcome; return False and change nothing if it was not running."""
         if record.outcome is Outcome.RUNNING:
             raise ValueError(f"record {record.id}: expected a final outcome, got 'running'")
         _, _, _, _, _, _, _, outcome, reason, detail, *scores, _, finished_at, _ = rows.record_row(record)
@@ -164,12 +168,13 @@ class SQLiteStore:
                 "score_parts = ?, finished_at = ?, score_details = ? WHERE id = ? AND outcome = 'running'",
                 (outcome, reason, detail, *scores, finished_at, details, record.id),
             ).rowcount
+            # No change is normal for a record that a resumed run has cancelled, but not for an unknown id.
             if not changed and not db.execute("SELECT 1 FROM records WHERE id = ?", (record.id,)).fetchone():
                 raise StoreError(f"{self.path}: no record {record.id} to finish; it was never announced")
         return changed == 1
 
     async def finish_group(self, run_id: str, group_id: str, *, usable: bool) -> None:
-        """All slots are terminal: the group is ready to be taken, or dropped; one that is not open stays as it is."""
+        """Mark an open group, all of whose slots are terminal, as ready if it is usable, else as dropped."""
         async with self._transaction(f"finish group {group_id}") as db:
             state = "ready" if usable else "dropped"
             key = (run_id, group_id)
@@ -186,9 +191,12 @@ class SQLiteStore:
         """Wait until the next `count` training groups are ready; mark them taken and return them."""
         with self._changed.listen() as changed:
             while (taken := await self._take(run_id, count, ahead)) is None:
+                # The timeout is for samplers in other processes: they cannot set this event.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), RECHECK_S)
+                # Cleared before the next look at the table, so that a change during that look is not lost.
                 changed.clear()
+        # Outside the transaction: the groups are this caller's now, and their records no longer change.
         return [
             Group(
                 id=group.id,
@@ -202,12 +210,15 @@ class SQLiteStore:
         ]
 
     async def _take(self, run_id: str, count: int, ahead: Ahead | None) -> list[WaitingGroup] | None:
-        """Return the next groups of the queue, now taken; None while they are not all ready."""
+        """Mark the next groups of the queue as taken and return them; None while the caller must wait."""
         async with self._transaction(f"take groups of run '{run_id}'") as db:
             closed = self._check_run(db, run_id)
             waiting = [WaitingGroup(*row) for row in db.execute(QUEUE, (run_id,))]
+            # The query follows an index on the submission index. This sort is stable, so the order is by version first
+            # and by index within a version.
             queue = sorted(waiting, key=lambda group: group.version)
             taken = next_groups(queue, count, ahead)
+            # After the end of sampling no open group can become ready, so there is nothing to wait for.
             if closed and taken is None:
                 taken = [group for group in queue if group.ready][:count]
             if taken is not None:
@@ -218,19 +229,19 @@ class SQLiteStore:
         return taken
 
     async def close_sampling(self, run_id: str) -> None:
-        """No more groups will come: wakes `take_groups`, which waits for open ones no longer."""
+        """Announce that no more groups will come; `take_groups` wakes up and stops waiting for open groups."""
         async with self._transaction(f"close sampling of run '{run_id}'") as db:
             self._check_run(db, run_id)
             db.execute("UPDATE runs SET sampling_closed = 1 WHERE id = ?", (run_id,))
         self._changed.wake()
 
     async def add_step(self, step: StepRow) -> None:
-        """Record an optimizer step and its consumption; `StoreError` if a live step has its number."""
+        """Record an optimizer step and its consumption; raise `StoreError` if a step with its number is not voided."""
         async with self._transaction(f"add step {step.step} of run '{step.run_id}'") as db:
             db.execute(rows.STEPS.insert, rows.step_row(step))
 
     async def void_after(self, run_id: str, step: int) -> int:
-        """Void the steps later than `step`, so that the run can go on from there; the number of steps voided."""
+        """Void the steps after `step`, so that the run can continue from there; return the number of voided steps."""
         async with self._transaction(f"void the steps of run '{run_id}' after {step}") as db:
             self._check_run(db, run_id)
             voided = db.execute(
@@ -238,6 +249,7 @@ class SQLiteStore:
             ).rowcount
             consumed = db.execute("SELECT groups FROM steps WHERE run_id = ? AND voided = 0", (run_id,)).fetchall()
             kept = {group for (groups,) in consumed for group in rows.names_from(groups)}
+            # All other groups, also taken ones whose step was voided or never recorded, are sampled again.
             others = db.execute(
                 "SELECT id FROM groups WHERE run_id = ? AND state IN ('open', 'ready', 'taken')", (run_id,)
             ).fetchall()
@@ -259,7 +271,7 @@ class SQLiteStore:
         return voided
 
     async def resume_point(self, run_id: str, step: int) -> ResumePoint:
-        """Return where sampling and versions go on after `step`; counts live steps up to it only."""
+        """Return the position from which sampling and versions continue; only live steps up to `step` count."""
         query = """
             SELECT max(groups.idx) FROM steps, json_each(steps.groups) AS consumed, groups
             WHERE steps.run_id = ? AND steps.voided = 0 AND steps.step <= ?
@@ -276,23 +288,23 @@ class SQLiteStore:
         )
 
     async def steps(self, run_id: str) -> list[StepRow]:
-        """Return the steps in the order in which they were taken, voided ones included."""
+        """Return the steps in the order in which they were made, including voided steps."""
         query = rows.STEPS.select + " WHERE run_id = ? ORDER BY position"
         return await self._restored("list steps", rows.step_from, query, run_id)
 
     async def add_version(self, run_id: str, version: int, *, step: int) -> None:
-        """Record a weight publication; `StoreError` unless `version` exceeds all earlier ones of the run."""
+        """Record a weight publication; raise `StoreError` unless `version` exceeds all earlier ones of the run."""
         async with self._transaction(f"add version {version} of run '{run_id}'") as db:
             (last,) = db.execute("SELECT max(version) FROM versions WHERE run_id = ?", (run_id,)).fetchone()
             if last is not None and version <= last:
                 raise StoreError(
                     f"{self.path}: run '{run_id}' cannot publish version {version} after version {last}; "
-                    f"versions only rise, expected at least {last + 1}"
+                    f"versions only rise; expected at least {last + 1}"
                 )
             db.execute(rows.VERSIONS.insert, (run_id, version, step, time.time()))
 
     async def last_version(self, run_id: str) -> int:
-        """Return the highest version ever published in the run; -1 if none."""
+        """Return the highest version ever published in the run, -1 if none."""
         query = "SELECT max(version) FROM versions WHERE run_id = ?"
         ((last,),) = await self._select("find the last version", query, run_id)
         return -1 if last is None else int(last)
@@ -300,7 +312,7 @@ class SQLiteStore:
     async def records(
         self, run_id: str, *, task_id: str | None = None, is_eval: bool | None = None, limit: int | None = None
     ) -> list[Record]:
-        """Return the records of a run in the order of their start, the first `limit` of them."""
+        """Return the first `limit` records of a run in the order of their start."""
         query = rows.RECORDS.select + " WHERE run_id = ?"
         values: list[object] = [run_id]
         for column, value in (("task_id", task_id), ("is_eval", is_eval)):
@@ -312,7 +324,8 @@ class SQLiteStore:
         return await self._restored("list records", rows.record_from, query, *values, most)
 
     async def episode(self, record_id: str) -> Episode | None:
-        """Return a record (by id or unique id prefix) with its interactions; `StoreError` if several ids start so."""
+        """Return a record, by id or unique id prefix, with its interactions; `StoreError` if several ids match."""
+        # A range instead of LIKE: it uses the index of the primary key, and `_` and `%` need no escape.
         query = rows.RECORDS.select + " WHERE id >= ? AND id < ? ORDER BY id LIMIT 3"
         what = f"find record {record_id}"
         records = await self._restored(what, rows.record_from, query, record_id, record_id + chr(0x10FFFF))
@@ -327,7 +340,8 @@ class SQLiteStore:
         return (await self._episodes(record.run_id, [record]))[0]
 
     async def usage(self, run_id: str) -> Mapping[str, Usage]:
-        """Map record ids to their LLM calls and tokens so far; records without a call are left out."""
+        """Return the LLM calls and tokens so far by record id; records without a call are left out."""
+        # Token ids are stored in 4 bytes each, so the tokens are counted without reading them.
         query = """
             SELECT records.id, count(*), sum(length(prompt_ids)) / 4, sum(length(output_ids)) / 4
             FROM records JOIN interactions ON record_id = records.id WHERE records.run_id = ? GROUP BY records.id
@@ -338,7 +352,10 @@ class SQLiteStore:
         }
 
     async def last_outputs(self, run_id: str) -> Mapping[str, Message]:
-        """Map record ids to the message that each one's last LLM call sampled; records without a call are left out."""
+        """Return the message sampled by each record's last LLM call, by record id; records without a call are left out.
+
+        SQLite takes `output` from the row that holds `max(seq)`; other databases would need a subquery.
+        """
         query = """
             SELECT records.id, output, max(seq)
             FROM records JOIN interactions ON record_id = records.id WHERE records.run_id = ? GROUP BY records.id
@@ -352,20 +369,22 @@ class SQLiteStore:
 
     def _flushed(self) -> None:
         with self._writing("flush") as db:
-            db.execute("PRAGMA synchronous = FULL")  # a commit then ends with an fsync of the whole log
+            # With FULL a commit ends with an fsync of the whole log, which covers all earlier commits as well.
+            db.execute("PRAGMA synchronous = FULL")
             try:
                 db.execute("BEGIN IMMEDIATE")
-                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # something to commit
+                # SQLite skips the sync of an empty transaction, so write something that changes nothing.
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 db.execute("COMMIT")
             finally:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 db.execute("PRAGMA synchronous = NORMAL")
-            # Into the database itself, as far as no reader needs the log: then it does not even take the log.
+            # Move the log into the database, as far as no reader needs it: a copy of the file alone is then complete.
             db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     async def close(self) -> None:
-        """Flush and release; idempotent."""
+        """Flush and close the file; further calls do nothing."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -379,7 +398,7 @@ class SQLiteStore:
         return await self._episodes(run_id, await self._restored(what, rows.record_from, query, run_id, group_id))
 
     async def _episodes(self, run_id: str, records: Sequence[Record]) -> tuple[Episode, ...]:
-        """Return the records with their interactions."""
+        """Read the interactions of the records and, once for all of them, the tools that they share."""
         query = rows.INTERACTIONS.select + " WHERE record_id = ? ORDER BY seq"
         found = [await self._select(f"read record {record.id}", query, record.id) for record in records]
         tools: dict[bytes | None, rows.Tools] = {None: ()}
@@ -395,27 +414,27 @@ class SQLiteStore:
     async def _restored(
         self, what: str, restore: Callable[[tuple[Any, ...]], _T], query: str, *values: object
     ) -> list[_T]:
-        """Return the values that the rows of a query stand for."""
+        """Run a query and convert its rows to values with `restore`."""
         found = await self._select(what, query, *values)
         with self._restoring(what):
             return [restore(row) for row in found]
 
     @contextlib.contextmanager
     def _restoring(self, what: str) -> Iterator[None]:
-        """Say so where a row holds what this store never writes."""
+        """Turn the errors of converting a row, which this store cannot have written so, into `StoreError`."""
         try:
             yield
         except (ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
             raise StoreError(
-                f"{self.path}: cannot {what}: a row is damaged ({type(error).__name__}: {error}); go on from a copy "
-                "of the file, or start a new run"
+                f"{self.path}: cannot {what}: a row is damaged ({type(error).__name__}: {error}); fix: continue from "
+                "a copy of the file, or start a new run"
             ) from error
 
     def _check_run(self, db: sqlite3.Connection, run_id: str) -> bool:
-        """Whether sampling is closed; `StoreError` if there is no such run."""
+        """Return whether sampling is closed; raise `StoreError` if there is no such run."""
         row = db.execute("SELECT sampling_closed FROM runs WHERE id = ?", (run_id,)).fetchone()
         if row is None:
-            raise StoreError(f"{self.path}: no run '{run_id}' here")
+            raise StoreError(f"{self.path}: there is no run '{run_id}' in this file")
         return bool(row[0])
 
     async def _select(self, what: str, query: str, *values: object) -> list[tuple[Any, ...]]:
@@ -435,7 +454,10 @@ class SQLiteStore:
 
     @contextlib.asynccontextmanager
     async def _transaction(self, what: str) -> AsyncIterator[sqlite3.Connection]:
-        """Make all of the context's writes or, where one fails, none. The context awaits nothing."""
+        """Commit all writes of the block, or none of them if the block raises.
+
+        The block must not await anything: it holds the process's only connection.
+        """
         with contextlib.ExitStack() as held:
             db = await _patiently(lambda: self._begin(what, held))
             try:
@@ -446,7 +468,8 @@ class SQLiteStore:
                     db.execute("ROLLBACK")
 
     def _begin(self, what: str, held: contextlib.ExitStack) -> sqlite3.Connection:
-        """Begin a transaction; `held` ends the connection's exclusive use."""
+        """Begin a transaction; closing `held` ends the exclusive use of the connection."""
+        # If BEGIN meets a lock, `begun` releases the connection, and the caller can try again.
         with contextlib.ExitStack() as begun:
             db = begun.enter_context(self._writing(what))
             db.execute("BEGIN IMMEDIATE")
@@ -455,15 +478,16 @@ class SQLiteStore:
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[sqlite3.Connection]:
-        """Yield the connection, once the file is known to be where it was."""
+        """Yield the connection for a write; raise `StoreError` if the file is no longer at its path."""
         with self._exclusive(what) as db:
+            # SQLite would go on writing into the unlinked file, and all of it would be lost at the end.
             if _inode(self._file) != self._inode:
                 raise StoreError(f"{self.path}: cannot {what}: the file was moved or removed while in use; put it back")
             yield db
 
     @contextlib.contextmanager
     def _exclusive(self, what: str) -> Iterator[sqlite3.Connection]:
-        """Yield the connection, for one thread at a time; SQLite's errors become `StoreError`."""
+        """Yield the connection to one thread at a time; turn SQLite's errors into `StoreError`."""
         if not self._lock.acquire(timeout=_TURN_S):
             raise _InUseError
         try:
@@ -473,7 +497,7 @@ class SQLiteStore:
         except sqlite3.Error as error:
             raise store_error(self.path, what, error) from error
         except UnicodeEncodeError as error:
-            message = f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can hold"
+            message = f"{self.path}: cannot {what}: {error}; expected text that UTF-8 can encode"
             raise UnstorableError(message) from error
         finally:
             self._lock.release()
@@ -484,9 +508,9 @@ class _InUseError(Exception):
 
 
 async def _patiently(operation: Callable[[], _T]) -> _T:
-    """Do what may meet a lock, again and again until it is free; the event loop goes on meanwhile.
+    """Call `operation` until it meets no lock, with pauses in which the event loop runs other tasks.
 
-    Another process may keep its lock for `BUSY_TIMEOUT_S`; the threads of this one are not hurried.
+    A lock of another process makes this fail after `BUSY_TIMEOUT_S`; a lock of another thread never does.
     """
     pause_s, waited_s = _FIRST_PAUSE_S, 0.0
     while True:
@@ -503,7 +527,7 @@ async def _patiently(operation: Callable[[], _T]) -> _T:
 
 
 def _inode(file: str) -> tuple[int, int] | None:
-    """Return what tells this file from another one of its name; None where there is no file."""
+    """Return the identity of the file at this path, which a replaced file does not share; None without a file."""
     try:
         found = os.stat(file)  # noqa: PTH116 - called for every LLM call; Path.stat takes twice as long
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The SQLite file itself: opening it, its tables, and what its errors mean to the user."""
+"""Opening the file of a SQLite store: permissions, foreign files, upgrades, journal mode, errors with advice."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUSY_TIMEOUT_S = 30.0
-"""How long a write waits for another process's write."""
+"""Longest wait for a lock of another process."""
 
 _ADVICE = {
-    sqlite3.SQLITE_FULL: "free space on that disk and go on; nothing that was stored before is lost",
+    sqlite3.SQLITE_FULL: "free space on that disk and resume; nothing that was stored before is lost",
     sqlite3.SQLITE_IOERR: "check that disk and the space left on it; nothing that was stored before is lost",
     sqlite3.SQLITE_BUSY: f"another process has held its write lock for {BUSY_TIMEOUT_S:.0f} s; end that process",
     sqlite3.SQLITE_READONLY: "give this user write permission on the file and its folder, or name another store path",
     sqlite3.SQLITE_CANTOPEN: "give this user permission on the folder, or name another store path",
     sqlite3.SQLITE_NOTADB: "expected a database that agentrl wrote; name another store path",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged; go on from a copy of it, or start a new run",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; continue from a copy of it, or start a new run",
 }
+"""Primary error code of SQLite -> advice to the user."""
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the database at `path`, made with its folder where missing; `StoreError` for any other kind of file."""
+    """Open the database at `path`; create it and its folder if missing; raise `StoreError` for any other file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -42,26 +43,29 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             new = _is_new(connection, path)
         if new:
             with _transaction(connection, "BEGIN IMMEDIATE"):
-                if _is_new(connection, path):  # no other process came first
+                # Asked again under the write lock: another process may have created the tables meanwhile.
+                if _is_new(connection, path):
                     create(connection)
         if is_old(connection):
             with _transaction(connection, "BEGIN IMMEDIATE"):
                 upgrade(connection)
         _use_write_ahead_log(connection)
         connection.execute("PRAGMA foreign_keys = ON")
-        # A commit is then in the operating system's hands before it returns, which a killed process cannot undo;
-        # only a power cut may cost the last moments, never the file's integrity.
+        # With NORMAL a commit hands its data to the operating system before it returns, so a killed process loses
+        # nothing. Only a power cut can lose the last commits; it cannot damage the file.
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA busy_timeout = 0")  # from here on the store waits, without blocking its thread
+        # From here on the store itself waits for locks, without blocking its thread.
+        connection.execute("PRAGMA busy_timeout = 0")
         return connection
 
 
 def _make_private(path: Path) -> None:
-    """Make the file where it is missing, for its owner alone; SQLite gives its log the mode of the file.
+    """Create a missing file with permissions for its owner only, and restrict an existing one.
 
-    An existing one is not opened: that would take this process's locks on it, should it have any. What fails here
-    fails again, with a better message, when SQLite opens the file.
+    SQLite gives its log files the mode of the database file.
     """
+    # An existing file must not be opened here (hence O_EXCL): closing any descriptor of a file drops all POSIX locks
+    # that this process holds on it. Errors are ignored because SQLite reports them with a better message.
     with contextlib.suppress(OSError):
         os.close(private_opener(str(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
@@ -70,22 +74,22 @@ def _make_private(path: Path) -> None:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open an existing database without the right to change it, also while another process writes."""
+    """Open an existing database read-only, also while another process writes."""
     with _opening(path, "ro") as connection:
         with _transaction(connection, "BEGIN"):
             if _is_new(connection, path):
-                raise StoreError(f"{path}: an empty database; its run has stored nothing yet")
+                raise StoreError(f"{path}: this database is empty; its run has stored nothing yet")
             if is_old(connection):
                 patch(connection)
         return connection
 
 
 class BusyError(StoreError):
-    """Another process holds a lock on the file; it may be gone in a moment."""
+    """Another process holds a lock on the file; a retry may succeed."""
 
 
 def store_error(path: Path, what: str, error: sqlite3.Error) -> StoreError:
-    """Say that SQLite refused to `what`: where, why, what to do."""
+    """Return an error that names the path, the refused operation `what` (an infinitive), the reason and the advice."""
     code = _primary_code(error)
     advice = _ADVICE.get(code)
     kind = BusyError if code == sqlite3.SQLITE_BUSY else StoreError
@@ -94,7 +98,10 @@ def store_error(path: Path, what: str, error: sqlite3.Error) -> StoreError:
 
 @contextlib.contextmanager
 def _opening(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
-    """Connect in autocommit mode, for any thread (the store has its own lock); close again where the context fails."""
+    """Connect in autocommit mode and close the connection if the block raises.
+
+    Any thread may use the connection; the store has a lock of its own.
+    """
     try:
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
@@ -117,14 +124,17 @@ def _opening(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
-    """See and change the file as of one moment; whoever fails in it closes the connection, and nothing is changed."""
+    """Run the block in one transaction.
+
+    There is no rollback: a block that raises also closes the connection (`_opening`), which discards its changes.
+    """
     connection.execute(begin)
     yield
     connection.execute("COMMIT")
 
 
 def _is_new(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file has no tables yet; `StoreError` if what it has is not ours or newer than this code."""
+    """Return whether the file has no tables yet; raise `StoreError` if it is foreign or newer than this code."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -134,12 +144,15 @@ def _is_new(connection: sqlite3.Connection, path: Path) -> bool:
             f"{SCHEMA_VERSION}); upgrade agentrl-core, or name another store path"
         )
     if application != APPLICATION_ID and (application or version or tables):
-        raise StoreError(f"{path}: a SQLite database of another program; name another store path")
+        raise StoreError(f"{path}: this is a SQLite database of another program; name another store path")
     return not tables
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Switch the file to WAL, once in its life; the switch needs the file for itself and does not wait by itself."""
+    """Switch the file to WAL mode, which it keeps; blocks for up to `BUSY_TIMEOUT_S`.
+
+    The switch needs an exclusive lock, and SQLite's own timeout does not apply to it.
+    """
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -153,5 +166,5 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 
 def _primary_code(error: sqlite3.Error) -> int:
-    """Return the kind of an error; its higher bytes, dropped here, say where in SQLite it happened."""
+    """Return the primary code of an error; the higher bytes of an extended code say where in SQLite it happened."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

@@ -1,4 +1,4 @@
-"""How the training groups of a run stand in a SQLite store: which wait, and which were left."""
+"""SQL queries for the training groups of a SQLite store: the waiting ones, and those that a resumed run repeats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ QUEUE = """
     WHERE run_id = ? AND state IN ('open', 'ready') AND is_eval = 0
     ORDER BY idx
 """
-"""Training groups of a run that wait to be taken."""
+"""Select the training groups of a run that wait to be taken."""
 
 LEFT = """
     WITH
@@ -21,8 +21,10 @@ LEFT = """
     SELECT idx, sum(state = 'dropped' AND version < (SELECT max(version) FROM live)) FROM groups
     WHERE run_id = ?1 AND is_eval = 0 AND idx < ?3 AND idx NOT IN consumed GROUP BY idx
 """
-"""Indices that were submitted and not consumed, with the groups that were dropped by then, those of voided steps not
-counted."""
+"""Select the indices that were submitted and not consumed, each with the number of its groups that were dropped.
+
+A dropped group counts only if it was submitted before the last live step published its version.
+"""
 
 
 @attrs.frozen
@@ -37,5 +39,5 @@ class WaitingGroup:
 
     @property
     def ready(self) -> bool:
-        """Whether it may be taken."""
+        """Whether the group may be taken."""
         return self.state == "ready"

@@ -1,4 +1,7 @@
-"""Values to rows and back: token arrays as binary, messages as JSON, nothing lost but logprobs beyond f32."""
+"""Conversion between values and rows of a SQLite store: token ids and logprobs as binary, messages as JSON.
+
+The round trip is exact, except that logprobs are rounded to 32-bit floats.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Table:
-    """A table's name and those of its columns that a value goes to and comes from, in order."""
+    """A table's name and the columns that the `…_row` and `…_from` functions use, in their order."""
 
     name: str
     columns: str
 
     @property
     def select(self) -> str:
-        """`SELECT` of the columns, still without a condition."""
+        """`SELECT` statement of the columns, without a condition."""
         return f"SELECT {self.columns} FROM {self.name}"  # noqa: S608 - both are constants of this module
 
     @property
     def insert(self) -> str:
-        """`INSERT` of one row."""
+        """`INSERT` statement of one row."""
         values = ", ".join("?" * (self.columns.count(",") + 1))
         return f"INSERT INTO {self.name} ({self.columns}) VALUES ({values})"  # noqa: S608 - both are constants
 
@@ -51,7 +54,7 @@ INTERACTIONS = Table(
     "witness, retry_key, started_at, finished_at",
 )
 TOOLS = INTERACTIONS.columns.split(", ").index("tools")
-"""Position of an interaction's tools' key."""
+"""Position of the column `tools` in a row of `INTERACTIONS`: the key of the row that holds the tools."""
 SESSIONS = Table(
     "sessions",
     "record_id, run_id, group_id, task_id, key_hash, token_hash, seed_key, policy, opened_at, state, rewards",
@@ -65,15 +68,18 @@ _SAMPLING_DEFAULTS = [(field.name, field.default) for field in attrs.fields(Samp
 
 
 def to_json(value: object, what: str) -> str:
-    """Encode `value` exactly, NaN and lone surrogates too; `UnstorableError` naming `what` if that is impossible."""
+    """Encode `value` exactly, including NaN and lone surrogates; raise `UnstorableError` naming `what` otherwise."""
     try:
         return json.dumps(value, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise UnstorableError(f"{what} cannot be stored: {error}; expected values that JSON has") from error
+        raise UnstorableError(f"{what} cannot be stored: {error}; expected values that JSON can represent") from error
 
 
 def to_json_fast(value: object, what: str) -> str:
-    """Encode what came over HTTP as `to_json` would, in a tenth of the time; what orjson cannot, `to_json` may."""
+    """Encode a value that came over HTTP with orjson, in a tenth of the time of `to_json`, which is the fallback.
+
+    Such a value came from JSON, so it holds no NaN, which orjson would turn into null.
+    """
     try:
         return orjson.dumps(value).decode()
     except TypeError:
@@ -84,17 +90,18 @@ def _from_json(value: str) -> Any:
     """Decode what `to_json_fast` encoded."""
     try:
         return orjson.loads(value)
-    except orjson.JSONDecodeError:  # lone surrogates
+    # orjson refuses lone surrogates, which the standard library reads and writes.
+    except orjson.JSONDecodeError:
         return json.loads(value)
 
 
 def text(value: str) -> str:
-    """`value` with what UTF-8 cannot hold escaped: the messages of errors may quote any bytes."""
+    """Escape the characters that UTF-8 cannot encode; messages of errors may quote arbitrary bytes."""
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()
 
 
 def run_row(run: RunRow) -> tuple[object, ...]:
-    """Columns of a run."""
+    """Convert a run to the columns of `RUNS`."""
     what = f"run '{run.id}'"
     config, components = to_json(dict(run.config), what), to_json(dict(run.components), what)
     return (run.id, run.created_at, run.status, config, components, text(run.error))
@@ -114,7 +121,7 @@ def run_from(row: Sequence[Any]) -> RunRow:
 
 
 def task_row(run_id: str, task: Task, task_set: str) -> tuple[object, ...]:
-    """Columns of a task."""
+    """Convert a task to the columns of `TASKS`."""
     data = to_json(dict(task.data), f"task '{task.id}'")
     return (run_id, task_set, task.id, data, task.answer, task.scorer, task.answer_schema)
 
@@ -126,7 +133,7 @@ def task_from(row: Sequence[Any]) -> Task:
 
 
 def record_row(record: Record) -> tuple[object, ...]:
-    """Columns of a record."""
+    """Convert a record to the columns of `RECORDS`."""
     return (
         record.id,
         record.run_id,
@@ -172,7 +179,7 @@ def record_from(row: Sequence[Any]) -> Record:
 
 
 def interaction_row(run_id: str, interaction: Interaction, tools: bytes | None) -> tuple[object, ...]:
-    """Columns of an interaction; `tools` is the key of its tools' own row."""
+    """Convert an interaction to the columns of `INTERACTIONS`; `tools` is the key of the row that holds its tools."""
     what = f"interaction {interaction.id}"
     return (
         run_id,
@@ -234,7 +241,7 @@ def interaction_from(row: Sequence[Any], tools: Mapping[bytes | None, Tools]) ->
 
 
 def session_row(session: SessionRow) -> tuple[object, ...]:
-    """Columns of a session."""
+    """Convert a session to the columns of `SESSIONS`."""
     what = f"the session of record {session.record_id}"
     return (
         session.record_id,
@@ -281,7 +288,7 @@ def names_from(value: str) -> list[str]:
 
 
 def step_row(step: StepRow) -> tuple[object, ...]:
-    """Columns of a step."""
+    """Convert a step to the columns of `STEPS`."""
     metrics = to_json(dict(step.metrics), f"step {step.step}")
     groups, records = json.dumps(list(step.groups)), json.dumps(list(step.records))
     return (step.run_id, step.step, step.version, groups, records, metrics, step.voided)
@@ -302,7 +309,7 @@ def step_from(row: Sequence[Any]) -> StepRow:
 
 
 def _sampling_to(sampling: Sampling) -> dict[str, object]:
-    """Keep what differs from the defaults."""
+    """Return the sampling settings that differ from the defaults, to keep rows short."""
     kept = {name: value for name, default in _SAMPLING_DEFAULTS if (value := getattr(sampling, name)) != default}
     return kept if sampling.grammar is None else {**kept, "grammar": attrs.asdict(sampling.grammar)}
 
@@ -316,9 +323,9 @@ def _sampling_from(value: str) -> Sampling:
     return Sampling(**kept)
 
 
-# struct, not array: half the time, little endian everywhere, and unpacking gives the tuple that we want.
+# struct instead of array: it takes half the time, is little endian on every machine, and unpacks to a tuple.
 def _pack(kind: str, values: Sequence[Any], what: str) -> bytes:
-    """Four bytes for each value."""
+    """Pack each value into four bytes."""
     try:
         return struct.pack(f"<{len(values)}{kind}", *values)
     except (struct.error, OverflowError) as error:

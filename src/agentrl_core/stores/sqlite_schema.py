@@ -1,4 +1,4 @@
-"""The tables of a SQLite store, and how files of earlier versions get what they lack."""
+"""Tables of a SQLite store, and the upgrade of files that an earlier version wrote."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator
 
-APPLICATION_ID = 0x41475254  # "AGRT" in the file's header: how `file` and we tell the file from a foreign database
+# "AGRT" in the file's header, by which `file` and this package tell a store from another program's database.
+APPLICATION_ID = 0x41475254
 SCHEMA_VERSION = 4
-"""1: runs to versions. 2: sessions; which API and provider an interaction went by. 3: details of scores. 4: tasks by
-their set."""
+"""Number of the layout below. 1: the tables from runs to versions. 2: sessions, and the API and the upstream of an
+interaction. 3: details of scores. 4: tasks by task set."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -150,12 +151,15 @@ _NEW_COLUMNS = {
     "records": {"score_details": "'{}'", "task_set": "'train'"},
     "tasks": {"task_set": "'train'"},
 }
-"""Columns that earlier versions lacked, and what is true of their rows: one task of each id was kept, whichever set it
-came from first, and records of all sets are shown with it."""
+"""Table -> columns that earlier versions lacked -> SQL default for their rows.
+
+Earlier versions kept one task per id, that of the first set to have it, and showed the records of all sets with it.
+Those tasks and records therefore count as `train`.
+"""
 
 
 def create(connection: sqlite3.Connection) -> None:
-    """Make the tables and sign the file."""
+    """Create the tables and write the application id and the schema version into the file's header."""
     for statement in (*_statements(_TABLES), *_statements(_TASKS), *_statements(_SESSIONS)):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -163,15 +167,17 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def is_old(connection: sqlite3.Connection) -> bool:
-    """Whether a file of ours is of an earlier version."""
+    """Return whether a store's file has an earlier schema version."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return bool(version < SCHEMA_VERSION)
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Give an old file what it lacks, in the transaction of the caller."""
-    if not is_old(connection):  # another process came first
+    """Add the tables and columns that an old file lacks, in the transaction of the caller."""
+    # The caller checked this before it had the write lock; another process may have upgraded the file meanwhile.
+    if not is_old(connection):
         return
+    # First of all, because the new table already has the column `task_set`.
     if _missing(connection, "tasks"):
         _rekey_tasks(connection)
     for table in _NEW_COLUMNS:
@@ -184,9 +190,13 @@ def upgrade(connection: sqlite3.Connection) -> None:
 
 
 def patch(connection: sqlite3.Connection) -> None:
-    """Let a connection that may not write see an old file as if it were upgraded."""
+    """Make a read-only connection see an old file as if it were upgraded.
+
+    The views and the table are temporary, so they belong to the connection and leave the file unchanged.
+    """
     for table in _NEW_COLUMNS:
         columns = "".join(f", {default} AS {column}" for column, default in _missing(connection, table))
+        # The queries of the store order by rowid, which a view has only if it selects it.
         if columns:
             connection.execute(f"CREATE TEMP VIEW {table} AS SELECT rowid AS rowid, *{columns} FROM main.{table}")  # noqa: S608 - constants
     if not _has_sessions(connection):
@@ -194,7 +204,7 @@ def patch(connection: sqlite3.Connection) -> None:
 
 
 def _rekey_tasks(connection: sqlite3.Connection) -> None:
-    """Let tasks of several sets have one id; SQLite changes the key of a new table only."""
+    """Copy the tasks into a table whose key includes the task set; SQLite cannot change the key of a table."""
     columns = "id, data, answer, scorer, answer_schema"
     connection.execute("ALTER TABLE tasks RENAME TO tasks_by_id")
     connection.execute(next(_statements(_TASKS)))

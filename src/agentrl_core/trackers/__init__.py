@@ -1,1 +1,1 @@
-"""Where a run's numbers go."""
+"""Trackers: receivers of a run's metrics and events, such as the terminal, a JSONL file and a reward curve."""

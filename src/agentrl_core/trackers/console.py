@@ -1,4 +1,4 @@
-"""A run on the terminal: a row per step, loud warnings, a summary at the end."""
+"""The tracker `console`: prints a row per step, warnings and a summary to the terminal, a file or a pipe."""
 
 from __future__ import annotations
 
@@ -29,34 +29,35 @@ if TYPE_CHECKING:
     from agentrl_core.api.trackers import Activity, EvalReport, RunInfo, RunSummary, StepReport
 
 _NORMAL_95 = 1.96
-"""Standard errors to each side of a mean that hold 95 % of a normal distribution."""
-_HEADER_EVERY = 20  # rows, so that the columns' names stay in view
+"""Half width of a 95 % confidence interval of a normal distribution, in standard errors."""
+_HEADER_EVERY = 20
+"""Number of rows after which the header is printed again, so that it stays in view."""
 _HEARTBEAT_S = 30.0
-"""Longest silence in a file or pipe."""
+"""Longest time without a line in a file or pipe."""
 _COMPARED_STEPS = 3
-"""Steps at each end of a run whose mean rewards the summary compares."""
+"""Number of steps at each end of a run whose mean rewards the summary compares."""
 
 
 @attrs.frozen
 class _Column:
-    """One number of a step's row."""
+    """One column of the table of steps."""
 
     title: str
     width: int
     rank: int
-    """Order of removal where the terminal is narrow: the highest rank goes first."""
+    """Order of removal on a narrow terminal: the highest rank is removed first."""
     cell: Callable[[StepReport], str]
     meaning: str = ""
-    """Explanation of a title that does not explain itself."""
+    """Explanation of the title, printed once above the table; empty for a clear title."""
 
 
 def _number(name: str, form: str) -> Callable[[StepReport], str]:
-    """Make a cell of one metric; `-` where the step did not report it."""
+    """Return a function that formats one metric of a step, or `-` if the step did not report it."""
     return lambda step: format(step.metrics[name], form) if name in step.metrics else "-"
 
 
 def _signal(step: StepReport) -> str:
-    """Write how many groups taught something, of all."""
+    """Format the number of groups with different rewards and the number of all groups, as `5/16`."""
     names = ("rollout/groups_with_signal", "rollout/groups")
     return "/".join(f"{step.metrics[name]:.0f}" if name in step.metrics else "-" for name in names)
 
@@ -68,7 +69,7 @@ _COLUMNS = (
     _VERSION,
     _Column("lag", 5, 8, _number("rollout/lag_mean", ".1f")),
     _Column("reward", 7, 1, _number("reward/mean", ".3f")),
-    _Column("signal", 8, 2, _signal, "groups whose records got different rewards, of all; the others teach nothing"),
+    _Column("signal", 8, 2, _signal, "groups with different rewards / all groups; equal rewards teach nothing"),
     _Column("tools/ep", 9, 7, _number("rollout/tool_calls_per_episode", ".2f")),
     _Column("tokens/s", 10, 5, _number("rollout/tokens_per_s", ",.0f")),
     _Column("entropy", 8, 4, _number("loss/entropy", ".3f")),
@@ -87,11 +88,11 @@ _SUPERVISED_COLUMNS = (
     _Column("tokens/s", 10, 8, _number("train/tokens_per_s", ",.0f")),
     _Column("s/step", 7, 2, _number("time/step_s", ".2f")),
 )
-"""Of a run that samples nothing."""
+"""Columns of a supervised fine-tuning, which samples nothing."""
 
 
 def _fitting(columns: tuple[_Column, ...], width: int) -> tuple[_Column, ...]:
-    """Leave out the least important columns until the others fit."""
+    """Remove the least important columns until the others fit into `width`."""
     while len(columns) > 1 and sum(column.width for column in columns) > width:
         last = max(columns, key=lambda column: column.rank)
         columns = tuple(column for column in columns if column is not last)
@@ -99,22 +100,24 @@ def _fitting(columns: tuple[_Column, ...], width: int) -> tuple[_Column, ...]:
 
 
 class _Output(Console):
-    """Standard output, whose reader may go before the run does (`agentrl run … | head`)."""
+    """Standard output, whose reader may end before the run does (`agentrl run … | head`)."""
 
     def on_broken_pipe(self) -> None:
-        """Fall silent, and stop the run with a word on stderr: rich would end the process without one."""
+        """Print nothing more, and stop the run with a RunError."""
+        # rich redirects standard output to nowhere, which is wanted, and then exits without a message, which is not.
         with contextlib.suppress(SystemExit):
             super().on_broken_pipe()
         raise RunError(
-            "nobody reads the run's output any more: the pipe that it was printed to is closed. Print to a file, or "
-            f"leave `console` out of trackers; go on from the newest checkpoint with `{command_line('runs', 'resume')}`"
+            "the run's output has no reader any more: the pipe that it was written to is closed. Fix: write to a file, "
+            "or leave `console` out of trackers; continue from the newest checkpoint with "
+            f"`{command_line('runs', 'resume')}`"
         )
 
 
 class ConsoleTracker:
-    """Prints one row per step: above a line of progress on a terminal; into a file or pipe, plain lines.
+    """Tracker that prints one row per step, on a terminal above a progress line.
 
-    What goes to a file or pipe has all columns, and a line about the present after 30 s of silence.
+    In a file or pipe, the rows have all columns, and a line about the progress follows after 30 s without output.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class ConsoleTracker:
         self._supervised = False
 
     def watch(self, look: Callable[[], Activity]) -> None:
-        """Begin to show what happens between two events."""
+        """Start the progress line, or in a file or pipe the thread that prints progress."""
         self._look = look
         if self._console.is_terminal:
             self._live = Live(_Line(look, self._pace), console=self._console, transient=True, refresh_per_second=2)
@@ -148,13 +151,13 @@ class ConsoleTracker:
         self._print(message)
 
     def run_started(self, run: RunInfo) -> None:
-        """Say what starts, and where it is kept."""
+        """Print the run's name and directory."""
         self._components, self._supervised = run.components, run.command == "sft"
         self._warm_starts = bool(run.config.get("warm_start"))
         self._print(f"run {run.name} in {_near(Path(run.directory))}", style="bold")
 
     def evaluated(self, report: EvalReport) -> None:
-        """Print the mean reward, or loss, of each set."""
+        """Print the mean reward, or the loss, of each set."""
         if report.losses:
             told = ", ".join(f"{name} {loss:.4f}" for name, loss in report.losses.items())
             self._print(f"held-out loss after step {report.step}: {told}", style="cyan")
@@ -163,7 +166,7 @@ class ConsoleTracker:
         self._print(f"evaluation after step {report.step}: {', '.join(sets)}", style="cyan")
 
     def step_finished(self, report: StepReport) -> None:
-        """Print the step's row, and a warning where it taught nothing."""
+        """Print the step's row, and a warning if no group had different rewards."""
         self._pace.step_finished(report.metrics.get("time/step_s"))
         if "reward/mean" in report.metrics:
             self._rewards[report.step] = report.metrics["reward/mean"]
@@ -188,13 +191,13 @@ class ConsoleTracker:
             self._print(f"  {label:<20} {value}")
 
     def close(self) -> None:
-        """Remove the line of progress; idempotent."""
+        """Remove the progress line; further calls do nothing."""
         self._closed.set()
         if self._live is not None:
             self._live.stop()
 
     def beat(self) -> float:
-        """Print what happens now if nothing was printed for long; return the seconds until the next look."""
+        """Print the progress if nothing was printed for `_HEARTBEAT_S`; return the seconds until the next call."""
         due_s = self._printed_at + _HEARTBEAT_S - self._clock()
         if due_s > 0 or self._look is None:
             return max(due_s, 0.0)
@@ -202,8 +205,9 @@ class ConsoleTracker:
         return _HEARTBEAT_S
 
     def _keep_talking(self) -> None:
-        """Print into a file or pipe again and again; a reader who has gone is told by the main thread's next line."""
+        """Print the progress into a file or pipe until the tracker is closed."""
         due_s = self.beat()
+        # Of a closed pipe the main thread hears when it prints its next line; an error here would stop nothing.
         with contextlib.suppress(RunError):
             while not self._closed.wait(due_s):
                 due_s = self.beat()
@@ -216,13 +220,14 @@ class ConsoleTracker:
             for column in columns:
                 if column.meaning:
                     self._print(f"{column.title}: {column.meaning}", style="dim")
+        # The columns change when the user resizes the terminal.
         if self._rows % _HEADER_EVERY == 0 or columns != self._shown:
             self._print("".join(column.title.rjust(column.width) for column in columns), style="bold")
         self._rows, self._shown = self._rows + 1, columns
         self._print("".join(column.cell(report).rjust(column.width) for column in columns))
 
     def _summary_rows(self, summary: RunSummary) -> list[tuple[str, str]]:
-        # Not `summary.error`: it is raised, and whoever called the run prints it, after this.
+        # `summary.error` is left out: it is raised after this, and the caller of the run prints it.
         rows = [(f"reward on {name}", text) for name, text in _before_and_after(summary.evals).items()]
         if text := _first_and_last(self._rewards):
             rows.append(("training reward", text))
@@ -234,23 +239,26 @@ class ConsoleTracker:
         rows.append(("CPU seconds", f"{' + '.join(parts)} = {total:.1f}" if parts else "-"))
         directory = Path(summary.directory)
         picture = directory / PICTURE_NAME
+        # The tracker `curve` may draw its picture after this summary is printed.
         will_exist = "trackers:curve" in self._components and bool(self._rewards or summary.evals)
         if not self._supervised and (picture.exists() or will_exist):
             rows.append(("reward curve", _near(picture)))
+        # Commands find a run by its name only in the folder `runs`; elsewhere they need its path.
         run = summary.name if directory.parent == Path("runs").resolve() else _near(directory)
         rows += _model_rows(directory / "checkpoints", warm_starts=self._warm_starts)
         if not self._supervised:
             rows.append(("episodes", command_line("trace", "list", run)))
         if summary.status != "finished":
-            rows.append(("go on", command_line("runs", "resume", run)))
+            rows.append(("resume it", command_line("runs", "resume", run)))
         return rows
 
     def _sampling_rows(self, summary: RunSummary) -> list[tuple[str, str]]:
-        """What became of the episodes."""
+        """Return the rows about the episodes: records, groups, LLM calls and token fidelity."""
         outcomes = sorted(summary.outcomes.items(), key=lambda item: -item[1])
         rows = []
         rows.append(("records", ", ".join(f"{name} {count:,}" for name, count in outcomes) or "none"))
-        if len(summary.groups) > 1:  # more to tell than how many were sampled
+        # If all groups were sampled and used, the number of records says enough.
+        if len(summary.groups) > 1:
             rows.append(("groups", ", ".join(f"{name} {count:,}" for name, count in summary.groups.items() if count)))
         rows.append(("LLM calls", f"{summary.llm_calls:,}"))
         if summary.trained_tokens:
@@ -259,25 +267,25 @@ class ConsoleTracker:
         return rows
 
     def _print(self, text: str, *, style: str | None = None) -> None:
-        """Print one line, never wrapped: it may be read by a program."""
+        """Print one line without wrapping it, because a program may read it."""
         self._printed_at = self._clock()
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 @attrs.frozen
 class _Line:
-    """The line below the rows, made anew whenever the terminal is drawn."""
+    """Progress line below the rows, computed again whenever the terminal is drawn."""
 
     look: Callable[[], Activity]
     pace: Pace
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Text]:
-        """Fit the line into the terminal."""
+        """Yield the progress as one line of the terminal's width."""
         yield Text(bar_line(self.look(), self.pace, options.max_width), no_wrap=True, overflow="crop")
 
 
 def _first_and_last(rewards: Mapping[int, float]) -> str:
-    """Compare the first steps' mean reward with that of the last ones; empty where there is nothing to compare."""
+    """Compare the mean reward of the first steps with that of the last steps; empty for fewer than two steps."""
     if len(rewards) < 2:  # noqa: PLR2004
         return ""
     steps = sorted(rewards)
@@ -288,9 +296,10 @@ def _first_and_last(rewards: Mapping[int, float]) -> str:
 
 
 def _model_rows(checkpoints: Path, *, warm_starts: bool) -> list[tuple[str, str]]:
-    """Say where the trained model is, and what can be done with it.
+    """Return the rows about the trained model: its folder, and commands that serve it, load it or train it further.
 
-    `warm_starts`: whether the run began with demonstrations, which would undo the training if they came again.
+    `warm_starts` says that the run began with demonstrations. A further training must not repeat them, because they
+    would undo the first one.
     """
     found = {
         int(match[1]): path for path in checkpoints.glob("step-*") if (match := re.fullmatch(r"step-(\d+)", path.name))
@@ -299,7 +308,7 @@ def _model_rows(checkpoints: Path, *, warm_starts: bool) -> list[tuple[str, str]
         return [("checkpoints", f"none in {_near(checkpoints)}")]
     model = _near(found[max(found)])
     if not max(found):
-        return [("untrained model", f"{model}, as no step was finished")]
+        return [("untrained model", f"{model} (no step was finished)")]
     overrides = [f"model.path={found[max(found)].resolve()}", *(["warm_start=null"] if warm_starts else [])]
     return [
         ("trained model", f"{model}, a Hugging Face directory"),
@@ -310,14 +319,14 @@ def _model_rows(checkpoints: Path, *, warm_starts: bool) -> list[tuple[str, str]
 
 
 def _records(report: EvalReport, name: str) -> str:
-    """Write how many records a mean is over, and how many are missing from it."""
+    """Format the number of records of a mean, and the number of all records if some failed."""
     failed = report.failed.get(name, 0)
     scored = report.records[name]
     return f"{scored} of {scored + failed} records" if failed else f"{scored} records"
 
 
 def _before_and_after(evals: tuple[EvalReport, ...]) -> dict[str, str]:
-    """Name of each task set -> its first and its last reward."""
+    """Return the first and the last mean reward of each task set, by its name."""
     texts = {}
     for name in dict.fromkeys(name for report in evals for name in report.rewards):
         reports = [report for report in evals if name in report.rewards]
@@ -329,7 +338,7 @@ def _before_and_after(evals: tuple[EvalReport, ...]) -> dict[str, str]:
 
 
 def _losses_before_and_after(evals: tuple[EvalReport, ...]) -> dict[str, str]:
-    """Name of each set of chats -> its first and its last loss."""
+    """Return the first and the last loss of each set of chats, by its name."""
     texts = {}
     for name in dict.fromkeys(name for report in evals for name in report.losses):
         first, last = (found := [report for report in evals if name in report.losses])[0], found[-1]
@@ -340,19 +349,19 @@ def _losses_before_and_after(evals: tuple[EvalReport, ...]) -> dict[str, str]:
 
 
 def _mean(report: EvalReport, name: str) -> str:
-    """Write a mean reward with half of its confidence interval of 95 %."""
+    """Format a mean reward with the half width of its 95 % confidence interval."""
     error = report.errors.get(name, math.nan)
     half = f" ± {_NORMAL_95 * error:.3f}" if math.isfinite(error) else ""
     return f"{report.rewards[name]:.3f}{half}"
 
 
 def _near(path: Path) -> str:
-    """Shorten the path where it lies under the working directory."""
+    """Return the path relative to the working directory if it lies there, else the path itself."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _duration(seconds: float) -> str:
-    """Write hours, minutes and seconds."""
+    """Format a duration as `2 h 1 min`, `3 min 4 s` or `5 s`, rounded up."""
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

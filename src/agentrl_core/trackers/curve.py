@@ -1,4 +1,4 @@
-"""Reward curves as pictures: `reward.png` in a run's folder, and several runs side by side."""
+"""The tracker `curve`: draws `reward.png` in a run's directory; also a picture of several runs side by side."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MARKERS = ("o", "s", "D", "^")
 
 
 class CurveTracker:
-    """Draws the training reward of each step and the evaluations; at the end, and every `every` steps before.
+    """Tracker that draws the training rewards and the evaluations every `every` steps and at the end.
 
-    A resumed run's picture goes back to its start, as far as `metrics.jsonl` tells.
+    The picture of a resumed run begins at the run's first step, as far as `metrics.jsonl` has its events.
     """
 
     def __init__(self, *, run_dir: Path, every: int = 20, window: int = 9) -> None:
@@ -34,18 +34,18 @@ class CurveTracker:
             raise ValueError(f"CurveTracker: expected every and window of at least 1, got {every} and {window}")
         self.path = Path(run_dir) / PICTURE_NAME
         self.every = every
-        """Steps between two pictures while the run goes on."""
+        """Number of steps between two pictures during the run."""
         self.window = window
-        """Steps of the moving average, which is centred."""
+        """Number of steps of the centred moving average."""
         self._title = ""
         self._rewards: dict[int, float] = {}
         self._evals: dict[int, Mapping[str, float]] = {}
 
     def notice(self, message: str) -> None:
-        """Nothing: the picture has no text."""
+        """Do nothing: the picture has no text."""
 
     def run_started(self, run: RunInfo) -> None:
-        """Take up what an earlier process of this run reported."""
+        """Read the rewards that an earlier process of this run has reported."""
         self._title = run.name
         for event in read_events(self.path.parent / FILE_NAME):
             if event.get("event") == "step_finished":
@@ -58,7 +58,7 @@ class CurveTracker:
         self._add_eval(report.step, report.rewards)
 
     def step_finished(self, report: StepReport) -> None:
-        """Keep the step's reward; draw now and then."""
+        """Keep the step's reward; draw a picture every `every` steps."""
         self._add_step(report.step, report.metrics.get("reward/mean"))
         if report.step % self.every == 0:
             self._draw()
@@ -68,7 +68,7 @@ class CurveTracker:
         self._draw()
 
     def close(self) -> None:
-        """Nothing is left open between two pictures."""
+        """Do nothing: no file is open between two pictures."""
 
     def _add_step(self, step: int, reward: float | None) -> None:
         self._forget_after(step)
@@ -80,18 +80,20 @@ class CurveTracker:
         self._evals[step] = rewards
 
     def _forget_after(self, step: int) -> None:
-        """Drop what was reported of later steps: a resumed run takes them again."""
+        """Drop the values of later steps, which a resumed run repeats."""
         self._rewards = {earlier: value for earlier, value in self._rewards.items() if earlier <= step}
         self._evals = {earlier: value for earlier, value in self._evals.items() if earlier <= step}
 
     def _draw(self) -> None:
-        """Write the picture, whole or not at all; nothing where there is nothing to show."""
+        """Write the picture, unless there are no values yet."""
         if not (self._rewards or self._evals):
             return
+        # `Figure` instead of pyplot, which keeps every figure alive and may choose a window system.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(9, 4.5), dpi=100, layout="constrained")  # 900 x 450 pixels
+        # 900 x 450 pixels.
+        figure = Figure(figsize=(9, 4.5), dpi=100, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         self._plot_training(axes)
@@ -111,6 +113,7 @@ class CurveTracker:
         names = sorted({name for rewards in self._evals.values() for name in rewards})
         for number, name in enumerate(names):
             points = sorted((step, rewards[name]) for step, rewards in self._evals.items() if name in rewards)
+            # Without `clip_on=False` the border of the axes would cut the markers of the first and last evaluation.
             axes.plot(
                 [step for step, _ in points],
                 [reward for _, reward in points],
@@ -126,9 +129,10 @@ class CurveTracker:
 
 
 def draw_side_by_side(curves: Mapping[str, Sequence[float]], path: Path, *, window: int = 5) -> None:
-    """Draw the rewards of several runs' steps into one picture: each in a panel of its own, the others behind it.
+    """Draw the rewards of several runs into one picture: a panel per run, with the other runs in grey behind it.
 
-    `curves`: title of a panel -> mean reward of each step. The lines are centred moving averages of `window` steps.
+    `curves` maps the title of a panel to the mean reward of each step. The lines are centred moving averages of
+    `window` steps.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -149,7 +153,7 @@ def draw_side_by_side(curves: Mapping[str, Sequence[float]], path: Path, *, wind
 
 
 def _write(figure: Figure, path: Path) -> None:
-    """Write a picture, whole or not at all."""
+    """Write a picture; replace an old one only when the new one is complete."""
     unfinished = path.with_suffix(".tmp")
     try:
         figure.savefig(unfinished, format="png")
@@ -159,7 +163,7 @@ def _write(figure: Figure, path: Path) -> None:
 
 
 def _dress(axes: Axes, title: str) -> None:
-    """Add title, labels, a light grid, and a scale that shows all of [0, 1] where the rewards lie in it."""
+    """Add title, labels and a light grid; show all of [0, 1] if the rewards lie in it."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(title, loc="left", color=_INK, fontweight="bold")
@@ -180,7 +184,7 @@ def _dress(axes: Axes, title: str) -> None:
 
 
 def _moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Average each value with its neighbours, `window` in all; fewer at the ends."""
+    """Return the mean of each value and its neighbours, `window` values in all, fewer at the ends."""
     before, after = (window - 1) // 2, window // 2
     means = []
     for index in range(len(values)):

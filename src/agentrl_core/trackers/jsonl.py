@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: one event per line in the run's folder, appended on resume."""
+"""The tracker `jsonl`: appends one event per line to `metrics.jsonl` in the run's directory; also reads that file."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ FILE_NAME = "metrics.jsonl"
 
 
 class JsonlTracker:
-    """Writes `metrics.jsonl`: `event` (run_started, evaluated, step_finished, run_finished), `time` and its fields.
+    """Tracker that writes `metrics.jsonl`: per line `event`, `time` and the fields of the event's report.
 
-    Each line is handed to the operating system before the call returns. Values that JSON has no form for
-    (NaN, infinities) are null.
+    Events are run_started, evaluated, step_finished and run_finished. A resumed run appends to the file. Each line is
+    passed to the operating system before the call returns, so it survives a killed process. NaN and infinities, which
+    JSON does not have, become null.
     """
 
     def __init__(self, *, run_dir: Path) -> None:
         self.path = Path(run_dir) / FILE_NAME
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: each line goes to the operating system in one write, and a full disk shows at once.
             self._file = open(self.path, "ab", buffering=0, opener=private_opener)  # noqa: SIM115 - `close` does
             self._torn = _ends_inside_a_line(self.path)
         except OSError as error:
             raise RunError(f"{self.path}: cannot open: {error.strerror}") from error
 
     def notice(self, message: str) -> None:
-        """Nothing: what is said to a person is no metric."""
+        """Do nothing: notices are for people, and the file is for programs."""
 
     def run_started(self, run: RunInfo) -> None:
         """Write the run's name, config and components."""
@@ -58,14 +60,16 @@ class JsonlTracker:
         self._write("run_finished", summary)
 
     def close(self) -> None:
-        """Close the file; idempotent."""
+        """Close the file; further calls do nothing."""
         self._file.close()
 
     def _write(self, event: str, fields: Any) -> None:
         row = {"event": event, "time": time.time(), **attrs.asdict(fields)}
         line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+        # After a line that was cut short (killed process, full disk), begin a new one, so that no other line is lost.
         if self._torn:
-            line = b"\n" + line  # a cut line spoils no other
+            line = b"\n" + line
+        # True until the write has succeeded: an error may leave a part of the line.
         self._torn = True
         try:
             written = self._file.write(line)
@@ -77,7 +81,7 @@ class JsonlTracker:
 
 
 def _ends_inside_a_line(path: Path) -> bool:
-    """Whether the last line was cut short, by a killed process for one."""
+    """Return whether the last line was cut short, for example by a killed process."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False
@@ -86,7 +90,7 @@ def _ends_inside_a_line(path: Path) -> bool:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a `metrics.jsonl`; a line that a killed process cut short is passed over."""
+    """Yield the events of a `metrics.jsonl`; skip lines that a killed process cut short."""
     if not path.is_file():
         return
     with path.open("rb") as lines:

@@ -1,4 +1,4 @@
-"""Formats a run's current activity as one line: as wide as the terminal, or in words for a file."""
+"""Text of the progress line of `console`: the current activity as a bar for terminals or a sentence for files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from agentrl_core.api.trackers import Activity
 
 _NEWEST = 0.3
-"""Share of the newest step in the mean duration of a step, which later steps count for less and less in."""
+"""Weight of the newest step in the moving average of step durations; older steps count less and less."""
 _FIRST_SHARE = 0.05
-"""Share of the first step's episodes from which its end can be told."""
+"""Share of the first step's episodes that must be done before the remaining time is estimated from them."""
 _BAR = (8, 30)
-"""Fewest and most characters of a bar."""
+"""Smallest and largest number of characters of a bar."""
 
 
 class Pace:
-    """Estimates a run's speed and remaining time from its activities so far."""
+    """Estimator of a run's remaining time from the durations of its steps so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -28,7 +28,10 @@ class Pace:
         self._step_s: float | None = None
 
     def step_finished(self, own_s: float | None) -> None:
-        """Take note of a step's end; `own_s` is its own duration, which counts where none was seen before it."""
+        """Record the end of a step; `own_s` is its reported duration, used for the first step only.
+
+        Later steps count from the end of the previous step, so that saving and evaluating between them is included.
+        """
         now = self._clock()
         took = own_s if self._step_ended is None else now - self._step_ended
         if took is not None:
@@ -40,13 +43,15 @@ class Pace:
         return self._clock() - self.started
 
     def left_s(self, activity: Activity) -> float | None:
-        """Return the seconds that the remaining steps will take; None while nothing tells."""
+        """Return the estimated seconds until the last step ends; None while there is no basis for an estimate."""
         if not 0 < activity.step <= activity.steps:
             return None
         if self._step_s is not None:
             rest = max(0.0, self._step_s - activity.step_s)
             whole_rest = rest + self._step_s * (activity.steps - activity.step)
-            return whole_rest or None  # past what was expected of the last step
+            # 0 means that the last step takes longer than expected; then nothing is known.
+            return whole_rest or None
+        # No step has ended yet: extrapolate from the episodes of the first one.
         sampling = activity.phase == "sampling" and activity.total
         if not sampling or activity.done < max(1.0, _FIRST_SHARE * activity.total):
             return None
@@ -55,7 +60,7 @@ class Pace:
 
 
 def bar_line(activity: Activity, pace: Pace, width: int) -> str:
-    """Return the line for a terminal: no longer than `width`, what matters least left out first."""
+    """Return the line for a terminal, at most `width` characters long; the least important parts are dropped first."""
     step = f"step {activity.step}/{activity.steps}" if activity.step else ""
     counted = f" {activity.done}/{activity.total}" if activity.total else ""
     left, rate = pace.left_s(activity), _calls_per_s(activity)
@@ -70,6 +75,7 @@ def bar_line(activity: Activity, pace: Pace, width: int) -> str:
         "rate": f"{rate:.1f} calls/s" if rate else "",
         "so far": f"{clock_text(pace.so_far_s())} so far",
     }
+    # The first round, with the empty name, drops nothing.
     for name in ("", "so far", "newest", "unit", "rate", "failed", "left", "step"):
         parts[name] = ""
         line = " ".join(filter(None, parts.values()))
@@ -100,13 +106,13 @@ def sentence(activity: Activity, pace: Pace) -> str:
 
 
 def _calls_per_s(activity: Activity) -> float:
-    """Return the LLM calls that ended per second of this phase; 0 where it makes none, or has just begun."""
+    """Return the LLM calls per second of this phase; 0 if the phase makes none or began less than a second ago."""
     calling = activity.phase in {"sampling", "evaluating"} and activity.phase_s >= 1
     return activity.llm_calls / activity.phase_s if calling else 0.0
 
 
 def clock_text(seconds: float) -> str:
-    """Write a duration as m:ss or h:mm:ss."""
+    """Format a duration as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

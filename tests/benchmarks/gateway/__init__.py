@@ -1,1 +1,1 @@
-"""The parts of the gateway's benchmark: what is measured, what measures it, and who it is compared with."""
+"""Parts of the gateway's benchmark: measured servers, clients and upstream."""

@@ -1,4 +1,4 @@
-"""CPU per request of all servers side by side: the same upstream, client and conversations, by turns."""
+"""Comparison of the CPU time per request of all servers, with the same upstream, client and conversations."""
 
 from __future__ import annotations
 

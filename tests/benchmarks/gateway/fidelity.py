@@ -1,6 +1,6 @@
-"""Which fields and habits of the agents' APIs get through a server: the same requests to all, yes or no for each.
+"""Check of the fields and behaviours of the agents' APIs that pass through a server: yes or no for each.
 
-What may be in the reply or in the server's own record of the session counts in either place.
+All servers get the same requests. A value counts if it is in the reply or in the server's own record of the session.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The upstream that all proxies stand in front of: prepared replies over raw sockets, about 0.1 ms of CPU each.
+"""Upstream of all measured proxies: prepared replies over raw sockets, about 0.1 ms of CPU each.
 
-It answers chat completions as vLLM does, token ids and logprobs included, and Messages and Responses in short, for
-those proxies that pass them on as they come.
+It answers chat completions like vLLM, with token ids and logprobs. It also has short forms of Messages and Responses,
+for proxies that pass these requests on unchanged.
 """
 
 from __future__ import annotations

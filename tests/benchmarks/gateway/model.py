@@ -1,4 +1,7 @@
-"""A model directory without a model: a byte-level BPE of 32k tokens and a chat template, kept in build/benchmarks."""
+"""Model directory without weights for the gateway's benchmark: a 32k byte-level BPE and a chat template.
+
+It is kept in build/benchmarks.
+"""
 
 from __future__ import annotations
 

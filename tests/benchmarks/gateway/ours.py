@@ -1,4 +1,4 @@
-"""What a call costs in our gateway: turn 5, long histories, new prompts, streams, many sessions."""
+"""Costs of a call in agentrl's gateway: fifth turn, long histories, new prompts, streams, many sessions."""
 
 from __future__ import annotations
 

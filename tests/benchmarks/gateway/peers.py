@@ -1,7 +1,7 @@
-"""The servers that are compared: each in an environment of its own, all before the same upstream.
+"""Servers of other projects in the gateway's benchmark, each in its own environment, all with the same upstream.
 
-PyPI has litellm and verifiers. rLLM's gateway and agent-lightning's server are installed from a checkout:
-`AGENTRL_BENCH_RLLM` and `AGENTRL_BENCH_AGL` name it. agent-lightning wants Python 3.12: `AGENTRL_BENCH_PYTHON312`.
+litellm and verifiers come from PyPI. rLLM's gateway and agent-lightning's server are installed from a checkout, named
+by `AGENTRL_BENCH_RLLM` and `AGENTRL_BENCH_AGL`. agent-lightning needs Python 3.12: `AGENTRL_BENCH_PYTHON312`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server in a process of its own: started, asked by lines of JSON, its CPU seconds and memory read, ended."""
+"""Server process of a benchmark: controlled by JSON lines; its CPU seconds and memory are read from the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measured gateway's process: answers on its socket, and does on stdin's lines of JSON what a run would do."""
+"""Process of the measured gateway; JSON lines on stdin make it do what a run would do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations: what an agent sends, turn after turn, each with text of its own."""
+"""Conversations for the gateway's benchmark: requests of an agent turn by turn, each with its own text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serve verifiers' interception server as its rollouts do; runs in verifiers' environment, without this repository."""
+"""Verifiers' interception server as its rollouts use it; runs in verifiers' environment, without agentrl."""
 
 import asyncio
 import json

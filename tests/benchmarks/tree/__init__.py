@@ -1,1 +1,1 @@
-"""The parts of the trie's benchmark: what is trained, by whom, and how it grows with the tokens."""
+"""Parts of the token trie's benchmark: cases, trainers and growth with the number of tokens."""

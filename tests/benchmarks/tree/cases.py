@@ -1,6 +1,6 @@
-"""What agents leave behind to be trained: LLM calls that share much, little, or nothing. Token ids are random.
+"""Cases of the token trie's benchmark: sets of LLM calls that share much, little or nothing, with random token ids.
 
-Every call is a sample of its own, as a trainer has it that knows nothing of the others.
+Every call is a separate sample, as in a trainer that does not know the other calls.
 """
 
 from __future__ import annotations

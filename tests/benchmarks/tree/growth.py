@@ -1,4 +1,4 @@
-"""How time and memory grow with the tokens of a group: one layer, each cell in a process of its own."""
+"""Growth of time and memory with the tokens of a group: one layer, each cell in a new process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who trains the calls of a case: ours, and two that compute every call by itself. All from samples to gradients.
+"""Trainers of the token trie's benchmark: agentrl's, and two that compute every call separately.
 
-B calls, W tokens of the longest, N loss tokens.
+All of them go from samples to gradients. B calls, W tokens of the longest call, N loss tokens.
 """
 
 from __future__ import annotations

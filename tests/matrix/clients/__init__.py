@@ -1,4 +1,4 @@
-"""The clients of the matrix, in the order of its table."""
+"""Clients of the matrix, in the order of its table."""
 
 from .anthropic_messages import Anthropic
 from .langchain import LangChainAnthropic, LangChainOpenAI, LangChainOpenAIResponses

@@ -1,4 +1,4 @@
-"""Anthropic's SDK, Messages."""
+"""Matrix client for the Messages API in Anthropic's SDK."""
 
 from __future__ import annotations
 

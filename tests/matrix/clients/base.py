@@ -1,4 +1,4 @@
-"""What the matrix asks of a client: a conversation in the client's own words, and what its objects show of it."""
+"""Interface of the matrix clients: run a conversation in the client's own terms, and read the client's objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangChain's chat models: ChatOpenAI by either API, and ChatAnthropic."""
+"""Matrix client for LangChain's chat models: ChatOpenAI with both APIs, and ChatAnthropic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK: its runner loops, over its Responses model and over its chat model."""
+"""Matrix client for OpenAI's Agents SDK: its runner with the Responses model and with the chat model."""
 
 from __future__ import annotations
 

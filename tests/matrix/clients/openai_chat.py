@@ -1,4 +1,4 @@
-"""OpenAI's SDK, chat completions: awaited, and blocking."""
+"""Matrix client for chat completions in OpenAI's SDK, async and sync."""
 
 from __future__ import annotations
 

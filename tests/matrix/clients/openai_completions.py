@@ -1,4 +1,4 @@
-"""OpenAI's SDK, legacy completions: an agent that writes the chat template by itself."""
+"""Matrix client for legacy completions in OpenAI's SDK, with an agent that writes the chat template itself."""
 
 from __future__ import annotations
 

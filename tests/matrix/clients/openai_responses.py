@@ -1,4 +1,4 @@
-"""OpenAI's SDK, Responses API: with the whole input each time, and going on from `previous_response_id`."""
+"""Matrix client for the Responses API in OpenAI's SDK, with whole inputs and with `previous_response_id`."""
 
 from __future__ import annotations
 

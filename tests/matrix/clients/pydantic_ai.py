@@ -1,4 +1,4 @@
-"""Pydantic AI: its agent loops, over OpenAI's chat and Responses models and over Anthropic's."""
+"""Matrix client for Pydantic AI: its agents with OpenAI's chat and Responses models and with Anthropic's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""smolagents: its OpenAI model, and its ToolCallingAgent where there are tools."""
+"""Matrix client for smolagents: its OpenAI model, and its ToolCallingAgent in cases with tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers a name that another package registers too."""
+"""Sample plugin that registers a name of another package."""
 
 from agentrl_core import hookimpl
 

@@ -1,4 +1,4 @@
-"""The last number of the answer decides."""
+"""Sample scorer that is registered by an entry point; it compares the last number of the answer."""
 
 from agentrl_core import ScoreRequest
 

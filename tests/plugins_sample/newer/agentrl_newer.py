@@ -1,4 +1,4 @@
-"""Uses a hook argument that this agentrl-core does not have."""
+"""Sample plugin whose hook has an argument that this agentrl-core does not know."""
 
 from agentrl_core import hookimpl
 

@@ -1,4 +1,4 @@
-"""Agents in a file, run in this process, in workers of our interpreter, and in those of one without our packages."""
+"""Fixtures that run agents of a file in this process, in workers, and in workers of an interpreter without agentrl."""
 
 import subprocess
 import sys

@@ -1,6 +1,7 @@
-"""The kit that proves plugins: conformance suites, doubles and checks.
+"""Test kit for plugin authors: conformance suites for pytest, `check_…` functions for scripts, and fakes.
 
-Subclass a suite in your tests and give its fixtures; a suite cannot be weakened without `xfail(reason=…)`.
+Subclass a suite in your tests and define its fixtures. A subclass can switch off a test of its suite only with
+`xfail(reason=…)`.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on use: half of the kit needs torch, half of it pytest."""
+    """Import a name when it is first used: some modules of the kit need torch, others pytest."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Proof that agents of a framework are trained as they are: the suite that every adapter passes."""
+"""Conformance suite of adapters: agents of a framework run as workflows without a change to their code."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _SAID = "The answer is 4."
 
 
 class AdapterSuite(ConformanceSuite):
-    """What an adapter must make of an agent. Give the fixture `agent_factory`.
+    """Conformance tests of adapters; define the fixture `agent_factory`.
 
-    It returns a function without arguments that builds an agent just as a user of the framework would, with
-    nothing of agentrl in it: one that answers a conversation in a single LLM call when the policy calls no tool.
-    The package under test must be installed, so that its `adapt_agent` is found.
+    The fixture returns a function without arguments that builds an agent as a user of the framework would, without
+    any agentrl code. The agent answers a conversation in a single LLM call when the policy calls no tool. The package
+    under test must be installed, so that its hook `adapt_agent` is found.
 
     class TestCrew(AdapterSuite):
         @pytest.fixture
         def agent_factory(self):
             return lambda: Crew(model="gpt-5", tools=[add])
 
-    An agent that ends by a tool call has another `said`; one that puts a question in words of its own, `asked`.
+    Override `said` for an agent that ends by a tool call, and `asked` for an agent that rephrases its input.
     """
 
     said = _SAID
-    """What the policy says to everything: the agent's answer."""
+    """Reply of the policy to every prompt, and therefore the agent's answer."""
 
     def asked(self, question: str) -> str:
-        """Return the user message that the policy sees of a task whose message is `question`."""
+        """Return the user message that the policy sees for a task whose message is `question`."""
         return question
 
     @pytest.fixture
@@ -54,30 +54,30 @@ class AdapterSuite(ConformanceSuite):
 
     @pytest.fixture
     def registry(self) -> Registry:
-        """Return what the installed packages plug in."""
+        """Return the registry of the installed packages."""
         return load_registry()
 
     @pytest.fixture
     def rehearsal(self, tmp_path: Path) -> Any:
-        """Play episodes with a policy that always says the same."""
+        """Yield a rehearsal whose policy always gives the reply `said`."""
         rehearsal = Rehearsal(tmp_path / "rehearsal", lambda prompt: self.said)  # noqa: ARG005 - any
         yield rehearsal
         rehearsal.close()
 
     @pytest.fixture
     def adapted(self, agent_factory: Callable[[], object], registry: Registry, tmp_path: Path) -> ResolvedWorkflow:
-        """Return a built agent, adapted."""
+        """Return the workflow that the adapter makes of an agent object."""
         return resolve_workflow(agent_factory(), registry=registry, base_dir=tmp_path)
 
     @pytest.fixture
     def tasks(self) -> list[Task]:
-        """Return tasks whose question nobody else asks."""
+        """Return tasks with distinct questions."""
         return questions()
 
     def test_an_agent_object_answers_with_the_policy(
         self, rehearsal: Rehearsal, adapted: ResolvedWorkflow, tasks: Sequence[Task]
     ) -> None:
-        """The task's messages are the agent's input, and the policy's words its reply."""
+        """The task's messages are the agent's input, and the policy's text is the agent's reply."""
         (episode,) = rehearsal.play(adapted, tasks[:1])
         self._check_answered(episode, 0)
 
@@ -89,7 +89,7 @@ class AdapterSuite(ConformanceSuite):
         tasks: Sequence[Task],
         tmp_path: Path,
     ) -> None:
-        """A function that builds the agent may be named in its place."""
+        """A function that builds the agent works like the agent object."""
         made = resolve_workflow(lambda: agent_factory(), registry=registry, base_dir=tmp_path)  # noqa: PLW0108
         (episode,) = rehearsal.play(made, tasks[:1])
         self._check_answered(episode, 0)
@@ -97,14 +97,14 @@ class AdapterSuite(ConformanceSuite):
     def test_concurrent_records_reach_each_their_own_session(
         self, rehearsal: Rehearsal, adapted: ResolvedWorkflow, tasks: Sequence[Task]
     ) -> None:
-        """One agent object serves many records at once; none sees another's conversation."""
+        """One agent object serves many records at once, and no record sees the conversation of another."""
         for number, episode in enumerate(rehearsal.play(adapted, tasks)):
             self._check_answered(episode, number)
 
     def test_records_leave_nothing_behind_for_later_ones(
         self, rehearsal: Rehearsal, adapted: ResolvedWorkflow, tasks: Sequence[Task]
     ) -> None:
-        """No conversation, closed client or ended session is carried over, and a new event loop is no obstacle."""
+        """A later record inherits no conversation, closed client or ended session, also on a new event loop."""
         for number, task in enumerate(tasks[:3]):
             (episode,) = rehearsal.play(adapted, [task])
             self._check_answered(episode, number)
@@ -112,7 +112,7 @@ class AdapterSuite(ConformanceSuite):
     def test_a_call_that_fails_is_not_tried_again(
         self, rehearsal: Rehearsal, adapted: ResolvedWorkflow, tasks: Sequence[Task]
     ) -> None:
-        """The framework's own retries are off: a failed call ends the episode, and its error is the record's."""
+        """The framework's retries are off: a failed call ends the episode, and its error is in the record."""
         rehearsal.engine.refuse = True
         (episode,) = rehearsal.play(adapted, tasks[:1])
         assert episode.record.outcome is Outcome.FAILED, episode.record.detail
@@ -129,10 +129,11 @@ class AdapterSuite(ConformanceSuite):
         tasks: Sequence[Task],
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """Nothing of it goes on after its time limit."""
+        """After the time limit nothing of the agent is still running."""
         rehearsal.engine.silent = True
         (episode,) = rehearsal.play(adapted, tasks[:1], timeout_s=0.5)
         assert episode.record.outcome is Outcome.TIMED_OUT, episode.record.detail
+        # The runner logs a warning with these words about tasks that a cancelled agent does not end.
         assert "left behind" not in caplog.text
 
     def _check_answered(self, episode: Episode, number: int) -> None:
@@ -140,7 +141,7 @@ class AdapterSuite(ConformanceSuite):
 
 
 def questions() -> list[Task]:
-    """Make tasks that each ask something else."""
+    """Make tasks with distinct questions, so that a mixed-up conversation is noticed."""
     asked = ({"role": "user", "content": _question(number)} for number in range(_NUM_CONCURRENT))
     return [Task(id=f"t{n}", data={"id": f"t{n}", "messages": [message]}) for n, message in enumerate(asked)]
 
@@ -150,9 +151,10 @@ def _question(number: int) -> str:
 
 
 def check_answered(episode: Episode, number: int, said: str = _SAID, asked: Callable[[str], str] = str) -> None:
-    """Raise AssertionError unless the record was scored, and its one call shows its own question only.
+    """Raise AssertionError unless the record was scored and its only call contains its own question only.
 
-    `said` is the policy's reply, which may be a tool call; `asked` what an agent makes of a question.
+    `said` is the policy's reply, which may be a tool call. `asked` returns the user message that the agent makes of
+    a question.
     """
     assert episode.record.outcome is Outcome.SCORED, episode.record.detail
     assert len(episode.interactions) == 1, f"{len(episode.interactions)} LLM calls in one record, expected 1"

@@ -1,4 +1,4 @@
-"""Proof that an advantage estimator keeps its contract: `AdvantageSuite` for pytest, `check_advantage` for scripts."""
+"""Conformance tests of advantage estimators: `AdvantageSuite` for pytest, `check_advantage` for scripts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _STEPS: tuple[tuple[TrainedCall, ...], ...] = (
         for value, tokens, record in ((0.5, 7, 0), (0.25, 1, 0), (-0.5, 5, 1), (1e6, 2, 2), (-1.0, 90, 3), (-3.0, 1, 3))
     ),
 )
-"""What a step trains: nothing, a single call, calls that are equal, records of several calls and an outlier."""
+"""Calls of steps: no call, a single call, equal calls, records of several calls, and an outlier."""
 
 
 class AdvantageSuite(ConformanceSuite):
-    """What every advantage estimator must do. Give the fixture `estimator`."""
+    """Conformance tests of advantage estimators; define the fixture `estimator`."""
 
     @pytest.fixture
     def estimator(self) -> AdvantageEstimator:
@@ -45,40 +45,40 @@ class AdvantageSuite(ConformanceSuite):
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `estimator`")
 
     def test_every_record_gets_one_finite_number(self, estimator: AdvantageEstimator) -> None:
-        """Groups of one, equal rewards and huge ones included."""
+        """Also for groups of one record, equal rewards and huge rewards."""
         _check_finite(estimator)
 
     def test_every_turn_gets_one_finite_number(self, estimator: AdvantageEstimator) -> None:
-        """Records without a turn included."""
+        """Also in groups with a record that has no turn."""
         _check_turns(estimator)
 
     def test_a_record_of_one_turn_is_treated_as_a_record(self, estimator: AdvantageEstimator) -> None:
-        """Both forms agree where each record has one return."""
+        """Both methods agree if each record has one return."""
         _check_agreement(estimator)
 
     def test_the_order_of_the_records_does_not_matter(self, estimator: AdvantageEstimator) -> None:
-        """Reversed rewards give reversed advantages, and equal rewards equal ones."""
+        """Reversed rewards give reversed advantages, and equal rewards give equal advantages."""
         _check_order(estimator)
 
     def test_more_reward_never_gives_less_advantage(self, estimator: AdvantageEstimator) -> None:
-        """Within a group."""
+        """The rule holds within a group."""
         _check_monotone(estimator)
 
     def test_every_call_of_a_step_gets_one_finite_number(self, estimator: AdvantageEstimator) -> None:
-        """Where it has `normalise`: steps of nothing, of one call and of equal ones included."""
+        """For estimators with `normalise`; also for steps without calls, with one call and with equal calls."""
         _check_steps(estimator)
 
     def test_the_order_of_a_steps_calls_changes_no_bit(self, estimator: AdvantageEstimator) -> None:
-        """Where it has `normalise`: groups arrive in any order, and a run must repeat itself."""
+        """For estimators with `normalise`: groups arrive in any order, and a run must be reproducible."""
         _check_step_order(estimator)
 
     def test_normalising_a_step_keeps_the_order_within_each_group(self, estimator: AdvantageEstimator) -> None:
-        """Where it has `normalise`: more advantage never becomes less than another's, equal ones stay equal."""
+        """For estimators with `normalise`: a higher advantage never becomes the lower one, equal ones stay equal."""
         _check_step_monotone(estimator)
 
 
 def check_advantage(estimator: AdvantageEstimator) -> None:
-    """Raise AssertionError where `estimator` breaks its contract; prints nothing."""
+    """Raise AssertionError if `estimator` breaks its contract; print nothing."""
     for check in (
         _check_finite,
         _check_turns,
@@ -123,7 +123,7 @@ def _check_order(estimator: AdvantageEstimator) -> None:
         found = estimator.advantages(rewards)
         turned = list(reversed(estimator.advantages(rewards[::-1])))
         assert turned == pytest.approx(found), (
-            f"rewards {rewards}: the order of a group's records changes what they get"
+            f"rewards {rewards}: the order of a group's records changes their advantages"
         )
         for value, other in _pairs(rewards, found):
             assert value[0] != other[0] or value[1] == pytest.approx(other[1]), (
@@ -148,7 +148,8 @@ def _check_steps(estimator: AdvantageEstimator) -> None:
 
 def _check_step_order(estimator: AdvantageEstimator) -> None:
     for (calls, found), (_, turned) in zip(_normalised(estimator), _normalised(estimator, order=-1), strict=True):
-        assert turned[::-1] == found, f"{_told(calls)}: the order of a step's calls changes what they get"
+        # Exact equality, unlike for the records of a group: sums over a step must not depend on the order of arrival.
+        assert turned[::-1] == found, f"{_told(calls)}: the order of a step's calls changes their advantages"
 
 
 def _check_step_monotone(estimator: AdvantageEstimator) -> None:
@@ -158,14 +159,17 @@ def _check_step_monotone(estimator: AdvantageEstimator) -> None:
             got = [value for call, value in zip(calls, found, strict=True) if call.group == group]
             for value, other in _pairs(given, got):
                 assert value[0] < other[0] or value[1] >= other[1], (
-                    f"{_told(calls)} got {found}: inside a group a higher advantage must not become the lower one"
+                    f"{_told(calls)} got {found}: within a group a higher advantage must not become the lower one"
                 )
 
 
 def _normalised(
     estimator: AdvantageEstimator, *, order: int = 1
 ) -> Iterator[tuple[Sequence[TrainedCall], list[float]]]:
-    """Yield steps, -1: the other way round, and what becomes of them; nothing for an estimator of single groups."""
+    """Yield each step's calls and their normalised advantages, reversed if `order` is -1.
+
+    Yields nothing for an estimator without `normalise`.
+    """
     if isinstance(estimator, StepEstimator):
         for calls in _STEPS:
             yield calls[::order], estimator.normalise(calls[::order])

@@ -1,21 +1,21 @@
-"""The base of all conformance suites: a standard test can be expected to fail, never quietly replaced.
+"""Base class of all conformance suites; it refuses subclasses that replace or skip a standard test.
 
-A suite is a class of `test_…` methods that take fixtures. Whoever proves a component subclasses it and gives
-the fixtures that the suite's docstring names:
+A suite is a class of `test_…` methods that take fixtures. The author of a component subclasses it and defines the
+fixtures that the suite's docstring names:
 
     class TestMyScorer(ScorerSuite):
         @pytest.fixture
         def scorer(self):
             return my_scorer
 
-A standard test that the component cannot pass is overridden with the reason, for everyone to see:
+If a component cannot pass a standard test, override the test and give the reason:
 
         @pytest.mark.xfail(reason="the judge answers in words")
         def test_every_example_gets_its_value(self, scorer, examples):
             super().test_every_example_gets_its_value(scorer, examples)
 
-Anything else that hides a standard test (a method of that name, `None`, a skip) is refused when the class is
-defined, so the check cannot itself be overridden away.
+Any other override of a standard test (a method of that name, `None`, a skip) raises TypeError when the class is
+defined. The check runs that early because a later one could be overridden too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ConformanceSuite:
     """Base of the suites in `agentrl_testing`: refuses subclasses that weaken a standard test."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse `cls` where it hides a standard test without `xfail(reason=…)`."""
+        """Raise TypeError if `cls` hides a standard test without `xfail(reason=…)`."""
         super().__init_subclass__(**kwargs)
         weakened = sorted(_weakened(cls))
         if weakened:
@@ -38,7 +38,7 @@ class ConformanceSuite:
 
 
 def _weakened(cls: type) -> set[str]:
-    """Names of the standard tests that `cls` hides without saying why."""
+    """Return the names of the standard tests that `cls` hides without giving a reason."""
     names = set()
     for suite in cls.__mro__[1:]:
         if not issubclass(suite, ConformanceSuite):
@@ -48,14 +48,14 @@ def _weakened(cls: type) -> set[str]:
                 continue
             owner = next(base for base in cls.__mro__ if name in vars(base))
             override = vars(owner)[name]
-            # `test_x = xfail(…)(Suite.test_x)` marks the suite's own function, for every other subclass too.
+            # `test_x = xfail(…)(Suite.test_x)` is refused: it marks the suite's function, and so every other subclass.
             if owner is not suite and (override is standard or not _expected_to_fail(override)):
                 names.add(name)
     return names
 
 
 def _expected_to_fail(test: Any) -> bool:
-    """Whether `test` carries `xfail` with a reason, and no mark that would keep it from running."""
+    """Return whether `test` has an `xfail` mark with a reason, and no mark that prevents it from running."""
     marks = {mark.name: mark for mark in getattr(test, "pytestmark", ())}
     if "xfail" not in marks or {"skip", "skipif"} & marks.keys():
         return False

@@ -1,4 +1,4 @@
-"""Proof that a command keeps its contract: `CommandSuite` for pytest, `check_command` for scripts."""
+"""Conformance tests of commands: `CommandSuite` for pytest, `check_command` for scripts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl_testing.base import ConformanceSuite
 
 
 class CommandSuite(ConformanceSuite):
-    """What every command must do. Give the fixture `command`: a `typer.Typer`, or a function with its annotations."""
+    """Conformance tests of commands; define the fixture `command`: a `typer.Typer`, or a function annotated for it."""
 
     @pytest.fixture
     def command(self) -> Any:
@@ -20,16 +20,16 @@ class CommandSuite(ConformanceSuite):
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `command`")
 
     def test_its_help_says_what_it_is_for(self, command: Any) -> None:
-        """`--help` ends well, with more than the usage."""
+        """`--help` exits with 0 and prints more than the usage."""
         _check_help(command)
 
     def test_an_unknown_option_is_a_fault_of_usage(self, command: Any) -> None:
-        """Exit code 2, as with all commands."""
+        """The exit code is 2, as for all commands."""
         _check_usage(command)
 
 
 def check_command(command: Any) -> None:
-    """Raise AssertionError where `command` breaks its contract; prints nothing."""
+    """Raise AssertionError if `command` breaks its contract; print nothing."""
     for check in (_check_help, _check_usage):
         check(command)
 
@@ -38,8 +38,8 @@ def _check_help(command: Any) -> None:
     result = CliRunner().invoke(_app(command), ["--help"])
     assert result.exit_code == 0, result.output
     described = [line for line in result.output.splitlines() if line.strip() and "Usage:" not in line]
-    assert described, "its help says nothing; give it a docstring"
-    assert "Options" not in described[0], "give it a docstring: its first line is shown in the help"
+    assert described, "the command's help is empty; give it a docstring"
+    assert "Options" not in described[0], "give it a docstring; the help shows the docstring's first line"
 
 
 def _check_usage(command: Any) -> None:

@@ -1,4 +1,7 @@
-"""What can be proved of a registered component without its author's fixtures: as a config with no options names it."""
+"""Checks that `agentrl plugins check` can run on any registered component, without fixtures from its author.
+
+Each component is built without options, as a config that names it alone would build it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,21 @@ if TYPE_CHECKING:
 _Check = Callable[[Any], None]
 
 
-def component_problems(entry: Entry, registry: Registry) -> list[str]:
-    """Return what the checks of its kind find wrong with a component, one line; empty for a sound one.
+def needs_pytest(entry: Entry) -> bool:
+    """Return whether the checks of a component need packages that only the extra `testing` installs."""
+    return entry.kind in _CHECKS and entry.kind not in _WITHOUT_PYTEST
 
-    A component that cannot be built without options is left to its package's own tests.
+
+def can_test() -> bool:
+    """Return whether the packages of the extra `testing` are installed."""
+    return all(find_spec(name) is not None for name in ("pytest", "hypothesis"))
+
+
+def component_problems(entry: Entry, registry: Registry) -> list[str]:
+    """Return the problem that the checks of its kind find in a component, as at most one line.
+
+    A component that cannot be built without options is not checked, and neither is one whose checks need pytest if
+    pytest is not installed. Their package's own tests must check them.
     """
     check = _CHECKS.get(entry.kind)
     if check is None:
@@ -26,6 +40,7 @@ def component_problems(entry: Entry, registry: Registry) -> list[str]:
     component = Component(f"{entry.distribution}/{entry.name}")
     try:
         built = registry.build(entry.kind, component)
+    # Options are missing, not wrong: the component is sound, but only its author can choose their values.
     except ConfigError:
         return []
     try:
@@ -93,6 +108,8 @@ def _command(command: Any) -> None:
     check_command(command)
 
 
+_WITHOUT_PYTEST = frozenset({"scorers"})
+"""Kinds whose checks need only the core package."""
 _CHECKS: Mapping[str, _Check] = {
     "advantages": _advantage,
     "commands": _command,
@@ -104,4 +121,4 @@ _CHECKS: Mapping[str, _Check] = {
     "shapings": _shaping,
     "tool_parsers": _tool_parser,
 }
-"""Kind -> its checks that need neither examples nor a folder, a network or minutes."""
+"""Kind -> its checks; they need no examples, no folder and no network, and they are fast."""

@@ -1,4 +1,4 @@
-"""Proof that a correction keeps its contract: `CorrectionSuite` for pytest, `check_correction` for scripts."""
+"""Conformance tests of corrections: `CorrectionSuite` for pytest, `check_correction` for scripts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class CorrectionSuite(ConformanceSuite):
-    """What every correction must do, shown around `grpo`. Give the fixture `correction`.
+    """Conformance tests of corrections, which wrap the loss `grpo` here; define the fixture `correction`.
 
-    One whose gradient leaves parts out on purpose says so by `stops_gradient = True`; one that changes on-policy
-    gradients on purpose overrides that test with `xfail(reason=…)`.
+    A correction whose gradient leaves parts out on purpose declares `stops_gradient = True`. A correction that
+    changes on-policy gradients on purpose overrides that test with `xfail(reason=…)`.
     """
 
     @pytest.fixture
@@ -29,24 +29,24 @@ class CorrectionSuite(ConformanceSuite):
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `correction`")
 
     def test_what_it_makes_of_a_loss_is_a_loss(self, correction: Correction) -> None:
-        """Shapes, masked tokens, order, padding, micro-batches, ranks: as every loss."""
+        """Shapes, masked tokens, order, padding, micro-batches and ranks follow the contract of losses."""
         check_contract(_around(correction))
 
     def test_it_leaves_the_loss_that_it_is_given_as_it_is(self, correction: Correction) -> None:
-        """What it returns is new; another correction may have the same output."""
+        """The result is a new object, because another correction may use the same input."""
         _check_pure(correction)
 
     def test_the_gradient_is_the_slope_of_the_value(self, correction: Correction) -> None:
-        """Central differences in float64; and it is not, where the correction says that it stops the gradient."""
+        """Compared with central differences in float64; must differ if the correction declares `stops_gradient`."""
         check_slope(_around(correction))
 
     def test_on_policy_it_changes_no_gradient(self, correction: Correction) -> None:
-        """With one policy for everything there is nothing to correct."""
+        """If one policy gave all log-probabilities, there is nothing to correct."""
         check_reinforce(_around(correction))
 
 
 def check_correction(correction: Correction) -> None:
-    """Raise AssertionError where `correction` breaks its contract; prints nothing.
+    """Raise AssertionError if `correction` breaks its contract; print nothing.
 
     check_correction(MyCorrection(cap=2.0))
     """

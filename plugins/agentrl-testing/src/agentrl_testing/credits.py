@@ -1,4 +1,4 @@
-"""Proof that a credit assignment keeps its contract: `CreditSuite` for pytest, `check_credit` for scripts."""
+"""Conformance tests of credit assignments: `CreditSuite` for pytest, `check_credit` for scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CreditSuite(ConformanceSuite):
-    """What every credit assignment must do. Give the fixture `credit`."""
+    """Conformance tests of credit assignments; define the fixture `credit`."""
 
     @pytest.fixture
     def credit(self) -> Credit:
@@ -24,22 +24,22 @@ class CreditSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_every_interaction_has_a_finite_share(self, credit: Credit, shape: str) -> None:
-        """Of a record's one reward, whatever its calls continue."""
+        """A record's single reward is shared in every shape of conversation tree."""
         _check_shares(credit, shape)
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_rewards_of_interactions_become_finite_returns(self, credit: Credit, shape: str) -> None:
-        """Every interaction has one, also those that were given none."""
+        """Every interaction gets a return, also an interaction without a reward."""
         _check_returns(credit, shape)
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_the_same_episode_gets_the_same_twice(self, credit: Credit, shape: str) -> None:
-        """Nothing is remembered from one episode to the next."""
+        """The credit assignment keeps no state from one episode to the next."""
         _check_repeatable(credit, shape)
 
 
 def check_credit(credit: Credit) -> None:
-    """Raise AssertionError where `credit` breaks its contract; prints nothing."""
+    """Raise AssertionError if `credit` breaks its contract; print nothing."""
     for shape in SHAPES:
         for check in (_check_shares, _check_returns, _check_repeatable):
             check(credit, shape)

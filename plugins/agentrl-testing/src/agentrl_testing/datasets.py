@@ -1,4 +1,4 @@
-"""Proof that a data set keeps its contract: `DatasetSuite` for pytest, `check_dataset` for scripts."""
+"""Conformance tests of data sets: `DatasetSuite` for pytest, `check_dataset` for scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Dataset: TypeAlias = "Callable[[], list[Task]]"
 
 
 class DatasetSuite(ConformanceSuite):
-    """What every data set must do. Give the fixture `dataset`: what is registered, with its options bound."""
+    """Conformance tests of data sets; define the fixture `dataset`: the registered callable with its options bound."""
 
     @pytest.fixture
     def dataset(self) -> Dataset:
@@ -24,20 +24,20 @@ class DatasetSuite(ConformanceSuite):
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `dataset`")
 
     def test_it_gives_tasks_with_ids_of_their_own(self, dataset: Dataset) -> None:
-        """At least one, each an `agentrl_core.Task`."""
+        """There is at least one, and each is an `agentrl_core.Task`."""
         _check_tasks(dataset)
 
     def test_every_task_has_something_for_an_agent(self, dataset: Dataset) -> None:
-        """`messages` or a `query`, in a row that a store can keep as JSON."""
+        """Each row has `messages` or a `query` and can be stored as JSON."""
         _check_rows(dataset)
 
     def test_it_gives_the_same_tasks_twice(self, dataset: Dataset) -> None:
-        """A resumed run goes on with the tasks that it began with."""
+        """A resumed run must continue with the same tasks."""
         _check_repeatable(dataset)
 
 
 def check_dataset(dataset: Dataset) -> None:
-    """Raise AssertionError where `dataset` breaks its contract; prints nothing."""
+    """Raise AssertionError if `dataset` breaks its contract; print nothing."""
     for check in (_check_tasks, _check_rows, _check_repeatable):
         check(dataset)
 
@@ -53,9 +53,9 @@ def _check_tasks(dataset: Dataset) -> None:
 def _check_rows(dataset: Dataset) -> None:
     for task in dataset():
         assert {"messages", "query"} & task.data.keys(), f"task '{task.id}' has neither messages nor a query"
-        assert json.loads(json.dumps(task.data)) == task.data, f"task '{task.id}' is not what JSON keeps of it"
+        assert json.loads(json.dumps(task.data)) == task.data, f"task '{task.id}' changes when it is stored as JSON"
         assert task.answer is None or isinstance(task.answer, str), f"task '{task.id}': answer {task.answer!r}"
 
 
 def _check_repeatable(dataset: Dataset) -> None:
-    assert dataset() == dataset(), "loaded twice, it gave other tasks the second time"
+    assert dataset() == dataset(), "the data set returned other tasks when it was loaded a second time"

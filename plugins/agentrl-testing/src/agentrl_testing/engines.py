@@ -1,4 +1,4 @@
-"""The suite that every engine passes: what it says it sampled is what the weights of that version give."""
+"""Conformance suite of engines: token ids and logprobs are exactly those of the weights of the stated version."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 EngineFactory: TypeAlias = Callable[[], Engine]
 Reference: TypeAlias = Callable[[int, Sequence[int], Sequence[int], float], Sequence[float]]
-"""`(version, prompt_ids, output_ids, temperature) -> logprobs` by other means than the engine."""
+"""Function `(version, prompt_ids, output_ids, temperature) -> logprobs` that does not use the engine."""
 
 T = TypeVar("T")
 
 DEADLINE_S = 120.0
-"""A test that takes longer hangs."""
+"""Time limit of a test, after which it counts as hung."""
 
 TOLERANCE = 1e-4
+"""Largest absolute difference of logprobs, in nats."""
 
 LONG = 400
-"""Tokens of a request that goes on while a test acts, on a busy machine too."""
+"""Number of tokens of a request that is still running while a test acts, also on a busy machine."""
 
 REPORT = Grammar(
     kind="json_schema",
@@ -56,14 +57,14 @@ REPORT = Grammar(
         }
     ),
 )
-"""Few enough tokens for the smallest context, whitespace included."""
+"""Grammar whose longest output, including whitespace, fits into the smallest allowed context."""
 
 _request_ids = itertools.count()
 
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """A whole generation."""
+    """A whole generation, with a policy version for every token."""
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
@@ -74,12 +75,12 @@ class Result:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a test's coroutine; a hang becomes a TimeoutError."""
+    """Run a test's coroutine; raise TimeoutError after `DEADLINE_S`."""
     return asyncio.run(asyncio.wait_for(work, DEADLINE_S))
 
 
 def request(prompt_ids: Sequence[int], *, stream: bool = False, **sampling: Any) -> GenerateRequest:
-    """Return a request with an id of its own."""
+    """Return a request with a new id."""
     return GenerateRequest(
         request_id=f"r{next(_request_ids)}",
         prompt_ids=tuple(prompt_ids),
@@ -89,7 +90,10 @@ def request(prompt_ids: Sequence[int], *, stream: bool = False, **sampling: Any)
 
 
 async def collect(chunks: AsyncIterator[Chunk], prompt_ids: Sequence[int] = (), before: Sequence[Chunk] = ()) -> Result:
-    """Read a generation, of which `before` was read already, to its end; only its last chunk has a finish reason."""
+    """Read a generation to its end and check that only its last chunk has a finish reason.
+
+    `before` are the chunks that the caller has read already.
+    """
     seen = [*before, *[chunk async for chunk in chunks]]
     assert seen, "a generation has at least its last chunk"
     assert all(chunk.finish_reason is None for chunk in seen[:-1])
@@ -106,29 +110,31 @@ async def collect(chunks: AsyncIterator[Chunk], prompt_ids: Sequence[int] = (), 
 
 
 async def ask(engine: Engine, prompt_ids: Sequence[int], **sampling: Any) -> Result:
-    """Generate once."""
+    """Send one request and return its generation."""
     return await collect(engine.generate(request(prompt_ids, **sampling)), prompt_ids)
 
 
 class EngineSuite(ConformanceSuite):
-    """Subclass it and give the fixtures of an engine.
+    """Conformance tests of engines; define the following fixtures.
 
-    `engine_factory` returns a new engine that is not started, its context of 512 tokens or more; `vocab_size`: prompts
-    are made of the ids below it; `new_weights`: a weight source that differs from what the engine starts with;
-    `reference_logprobs` (see `Reference`) knows version 0 and, as version 1, `new_weights`, or is None;
-    `decode`: token ids to the text that stop strings are found in; `grammars`: what the engine does with a grammar:
-    it holds outputs to it, it refuses it with `UnservableError`, or it ignores it (which only a fake may);
-    `stop_token_ids`: those that a request with a grammar ends with, where the engine needs any.
+    - `engine_factory` returns a new engine that is not started and has a context of at least 512 tokens.
+    - `vocab_size`: prompts are made of the token ids below it.
+    - `new_weights`: a weight source that differs from the engine's initial weights.
+    - `reference_logprobs`: a `Reference` for the initial weights (version 0) and `new_weights` (version 1), or None.
+    - `decode` converts token ids to the text in which stop strings are searched.
+    - `grammars` (optional): "held" if the engine holds outputs to a grammar, "refused" if it raises
+      `UnservableError`, "ignored" if it ignores grammars (which only a fake may).
+    - `stop_token_ids` (optional): token ids that end a request with a grammar, for engines that need them.
     """
 
     @pytest.fixture
     def grammars(self) -> Literal["held", "refused", "ignored"]:
-        """Say that the engine holds outputs to grammars."""
+        """Return the default: the engine holds outputs to grammars."""
         return "held"
 
     @pytest.fixture
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Say that the engine ends a complete output by itself."""
+        """Return the default: the engine ends an output that is complete by its grammar."""
         return ()
 
     @pytest.fixture
@@ -141,7 +147,10 @@ class EngineSuite(ConformanceSuite):
 
     @pytest.fixture
     def prompts(self, vocab_size: int) -> list[list[int]]:
-        """Return 32 prompts: groups of four that are equal, and half of all tokens in common."""
+        """Return 32 prompts in eight groups of four equal ones, with a shared prefix of 40 tokens.
+
+        Equal prompts and shared prefixes make the engine use its prefix cache.
+        """
         source = random.Random(7)  # noqa: S311 (data)
         common = [source.randrange(vocab_size) for _ in range(40)]
         own = [[source.randrange(vocab_size) for _ in range(20 + 5 * group)] for group in range(8)]
@@ -170,7 +179,7 @@ class EngineSuite(ConformanceSuite):
         new_weights: WeightSource,
         reference_logprobs: Reference | None,
     ) -> None:
-        """Over multi-turn prompts in 32 concurrent sessions, and for the same prompts after a weight change."""
+        """Tested with multi-turn prompts in 32 concurrent sessions, before and after a change of weights."""
         if reference_logprobs is None:
             pytest.skip("no reference_logprobs given")
 
@@ -188,6 +197,7 @@ class EngineSuite(ConformanceSuite):
     def test_results_do_not_depend_on_the_batch(self, engine: Engine, prompts: list[list[int]]) -> None:
         async def together_and_alone() -> None:
             together = await _all_converse(engine, prompts)
+            # Three turns per conversation, hence the slice below.
             for index in (0, 5, 31):
                 alone = await _converse(engine, prompts, index)
                 assert [turn.ids for turn in alone] == [turn.ids for turn in together[3 * index : 3 * index + 3]]
@@ -205,6 +215,7 @@ class EngineSuite(ConformanceSuite):
         first, second = run(twice())
         assert first.ids == second.ids
         if reference_logprobs is not None:
+            # Greedy sampling reports the logprobs of the unscaled distribution, as at temperature 1.
             expected = reference_logprobs(0, prompts[0], first.ids, 1.0)
             assert first.logprobs == pytest.approx(expected, abs=TOLERANCE)
 
@@ -253,6 +264,7 @@ class EngineSuite(ConformanceSuite):
                 lowest = min(likeliest.values())
                 assert likeliest.get(token, logprob) == pytest.approx(logprob, abs=TOLERANCE)
                 assert token in likeliest or logprob <= lowest + TOLERANCE
+                # A reference call per candidate is slow, so only the first three tokens are compared.
                 if reference_logprobs is not None and index < 3:
                     before = result.ids[:index]
                     scale = temperature or 1.0
@@ -272,7 +284,7 @@ class EngineSuite(ConformanceSuite):
         grammars: str,
         stop_token_ids: tuple[int, ...],
     ) -> None:
-        """And its logprobs are still those of the distribution without the grammar."""
+        """The logprobs are still those of the distribution without the grammar."""
         if grammars == "ignored":
             pytest.skip("the engine ignores grammars")
 
@@ -287,6 +299,7 @@ class EngineSuite(ConformanceSuite):
             return
         for result in run(ask_all()):
             assert result.last.finish_reason is FinishReason.STOP
+            # A stop id is kept at the end of the output but is no part of its text.
             said = result.ids[:-1] if stop_token_ids else result.ids
             found = json.loads(decode(said))
             assert set(found) == {"mood", "counts"}
@@ -335,6 +348,7 @@ class EngineSuite(ConformanceSuite):
                 if not chunks:
                     await engine.abort(asked.request_id)
                 chunks.append(chunk)
+            # Requests that have ended or never existed are ignored.
             await engine.abort(asked.request_id)
             await engine.abort("never asked")
             return chunks
@@ -344,13 +358,14 @@ class EngineSuite(ConformanceSuite):
         assert 0 < sum(len(chunk.ids) for chunk in chunks) < LONG
 
     def test_a_consumer_that_leaves_aborts(self, engine: Engine, prompts: list[list[int]]) -> None:
-        """A request id is free again at once, and the engine goes on for others."""
+        """The request id is free again at once, and the engine serves other requests."""
 
         async def leave() -> Result:
             asked = request(prompts[0], stream=True, max_tokens=150)
             chunks = engine.generate(asked)
             async with contextlib.aclosing(chunks):  # type: ignore[type-var] # an async generator behind its protocol
                 await anext(chunks)
+            # The same id once more, this time with a consumer that is cancelled.
             task = asyncio.create_task(collect(engine.generate(asked)))
             await ask(engine, prompts[1], max_tokens=1)
             task.cancel()
@@ -363,7 +378,7 @@ class EngineSuite(ConformanceSuite):
     def test_nothing_is_sampled_during_a_pause(
         self, engine: Engine, prompts: list[list[int]], new_weights: WeightSource
     ) -> None:
-        """What is asked during a pause is sampled after it: from the weights that the pause was used to load."""
+        """A request that arrives during a pause is sampled after it, with the weights loaded during the pause."""
 
         async def pause() -> Result:
             await engine.pause()
@@ -396,13 +411,14 @@ class EngineSuite(ConformanceSuite):
         new_weights: WeightSource,
         reference_logprobs: Reference | None,
     ) -> None:
-        """Versions rise inside a generation, max_tokens holds, and later logprobs are those of the new weights."""
+        """Versions rise within a generation, `max_tokens` holds, and later logprobs are those of the new weights."""
 
         async def update_in_flight() -> list[Result]:
             requests = [request(prompt, stream=True, max_tokens=LONG) for prompt in prompts[:8]]
             streams = [engine.generate(asked) for asked in requests]
             first = await asyncio.gather(*[anext(stream) for stream in streams])
-            await engine.pause()  # to read weights takes a while, in which the requests would come to their end
+            # Loading weights takes time; without a pause the requests would end before it is done.
+            await engine.pause()
             await engine.load_weights(1, new_weights)
             await engine.resume()
             rest = [
@@ -412,7 +428,7 @@ class EngineSuite(ConformanceSuite):
             return list(await asyncio.gather(*rest))
 
         results = run(update_in_flight())
-        # on a busy machine some come to their end before the engine pauses
+        # On a busy machine some of the requests end before the engine pauses.
         assert any(set(result.versions) == {0, 1} for result in results)
         for result in results:
             assert len(result.ids) == LONG
@@ -464,6 +480,7 @@ class EngineSuite(ConformanceSuite):
             await engine.pause()
             waiting = asyncio.create_task(ask(engine, prompts[1]))
             await asyncio.sleep(0)
+            # The second call must do nothing.
             engine.close()
             engine.close()
             for pending in (collect(chunks), waiting, ask(engine, prompts[0])):
@@ -485,7 +502,7 @@ class EngineSuite(ConformanceSuite):
 
 
 async def _converse(engine: Engine, prompts: Sequence[Sequence[int]], index: int) -> list[Result]:
-    """Generate three times, each continuing the one before and three tokens of news."""
+    """Make three calls; each prompt is the previous prompt and output, followed by three new tokens."""
     results: list[Result] = []
     ids = list(prompts[index])
     for turn in range(3):
@@ -496,13 +513,13 @@ async def _converse(engine: Engine, prompts: Sequence[Sequence[int]], index: int
 
 
 async def _all_converse(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[Result]:
-    """Hold all conversations at once; three results each, in order."""
+    """Run all conversations concurrently; return three results of each, in order."""
     talks = [_converse(engine, prompts, index) for index in range(len(prompts))]
     return [result for results in await asyncio.gather(*talks) for result in results]
 
 
 def _spanning(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[str, int]:
-    """Return text that begins inside one token and ends in the next, and how many tokens it takes to complete it."""
+    """Return text that begins in one token and ends in the next, and the number of tokens up to its end."""
     for count in range(2, len(ids) + 1):
         first, second = decode(ids[count - 2 : count - 1]), decode(ids[count - 1 : count])
         text = first[-1:] + second[:1]

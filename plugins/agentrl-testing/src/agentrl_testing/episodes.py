@@ -1,4 +1,4 @@
-"""Made-up episodes and groups for the suites of what reads them: chains, forks and contexts that begin anew."""
+"""Synthetic episodes and groups for the suites of credits, filters and shapings: chains, forks, several contexts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SHAPES: Mapping[str, Sequence[int | None]] = {
     "a fork": (None, 0, 0, 1),
     "two contexts": (None, 0, None, 2),
 }
-"""Name of a tree -> the parent of each interaction, by its position."""
+"""Name of a conversation tree -> position of each interaction's parent."""
 
 
 def made_up_episode(
     parents: Sequence[int | None], *, reward: float = 1.0, rewards: Mapping[int, float] | None = None, index: int = 0
 ) -> Episode:
-    """Make a scored episode whose calls continue each other as `parents` says.
+    """Make a scored episode whose conversation tree is given by `parents`.
 
-    `rewards` are those of single interactions, by position; `index` is its place in its group.
+    `rewards` are the rewards of single interactions by position; `index` is the record's sample index in its group.
     """
     record_id = f"record-{index}"
     names = [f"{record_id}-call-{position}" for position in range(len(parents))]
@@ -55,7 +55,7 @@ def made_up_episode(
 
 
 def made_up_group(rewards: Sequence[float]) -> Group:
-    """Make a group with one record for each reward."""
+    """Make a group with one record per reward."""
     episodes = tuple(
         made_up_episode(SHAPES["a chain"], reward=reward, index=index) for index, reward in enumerate(rewards)
     )

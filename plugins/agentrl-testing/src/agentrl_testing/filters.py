@@ -1,4 +1,4 @@
-"""Proof that a filter keeps its contract: `FilterSuite` for pytest, `check_filter` for scripts."""
+"""Conformance tests of filters: `FilterSuite` for pytest, `check_filter` for scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GROUPS: tuple[tuple[float, ...], ...] = ((1.0,), (0.0, 1.0), (0.0, 0.0, 0.0), (
 
 
 class FilterSuite(ConformanceSuite):
-    """What every filter must do. Give the fixture `group_filter`."""
+    """Conformance tests of filters; define the fixture `group_filter`."""
 
     @pytest.fixture
     def group_filter(self) -> Filter:
@@ -28,20 +28,20 @@ class FilterSuite(ConformanceSuite):
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `group_filter`")
 
     def test_its_reason_is_a_stable_word(self, group_filter: Filter) -> None:
-        """It becomes part of a metric's name."""
+        """The reason becomes part of a metric's name."""
         _check_reason(group_filter)
 
     def test_it_decides_about_any_group(self, group_filter: Filter) -> None:
-        """With True, False or ids of its records; groups of one and of equal rewards included."""
+        """The decision is True, False or ids of the group's records, also for single records and equal rewards."""
         _check_decisions(group_filter)
 
     def test_the_same_group_is_decided_the_same_twice_and_left_as_it_is(self, group_filter: Filter) -> None:
-        """A run that is resumed decides as it did."""
+        """A resumed run must decide as before."""
         _check_repeatable(group_filter)
 
 
 def check_filter(group_filter: Filter) -> None:
-    """Raise AssertionError where `group_filter` breaks its contract; prints nothing."""
+    """Raise AssertionError if `group_filter` breaks its contract; print nothing."""
     for check in (_check_reason, _check_decisions, _check_repeatable):
         check(group_filter)
 
@@ -49,7 +49,7 @@ def check_filter(group_filter: Filter) -> None:
 def _check_reason(group_filter: Filter) -> None:
     reason = group_filter.reason
     assert re.fullmatch(r"[a-z0-9][a-z0-9_]*", reason), f"expected a word such as zero_variance, found {reason!r}"
-    assert group_filter.reason == reason, "its `reason` changes from one look to the next"
+    assert group_filter.reason == reason, "the filter's `reason` changes between two reads"
 
 
 def _check_decisions(group_filter: Filter) -> None:
@@ -70,12 +70,12 @@ def _check_repeatable(group_filter: Filter) -> None:
         first = group_filter.keep(group, advantages)
         assert (group, advantages) == before, f"rewards {rewards}: the filter changed its group"
         assert group_filter.keep(group, advantages) == first, (
-            f"rewards {rewards}: the same group was judged otherwise the second time"
+            f"rewards {rewards}: the filter decided differently on the same group the second time"
         )
 
 
 def _group(rewards: tuple[float, ...]) -> tuple[Group, dict[str, float]]:
-    """A group, and the advantage of each of its interactions: the reward minus the mean."""
+    """Make a group and the advantages of its interactions by id: the record's reward minus the group's mean."""
     group, mean = made_up_group(rewards), sum(rewards) / len(rewards)
     advantages = {
         item.id: (episode.record.reward or 0.0) - mean for episode in group.episodes for item in episode.interactions

@@ -1,6 +1,6 @@
-"""Proof that a loss calculator keeps its contract: `LossSuite` for pytest, `check_loss` for scripts.
+"""Conformance tests of loss calculators: `LossSuite` for pytest, `check_loss` for scripts.
 
-Everything in float64, on made-up batches. N loss tokens, S sequences.
+All tests run in float64 on synthetic batches. Shapes: N loss tokens.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from agentrl_core.api.losses import LossCalculator, LossOutput
 
 _LENGTHS = (5, 1, 7, 3, 4, 6)
-"""Tokens of the sequences in a made-up batch."""
+"""Number of tokens of each sequence in a synthetic batch; one sequence has a single token."""
 
 
 def loss_batch(*, seed: int = 0, on_policy: bool = False) -> LossBatch:
-    """Make a batch of six sequences in three groups, a fifth of its tokens masked, lags up to 3.
+    """Make a batch of six sequences in three groups; a fifth of its tokens is masked, and lags go up to 3.
 
-    Advantages are one number per sequence, of both signs. Off-policy, log-ratios have a standard deviation of 0.4.
+    Advantages are one number per sequence, of both signs. Off-policy, the log-ratios have a standard deviation of 0.4.
     """
     random = torch.Generator().manual_seed(seed)
 
@@ -57,12 +57,12 @@ def loss_batch(*, seed: int = 0, on_policy: bool = False) -> LossBatch:
 
 
 class LossSuite(ConformanceSuite):
-    """What every loss calculator must do. Give the fixture `loss`.
+    """Conformance tests of loss calculators; define the fixture `loss`.
 
-    A loss sees the optional fields of a batch that its `needs` name, and no others. One whose gradient leaves parts
-    out on purpose says so by `stops_gradient = True`, one whose terms depend on a sequence's other tokens by
-    `whole_sequences = True`. A loss that means to break another rule (cross-entropy ignores advantages) overrides
-    that test with `xfail(reason=…)`.
+    The batches have only those optional fields that the loss names in its `needs`. A loss whose gradient leaves parts
+    out on purpose declares `stops_gradient = True`. A loss whose terms depend on other tokens of the sequence
+    declares `whole_sequences = True`. A loss that breaks another rule on purpose (cross-entropy ignores advantages)
+    overrides that test with `xfail(reason=…)`.
     """
 
     @pytest.fixture
@@ -71,19 +71,19 @@ class LossSuite(ConformanceSuite):
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `loss`")
 
     def test_it_returns_one_finite_term_per_token(self, loss: LossCalculator) -> None:
-        """Shapes, finiteness, `keep` within the mask, metrics as pairs of sum and count."""
+        """Shapes are right, values finite, `keep` is within the mask, and metrics are pairs of sum and count."""
         _check_output(loss)
 
     def test_masked_tokens_get_no_gradient(self, loss: LossCalculator) -> None:
-        """Exactly 0, whatever stands in their place, and what stands there changes nothing for the others."""
+        """Their gradient is exactly 0 for any input values, and these values do not change other gradients."""
         _check_masked(loss)
 
     def test_zero_advantage_gets_no_gradient(self, loss: LossCalculator) -> None:
-        """A token that was neither good nor bad is not moved."""
+        """A token with advantage 0 has gradient 0."""
         _check_zero_advantage(loss)
 
     def test_the_gradient_is_the_slope_of_the_value(self, loss: LossCalculator) -> None:
-        """Central differences in float64; and it is not, where the loss says that it stops the gradient."""
+        """Compared with central differences in float64; must differ if the loss declares `stops_gradient`."""
         check_slope(loss)
 
     def test_on_policy_it_is_reinforce(self, loss: LossCalculator) -> None:
@@ -99,23 +99,23 @@ class LossSuite(ConformanceSuite):
         _check_padding(loss)
 
     def test_the_split_into_micro_batches_does_not_matter(self, loss: LossCalculator) -> None:
-        """Every aggregation gives the gradient of the whole, however its tokens or sequences are spread."""
+        """With every aggregation, the gradients of micro-batches add up to the gradient of the whole batch."""
         _check_split(loss)
 
     def test_the_number_of_ranks_does_not_matter(self, loss: LossCalculator) -> None:
-        """Ranks that number their own sequences add up to the gradient of the whole."""
+        """The gradients of ranks that number their own sequences add up to the gradient of the whole batch."""
         _check_ranks(loss)
 
     def test_equal_batches_get_equal_losses(self, loss: LossCalculator) -> None:
-        """Nothing is remembered, and the batch is left as it is."""
+        """The loss keeps no state and does not change its batch."""
         _check_stateless(loss)
 
 
 def check_loss(loss: LossCalculator, *, stops_gradient: bool = False) -> None:
-    """Raise AssertionError where `loss` breaks its contract; prints nothing.
+    """Raise AssertionError if `loss` breaks its contract; print nothing.
 
-    `stops_gradient`: parts of the loss are constants on purpose, so its gradient is not the slope of its value; a
-    calculator may say so itself, by an attribute of that name.
+    `stops_gradient` says that parts of the loss are constants on purpose, so that its gradient is not the slope of
+    its value. A calculator may declare this with an attribute of that name instead.
 
         check_loss(MyLoss(clip=0.2))
     """
@@ -126,7 +126,7 @@ def check_loss(loss: LossCalculator, *, stops_gradient: bool = False) -> None:
 
 
 def check_contract(loss: LossCalculator) -> None:
-    """Raise AssertionError where `loss` breaks what no loss may, whatever it means to do with ratios and advantages."""
+    """Raise AssertionError if `loss` breaks a rule that holds for every use of ratios and advantages."""
     for check in (
         _check_output,
         _check_masked,
@@ -140,7 +140,7 @@ def check_contract(loss: LossCalculator) -> None:
 
 
 def made_up_batch(loss: LossCalculator, *, seed: int = 0, on_policy: bool = False) -> LossBatch:
-    """Make a batch as `loss_batch`, with those optional fields that `loss` needs."""
+    """Make a batch like `loss_batch` that has only those optional fields which `loss` needs."""
     given = {"proximal_logprobs": "proximal", "reference_logprobs": "reference", "entropy": "entropy"}
     absent: dict[str, Any] = {field: None for field, need in given.items() if need not in loss.needs}
     return attrs.evolve(loss_batch(seed=seed, on_policy=on_policy), **absent)
@@ -166,6 +166,7 @@ def _check_masked(loss: LossCalculator) -> None:
     expected = _gradient(loss, batch)
     assert bool((expected[inside] != 0).any()), "no token gets a gradient"
     assert bool((expected[~inside] == 0).all()), "a masked token gets a gradient"
+    # `logprobs` is separate from the others: the same garbage in both would cancel out in the ratio.
     for names in (
         ("behaviour_logprobs", "proximal_logprobs", "reference_logprobs"),
         ("logprobs",),
@@ -191,7 +192,7 @@ def _check_zero_advantage(loss: LossCalculator) -> None:
 
 
 def check_slope(loss: LossCalculator, *, stops_gradient: bool = False) -> None:
-    """Raise AssertionError where the gradient is not the slope of the value; or is, though it should not be."""
+    """Raise AssertionError if the gradient is not the slope of the value, or if it is despite `stops_gradient`."""
     batch, step = made_up_batch(loss, seed=1), 1e-6
     slopes = []
     for token in range(len(batch.mask)):
@@ -211,13 +212,13 @@ def check_slope(loss: LossCalculator, *, stops_gradient: bool = False) -> None:
             slope,
             rtol=1e-6,
             atol=1e-7,
-            msg="the gradient at the log-probs is not the slope of the loss's value; a loss that means it so says "
-            "`stops_gradient = True`",
+            msg="the gradient with respect to the log-probs is not the slope of the loss's value; if that is on "
+            "purpose, set `stops_gradient = True` on the loss",
         )
 
 
 def check_reinforce(loss: LossCalculator) -> None:
-    """Raise AssertionError where the on-policy gradient is not that of -A log pi / N, for each aggregation's N."""
+    """Raise AssertionError if the on-policy gradient is not that of -A log pi / N, for each aggregation's N."""
     batch = made_up_batch(loss, on_policy=True)
     whole = -batch.advantages * batch.mask
     tokens = batch.expand(batch.seq_sum(torch.ones_like(batch.mask)))
@@ -243,7 +244,7 @@ def _check_order(loss: LossCalculator) -> None:
     batch = made_up_batch(loss)
     order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(1))
     permuted = _select(batch, order)
-    told = "tokens in another order get other losses or gradients: per_token must not depend on their places"
+    told = "tokens in another order get other losses or gradients; per_token must not depend on their positions"
     torch.testing.assert_close(loss.loss(permuted).per_token, loss.loss(batch).per_token[order], msg=told)
     torch.testing.assert_close(_gradient(loss, permuted), _gradient(loss, batch)[order], msg=told)
 
@@ -272,14 +273,15 @@ def _check_split(loss: LossCalculator) -> None:
             gradient,
             expected,
             msg=f"aggregation {config.aggregation}: micro-batches of whole sequences do not add up to the gradient of "
-            "the batch; per_token must not be divided by what one micro-batch alone knows, as the aggregation divides",
+            "the batch; per_token must not be divided by a count of one micro-batch, because the aggregation divides",
         )
+        # `agentcpm_rows` counts a row's kept tokens within its micro-batch, so a row must not be split.
         if not getattr(loss, "whole_sequences", False) and config.aggregation != "agentcpm_rows":
             torch.testing.assert_close(
                 _aggregated_gradient(loss, batch, tokens, config),
                 expected,
-                msg=f"{config.aggregation}: a token's loss depends on others of its sequence, and the loss does not "
-                "say so by `whole_sequences = True`",
+                msg=f"{config.aggregation}: a token's loss depends on other tokens of its sequence; if that is on "
+                "purpose, set `whole_sequences = True` on the loss",
             )
     _check_metrics_add_up(loss, batch, sequences)
 
@@ -338,7 +340,7 @@ def _total(output: LossOutput) -> Tensor:
 
 
 def _gradient(loss: LossCalculator, batch: LossBatch) -> Tensor:
-    """Gradient of the summed kept terms with respect to the log-probs. [N]."""
+    """Return the gradient of the sum of the kept terms with respect to the log-probs, [N]."""
     leaf = batch.logprobs.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(_total(loss.loss(attrs.evolve(batch, logprobs=leaf))), leaf)
     return gradient
@@ -347,7 +349,7 @@ def _gradient(loss: LossCalculator, batch: LossBatch) -> Tensor:
 def _aggregated_gradient(
     loss: LossCalculator, batch: LossBatch, parts: list[Tensor], config: AggregationConfig
 ) -> Tensor:
-    """Gradient of the aggregated loss, added up over micro-batches (masks over the tokens). [N]."""
+    """Return the gradient of the aggregated loss, summed over micro-batches (masks over the tokens), [N]."""
     leaf = batch.logprobs.detach().clone().requires_grad_()
     denominators = Denominators.count(batch.mask, batch.sequence, batch.num_sequences)
     for part in parts:
@@ -359,7 +361,7 @@ def _aggregated_gradient(
 
 
 def _select(batch: LossBatch, order: Tensor) -> LossBatch:
-    """The batch with its tokens in another order, or some of them."""
+    """Return the batch with its tokens in another order, or with some of its tokens."""
     tensors: dict[str, Any] = {
         item.name: value[order]
         for item in attrs.fields(LossBatch)

@@ -1,4 +1,4 @@
-"""Proof that a model builder keeps its contract: `ModelSuite` for pytest, `check_model` for scripts. Needs torch."""
+"""Conformance tests of model builders, which need torch: `ModelSuite` for pytest, `check_model` for scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONVERSATIONS: Sequence[Mapping[str, Any]] = (
 
 
 class ModelSuite(ConformanceSuite):
-    """What every model builder must do. Give the fixture `builder`, with its options bound."""
+    """Conformance tests of model builders; define the fixture `builder`: the function with its options bound."""
 
     @pytest.fixture
     def builder(self) -> Builder:
@@ -31,16 +31,16 @@ class ModelSuite(ConformanceSuite):
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `builder`")
 
     def test_it_writes_a_model_that_loads_and_talks(self, builder: Builder, tmp_path: Path) -> None:
-        """Weights, config, tokenizer and chat template, as any Hugging Face directory has them."""
+        """The directory has weights, config, tokenizer and chat template in the Hugging Face layout."""
         _check_model(builder, tmp_path)
 
     def test_the_same_seed_makes_the_same_weights(self, builder: Builder, tmp_path: Path) -> None:
-        """And another seed others."""
+        """Another seed makes other weights."""
         _check_seed(builder, tmp_path)
 
 
 def check_model(builder: Builder, folder: Path) -> None:
-    """Raise AssertionError where `builder` breaks its contract; writes into `folder`."""
+    """Raise AssertionError if `builder` breaks its contract; write into `folder`."""
     for number, check in enumerate((_check_model, _check_seed)):
         (folder / str(number)).mkdir()
         check(builder, folder / str(number))
@@ -57,8 +57,8 @@ def _check_model(builder: Builder, folder: Path) -> None:
     ids = Chat.from_directory(directory).encode("Find the key.")
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([list(ids)])).logits
-    assert torch.isfinite(logits).all(), "its first logits are not finite"
-    assert logits.shape[-1] > max(ids), "its tokenizer has tokens that the model has not"
+    assert torch.isfinite(logits).all(), "the model's logits are not all finite"
+    assert logits.shape[-1] > max(ids), "the tokenizer has tokens that the model does not have"
 
 
 def _check_seed(builder: Builder, folder: Path) -> None:
@@ -66,6 +66,6 @@ def _check_seed(builder: Builder, folder: Path) -> None:
         load_file(_build(builder, folder / name, seed) / "model.safetensors")
         for name, seed in (("first", 0), ("again", 0), ("other", 1))
     )
-    assert first.keys() == again.keys(), "one seed made models with different weights"
-    assert all(torch.equal(first[name], again[name]) for name in first), "one seed made two models"
-    assert any(not torch.equal(first[name], other[name]) for name in first), "two seeds made one model"
+    assert first.keys() == again.keys(), "the same seed made models with different parameters"
+    assert all(torch.equal(first[name], again[name]) for name in first), "the same seed made different weights"
+    assert any(not torch.equal(first[name], other[name]) for name in first), "two seeds made the same weights"

@@ -1,4 +1,4 @@
-"""Checks of a whole plugin package, and a registry of one's own for tests."""
+"""Checks of a whole plugin package (`check_plugin`), and a registry with chosen plugins only (`isolated_plugins`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from agentrl_core.plugins.registry import Package, Registry
 from agentrl_testing.components import component_problems
 
 HEAVY = ("torch", "transformers", "openai", "anthropic", "langchain_core", "motor", "fastapi", "httpx2", "starlette")
-"""Modules that a hook module must not import: each would slow every `agentrl plugins list`."""
+"""Modules that a hook module must not import, because each of them would slow down `agentrl plugins list`."""
 
 
 def check_plugin(distribution: str, *, strict: bool = True) -> None:
-    """Raise `AssertionError` with every fault of an installed package that plugs in.
+    """Raise `AssertionError` that lists every fault of an installed plugin package.
 
-    Its metadata has a range on agentrl-core; its hook modules import, and without anything heavy; every name that it
-    registers loads, and passes what can be proved of its kind without a network, a folder or examples; nothing is a
-    near miss. With `strict` it is also described as one expects of a package that others install: with a summary, and
-    a README that shows what a config must say.
+    The checks: its metadata have a version range of agentrl-core; its hook modules can be imported and import no
+    heavy module; every registered name loads and passes those checks of its kind that need no network, folder or
+    examples; no function misses its hook by a wrong name or a missing `@hookimpl`. With `strict` the package also
+    needs a summary and a README that shows how to name its components in a config.
     """
     registry = load_registry()
     package = registry.package(distribution)
@@ -37,7 +37,7 @@ def check_plugin(distribution: str, *, strict: bool = True) -> None:
 
 
 def plugin_problems(package: Package, registry: Registry) -> list[str]:
-    """Return what keeps a package from working, one line each; empty for a sound one."""
+    """Return the faults that prevent a package from working, one line each."""
     if package.status != "ok":
         return [package.trouble]
     problems = [*_metadata_problems(package), *package.notes, *_heavy_imports(package)]
@@ -52,12 +52,13 @@ def plugin_problems(package: Package, registry: Registry) -> list[str]:
 
 
 def plugin_advice(package: Package) -> list[str]:
-    """Return what those who install a package would miss in its metadata, one line each."""
+    """Return advice on metadata that users of the package would miss, one line each."""
     if package.status != "ok" or canonical(package.distribution) == CORE:
         return []
     try:
         fields = _fields(package)
-    except PackageNotFoundError:  # a problem
+    # Damaged metadata are a fault, which `plugin_problems` reports.
+    except PackageNotFoundError:
         return []
     advice = [] if fields.get("Summary") else ["has no summary: write project.description"]
     description = str(fields.get("Description") or fields.get_payload())
@@ -67,7 +68,7 @@ def plugin_advice(package: Package) -> list[str]:
 
 @contextmanager
 def isolated_plugins(*plugins: object, core: bool = True) -> Iterator[Registry]:
-    """Give a registry that knows core and the given hook modules, classes or objects, and nothing that is installed.
+    """Yield a registry of core and the given hook modules, classes or objects, without the installed packages.
 
         class Mine:
             @hookimpl
@@ -77,8 +78,8 @@ def isolated_plugins(*plugins: object, core: bool = True) -> Iterator[Registry]:
         with isolated_plugins(Mine()) as registry:
             registry.load("scorers", "mine")
 
-    A plugin's distribution is called as its module, or its class. What the block adds to the import path is taken
-    away at its end, with the modules that came from there.
+    The distribution of a plugin has the name of its module or class. `core=False` leaves core out, too. At the end,
+    folders that the block added to the import path are removed, and so are modules that were imported from them.
     """
     manager = PluginManager()
     if core:
@@ -95,7 +96,8 @@ def isolated_plugins(*plugins: object, core: bool = True) -> Iterator[Registry]:
         added = {Path(folder) for folder in sys.path} - {Path(folder) for folder in path}
         sys.path[:] = path
         for name, module in list(sys.modules.items()):
-            if name in loaded:  # before the block: whatever has become of the path since, it did not come from there
+            # Imported before the block, so it cannot come from a folder that the block added.
+            if name in loaded:
                 continue
             file = getattr(module, "__dict__", {}).get("__file__")
             if file and added & set(Path(file).parents):
@@ -103,7 +105,7 @@ def isolated_plugins(*plugins: object, core: bool = True) -> Iterator[Registry]:
 
 
 def _fields(package: Package) -> Message:
-    """Return a package's metadata; raises PackageNotFoundError where they are damaged."""
+    """Return a package's metadata; raise PackageNotFoundError if they are damaged."""
     return cast("Message", metadata(package.distribution))
 
 
@@ -113,14 +115,17 @@ def _metadata_problems(package: Package) -> list[str]:
     try:
         _fields(package)
     except PackageNotFoundError:
-        return ["its metadata are damaged: reinstall it"]
+        return ["its metadata are damaged; reinstall the package"]
     if package.requires:
         return []
     return ['declares no range of agentrl-core: write dependencies = ["agentrl-core>=0.1,<0.2"]']
 
 
 def _heavy_imports(package: Package) -> list[str]:
-    """Return which heavy modules its hook modules drag in, seen from a fresh interpreter."""
+    """Return one line per heavy module that the package's hook modules import.
+
+    Imports them in a new interpreter, because this one has imported heavy modules already.
+    """
     modules = [
         point.module
         for item in find_distributions()

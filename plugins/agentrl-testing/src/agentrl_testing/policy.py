@@ -1,4 +1,4 @@
-"""Write a tiny policy with random weights: a complete model directory in a fraction of a second."""
+"""A tiny model with random weights for tests: `toy_policy` writes a complete model directory in under a second."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def toy_policy(
 ) -> Path:
     """Write model, tokenizer and chat template into `directory` and return it.
 
-    The tokenizer has one token per byte and the special tokens of ChatML and Hermes tool calls; `vocab_size` may
-    add token ids that stand for nothing. `options` go into the model's config (`rope_parameters`, `num_experts`, …).
+    The tokenizer has one token per byte plus the special tokens of ChatML and of Hermes tool calls. A larger
+    `vocab_size` adds token ids without a text. `options` go into the model's config (`rope_parameters`,
+    `num_experts`, …). Raises ValueError if `vocab_size` is smaller than the tokenizer.
     """
     if vocab_size < NUM_TOKENS:
         raise ValueError(f"vocab_size {vocab_size} is too small: the tokenizer has {NUM_TOKENS} tokens")
@@ -87,12 +88,13 @@ def toy_policy(
         bos_token_id=None,
         **options,
     )
+    # The fork keeps this seed from changing the random numbers of the test that calls this.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         auto: Any = AutoModelForCausalLM
         model = auto.from_config(config)
         for parameter in model.parameters():
-            # The usual 0.02 gives nearly uniform distributions, in which a wrong engine could hide.
+            # The usual standard deviation of 0.02 gives nearly uniform distributions, which would hide engine faults.
             parameter.data.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(directory)
     return directory

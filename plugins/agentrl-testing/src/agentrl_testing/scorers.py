@@ -1,4 +1,4 @@
-"""Proof that a scorer keeps its contract: `ScorerSuite` for pytest, `check_scorer` for scripts."""
+"""Conformance tests of scorers: `ScorerSuite` for pytest, `check_scorer` for scripts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from agentrl_core.types import Record, Task
 from agentrl_testing.base import ConformanceSuite
 
 Example: TypeAlias = "tuple[Mapping[str, Any], float | None]"
-"""Arguments of `score_request`, and the value that the scorer must give; None is no score."""
+"""Arguments of `score_request`, and the value that the scorer must return; None means no score."""
 
 
 def score_request(answer: str, reference: str | None = None, **data: Any) -> ScoreRequest:
-    """Make a request as a run would: a task of one question, answered in one turn; `data` joins the task's row."""
+    """Make a request as in a run, for a task with one question that is answered in one turn.
+
+    `data` adds fields to the task's row.
+    """
     messages = [{"role": "user", "content": "question"}]
     row = {"id": "example", "query": "question", **data, "messages": messages}
     return ScoreRequest(
@@ -35,7 +38,7 @@ def score_request(answer: str, reference: str | None = None, **data: Any) -> Sco
 
 
 class ScorerSuite(ConformanceSuite):
-    """What every scorer must do. Give the fixtures `scorer` and `examples` (a list of `Example`)."""
+    """Conformance tests of scorers; define the fixtures `scorer` and `examples` (a list of `Example`)."""
 
     @pytest.fixture
     def scorer(self) -> Any:
@@ -48,39 +51,39 @@ class ScorerSuite(ConformanceSuite):
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `examples`")
 
     def test_the_signature_is_one_that_scorers_have(self, scorer: Any) -> None:
-        """It takes a request, or an answer and a reference."""
+        """The scorer takes a request, or an answer and a reference."""
         normalize_scorer(scorer, "scorer")
 
     def test_every_example_gets_its_value(self, scorer: Any, examples: Sequence[Example]) -> None:
-        """The examples, at least one of them, score as they say."""
+        """There is at least one example, and each gets its expected value."""
         assert examples, "give at least one example"
         _check_values(scorer, examples)
 
     def test_the_same_request_gets_the_same_value_in_any_order(self, scorer: Any, examples: Sequence[Example]) -> None:
-        """Nothing is remembered from one request to the next, nor mixed up between concurrent ones."""
+        """The scorer keeps no state between requests and does not mix up concurrent requests."""
         _check_repeatable(scorer, examples)
 
     def test_the_request_is_left_as_it_is(self, scorer: Any, examples: Sequence[Example]) -> None:
-        """Task and messages belong to the run."""
+        """The scorer does not change the task and the messages, which belong to the run."""
         _check_untouched(scorer, examples)
 
     def test_an_empty_answer_is_judged(self, scorer: Any, examples: Sequence[Example]) -> None:
-        """An agent that answered nothing is wrong, not an error."""
+        """An empty answer is a wrong answer, not an error."""
         _check_empty_answer(scorer, examples)
 
     def test_a_missing_reference_is_no_score_where_one_is_needed(
         self, scorer: Any, examples: Sequence[Example]
     ) -> None:
-        """A scorer that declares `needs_reference` never invents a value without it."""
+        """A scorer that declares `needs_reference` returns no value without a reference."""
         _check_missing_reference(scorer, examples)
 
     def test_odd_answers_are_judged_in_time(self, scorer: Any, examples: Sequence[Example]) -> None:
-        """No text that a model may write makes it fail or hang; only `EpisodeError` says that there is no score."""
+        """No text of a model makes the scorer hang or raise; only `EpisodeError` may say that there is no score."""
         _check_odd_answers(scorer, examples)
 
 
 def check_scorer(scorer: Any, examples: Sequence[Example] = ()) -> None:
-    """Raise PluginError, EpisodeError or AssertionError where `scorer` breaks its contract; prints nothing.
+    """Raise PluginError, EpisodeError or AssertionError if `scorer` breaks its contract; print nothing.
 
     check_scorer(my_scorer, [({"answer": "4", "reference": "4"}, 1.0)])
     """
@@ -96,7 +99,7 @@ def check_scorer(scorer: Any, examples: Sequence[Example] = ()) -> None:
 
 
 def _run(scorer: NormalizedScorer, *requests: ScoreRequest) -> list[Any]:
-    """Score requests at the same time; a Score becomes its value."""
+    """Score requests concurrently; return the value of each Score."""
 
     async def score_all() -> list[Any]:
         return await asyncio.gather(*(scorer(request) for request in requests))
@@ -141,7 +144,7 @@ def _check_missing_reference(scorer: Any, examples: Sequence[Example]) -> None:
         return
     for arguments, _ in examples:
         request = attrs.evolve(score_request(**arguments), reference=None)
-        # Past the rollout's own check, which would hide what the scorer does.
+        # Switch off the check of NormalizedScorer, which would raise before the scorer is called.
         (found,) = _run_or_none(attrs.evolve(normalized, needs_reference=False), request)
         assert found is None, f"{arguments}: expected no score without a reference, found {found}"
 
@@ -173,11 +176,11 @@ _ODD_ANSWERS = (
     "\0", "\ud800", "\N{BUTTERFLY}\u202e", "\n" * 1000, "a" * 1_000_000, "a" * 5000 + "!", "9" * 5000, "(" * 20_000,
     "[" * 100_000, '{"a":' * 20_000, "\\boxed{" * 5000, "```python\n" * 5000, "1e999", "NaN", "-" * 10_000, "1/0",
 )  # fmt: skip
-"""Texts that have broken parsers: control characters, half a surrogate pair, depth, length, numbers without bounds."""
+"""Texts that have broken parsers: control characters, half a surrogate pair, deep nesting, length, huge numbers."""
 
 
 def _run_or_none(scorer: NormalizedScorer, request: ScoreRequest) -> list[Any]:
     try:
         return _run(scorer, request)
-    except Exception:  # noqa: BLE001  (to the rollout, any exception is no score)
+    except Exception:  # noqa: BLE001  (the rollout treats every exception as no score)
         return [None]

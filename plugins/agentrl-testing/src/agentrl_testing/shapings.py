@@ -1,4 +1,4 @@
-"""Proof that a shaping keeps its contract: `ShapingSuite` for pytest, `check_shaping` for scripts."""
+"""Conformance tests of reward shapings: `ShapingSuite` for pytest, `check_shaping` for scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GROUPS: tuple[tuple[float, ...], ...] = ((1.0,), (0.0, 1.0), (0.0, 0.0, 0.0), (
 
 
 class ShapingSuite(ConformanceSuite):
-    """What every shaping must do. Give the fixture `shaping`."""
+    """Conformance tests of shapings; define the fixture `shaping`."""
 
     @pytest.fixture
     def shaping(self) -> Shaping:
@@ -28,24 +28,24 @@ class ShapingSuite(ConformanceSuite):
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `shaping`")
 
     def test_every_record_gets_one_finite_reward(self, shaping: Shaping) -> None:
-        """Groups of one and of equal rewards included."""
+        """Also for groups of one record and of equal rewards."""
         _check_finite(shaping)
 
     def test_the_same_group_is_shaped_the_same_twice_and_left_as_it_is(self, shaping: Shaping) -> None:
-        """A run that is resumed shapes as it did."""
+        """A resumed run must shape rewards as before."""
         _check_repeatable(shaping)
 
     def test_the_order_of_the_records_does_not_matter(self, shaping: Shaping) -> None:
-        """A group the other way round gets the same rewards the other way round."""
+        """Records in reverse order get the same rewards in reverse order."""
         _check_order(shaping)
 
     def test_it_bounds_only_what_it_is_given(self, shaping: Shaping) -> None:
-        """Where it has `bound`: finite advantages of the same interactions."""
+        """For shapings with `bound`: it returns finite advantages of the same interactions."""
         _check_bounds(shaping)
 
 
 def check_shaping(shaping: Shaping) -> None:
-    """Raise AssertionError where `shaping` breaks its contract; prints nothing."""
+    """Raise AssertionError if `shaping` breaks its contract; print nothing."""
     for check in (_check_finite, _check_repeatable, _check_order, _check_bounds):
         check(shaping)
 
@@ -62,9 +62,9 @@ def _check_repeatable(shaping: Shaping) -> None:
         group, given = made_up_group(rewards), list(rewards)
         before = copy.deepcopy(group)
         first = list(shaping.shape(group, given))
-        assert (group, given) == (before, list(rewards)), f"rewards {rewards}: the shaping changed what it was given"
+        assert (group, given) == (before, list(rewards)), f"rewards {rewards}: the shaping changed its arguments"
         assert list(shaping.shape(group, given)) == first, (
-            f"rewards {rewards}: the same group was shaped otherwise the second time"
+            f"rewards {rewards}: the same group got other rewards the second time"
         )
 
 
@@ -74,7 +74,7 @@ def _check_order(shaping: Shaping) -> None:
         found = list(shaping.shape(group, rewards))
         turned = list(shaping.shape(attrs.evolve(group, episodes=group.episodes[::-1]), rewards[::-1]))
         assert turned[::-1] == pytest.approx(found), (
-            f"rewards {rewards}: the order of a group's records changes what they get"
+            f"rewards {rewards}: the order of a group's records changes their rewards"
         )
 
 

@@ -1,4 +1,4 @@
-"""The suite that every store passes: nothing lost or changed on the way, groups handed out once and in order."""
+"""Conformance suite of stores: no data lost or changed, groups handed out once and in order, runs resumable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ Reopen: TypeAlias = Callable[[], Store]
 
 _fresh = itertools.count()
 
-_texts = st.text(max_size=20)  # no lone surrogates: HTTP's JSON has none either
+# `st.text` draws no lone surrogates; messages that arrive over HTTP as UTF-8 have none either.
+_texts = st.text(max_size=20)
 _ids = st.text(string.ascii_lowercase + string.digits, min_size=4, max_size=8)
 _floats = st.floats(allow_nan=False, allow_infinity=False)
 _times = st.floats(0, 4e9)
@@ -74,7 +75,7 @@ _token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=40).map(tuple)
 
 @st.composite
 def _interactions(draw: st.DrawFn) -> Interaction:
-    """Draw one LLM call of any shape, as a gateway could make it; `record_id` and `seq` are set by the test."""
+    """Draw an arbitrary LLM call as a gateway could record it; the test sets `record_id` and `seq`."""
     output_ids = draw(_token_ids)
     count = len(output_ids)
     return Interaction(
@@ -118,7 +119,7 @@ _finals = st.builds(
     finished_at=_times,
 )
 
-# Examples share the suite's store: each uses a run and ids of its own.
+# All examples share the suite's store, because each uses new ids and a new run.
 _shared_store = settings(
     max_examples=30,
     deadline=None,
@@ -127,7 +128,9 @@ _shared_store = settings(
 
 
 class StoreSuite(ConformanceSuite):
-    """Proves a `Store`. Fixtures: `store`, an empty one, closed by the suite; `reopen`, which opens it once more.
+    """Conformance tests of stores; define `store`, an empty store, and `reopen`, a function that opens it once more.
+
+    The suite closes `store`.
 
     class TestSQLiteStore(StoreSuite):
         @pytest.fixture
@@ -144,7 +147,7 @@ class StoreSuite(ConformanceSuite):
         yield
         asyncio.run(store.close())
 
-    # --- nothing is lost or changed ---
+    # --- No data is lost or changed ---
 
     def test_runs_come_back_in_order_with_every_field(self, store: Store) -> None:
         config = {"name": "è 😀", "trainer": {"lr": 4e-4, "steps": 3}, "eval": None}
@@ -178,6 +181,7 @@ class StoreSuite(ConformanceSuite):
         async def scenario() -> list[Task]:
             run = await _create_run(store)
             await store.add_tasks(run, tasks)
+            # The first row of an id stays.
             await store.add_tasks(run, [attrs.evolve(task, answer="other") for task in tasks])
             return await store.tasks(run)
 
@@ -213,6 +217,7 @@ class StoreSuite(ConformanceSuite):
             run = await _create_run(store)
             await store.flush()
             await store.add_step(_step(run, 1))
+            # Nothing is left to flush the second time, which must not fail.
             await store.flush()
             await store.flush()
             other = reopen()
@@ -307,6 +312,7 @@ class StoreSuite(ConformanceSuite):
         asyncio.run(scenario())
 
     def test_logprobs_keep_their_32_bits(self, store: Store) -> None:
+        # Values that 32 bits cannot hold exactly, and a negative zero.
         logprobs = (-0.1, -1e-7, -123.456, -0.0)
 
         async def scenario() -> tuple[float, ...]:
@@ -367,7 +373,7 @@ class StoreSuite(ConformanceSuite):
         for episode in taken.episodes:
             assert [interaction.seq for interaction in episode.interactions] == list(range(calls_each))
 
-    # --- records change state once ---
+    # --- Records change their state once ---
 
     def test_only_the_first_finish_counts(self, store: Store) -> None:
         async def scenario() -> None:
@@ -446,7 +452,7 @@ class StoreSuite(ConformanceSuite):
 
         asyncio.run(scenario())
 
-    # --- groups are taken once, in order ---
+    # --- Groups are taken once, in order ---
 
     def test_groups_are_taken_in_the_order_of_their_submission(self, store: Store) -> None:
         async def scenario() -> None:
@@ -470,6 +476,7 @@ class StoreSuite(ConformanceSuite):
                 (1, 0, Outcome.REJECTED),
                 (0, 1, Outcome.SCORED),
             ]
+            # Slot 0 was retried, slot 1 has no scored record, and slot 3 (below) is still running.
             for sample_index, attempt, outcome in outcomes:
                 record = await _add_record(store, run, name, sample_index=sample_index, attempt=attempt)
                 await store.add_interaction(run, _call(record))
@@ -490,8 +497,9 @@ class StoreSuite(ConformanceSuite):
             await store.finish_group(run, names[1], usable=True)
             await store.finish_group(run, names[2], usable=True)
             taking = asyncio.create_task(store.take_groups(run, 2))
+            # Let the task reach its wait.
             for _ in range(3):
-                await asyncio.sleep(0)  # lets the task reach its wait
+                await asyncio.sleep(0)
             assert not taking.done()
             await store.finish_group(run, names[0], usable=False)
             assert [group.id for group in await taking] == names[1:]
@@ -507,7 +515,7 @@ class StoreSuite(ConformanceSuite):
                 await store.finish_group(run, name, usable=True)
             (first,) = await store.take_groups(run, 1, ahead=Ahead(version=0, max_lag=2, per_step=1))
             assert first.id == names[1]
-            # Two of version 0 are left: one for this version, and one for the next, which is the last that may.
+            # Two groups of version 0 are left. Only this step and the next may still take them, one each.
             taking = asyncio.create_task(store.take_groups(run, 1, ahead=Ahead(version=1, max_lag=2, per_step=1)))
             await asyncio.sleep(0)
             assert not taking.done()
@@ -583,7 +591,7 @@ class StoreSuite(ConformanceSuite):
 
         asyncio.run(scenario())
 
-    # --- steps, versions, resuming ---
+    # --- Steps, versions, resuming ---
 
     def test_steps_come_back_with_what_they_consumed(self, store: Store) -> None:
         step = _step("", 1, groups=("g-1", "g-2"), records=("r-1",), metrics={"reward/mean": 0.1, "loss/value": -1e-9})
@@ -624,7 +632,8 @@ class StoreSuite(ConformanceSuite):
                 assert [group.id for group in await store.take_groups(run, 1)] == [group_of_step]
                 await store.add_step(_step(run, step, groups=(group_of_step,)))
                 await store.add_version(run, step, step=step)
-            await store.take_groups(run, 1)  # its step never came
+            # A group that was taken for a step that was never recorded.
+            await store.take_groups(run, 1)
             await store.finish_record(attrs.evolve(records[0], outcome=Outcome.SCORED, reward=0.5))
             await store.close_sampling(run)
 
@@ -651,7 +660,8 @@ class StoreSuite(ConformanceSuite):
         async def scenario() -> None:
             run = await _create_run(store)
             names = [await _add_group(store, run, index=index) for index in (0, 1, 2, 3, 1)]
-            names.append(await _add_group(store, run, index=2, version=1))  # sampled by the weights of step 1
+            # Sampled with the weights of step 1, so its failure does not count for a run that resumes from step 1.
+            names.append(await _add_group(store, run, index=2, version=1))
             for name in (names[1], names[2], names[4], names[5]):
                 await store.finish_group(run, name, usable=False)
             await store.add_step(_step(run, 1, groups=(names[3],)))
@@ -724,7 +734,7 @@ async def _add_record(
 
 
 def _call(record: Record, *, seq: int = 0, **fields: Any) -> Interaction:
-    """Make a small interaction of `record`."""
+    """Return a small interaction of `record`."""
     default = {
         "prompt_ids": (1, 2),
         "output_ids": (3,),
@@ -737,7 +747,7 @@ def _call(record: Record, *, seq: int = 0, **fields: Any) -> Interaction:
 
 
 def _session(record: Record, **fields: Any) -> SessionRow:
-    """Make a session of `record`."""
+    """Return a session of `record`."""
     default = {"task_id": "t", "key_hash": b"key", "token_hash": b"token", "seed_key": (0, 2**62), "opened_at": 2.0}
     policy = {"temperature": 0.5, "max_tokens": None}
     ids = {"record_id": record.id, "run_id": record.run_id, "group_id": record.group_id}
@@ -745,6 +755,6 @@ def _session(record: Record, **fields: Any) -> SessionRow:
 
 
 def _step(run: str, step: int, **fields: Any) -> StepRow:
-    """Make a step that published the version of its number."""
+    """Return a step whose published version equals its number."""
     default = {"version": step, "groups": (), "records": (), "metrics": {}}
     return StepRow(run_id=run, step=step, **{**default, **fields})

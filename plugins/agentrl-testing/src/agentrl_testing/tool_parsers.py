@@ -1,4 +1,4 @@
-"""Proof that a tool-call parser keeps its contract: `ToolParserSuite` for pytest, `check_tool_parser` for scripts."""
+"""Conformance tests of tool-call parsers: `ToolParserSuite` for pytest, `check_tool_parser` for scripts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from agentrl_core.chat.tokenizer import StreamDecoder
 
 Example: TypeAlias = "tuple[str, str, Sequence[tuple[str, Mapping[str, Any]]]]"
-"""A reply's text, the content that is left of it, and the name and arguments of each call."""
+"""Text of a reply, its content without the tool calls, and name and arguments of each tool call."""
 
 _TEXTS = ("", "Just words.", "  \n\t", "{", '{"name": "f"}', "<", "\ud83c[1, 2", "é 晴 \u2028", "a" * 2000)
-"""What a policy may say that is no call, or not one of this format."""
+"""Replies of a policy without a tool call, or with text that only resembles one."""
 
 
 class ToolParserSuite(ConformanceSuite):
-    """What every tool-call parser must do. Give the fixtures `parser` and `examples` (a list of `Example`)."""
+    """Conformance tests of tool-call parsers; define the fixtures `parser` and `examples` (a list of `Example`)."""
 
     @pytest.fixture
     def parser(self) -> ToolParser:
@@ -33,29 +33,29 @@ class ToolParserSuite(ConformanceSuite):
 
     @pytest.fixture
     def examples(self) -> Sequence[Example]:
-        """Return replies with their content and calls."""
+        """Return replies with their content and tool calls."""
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `examples`")
 
     def test_every_example_is_read_as_it_says(self, parser: ToolParser, examples: Sequence[Example]) -> None:
-        """Content and calls of whole replies."""
+        """Whole replies give the expected content and tool calls."""
         assert examples, "give at least one example"
         _check_examples(parser, examples)
 
     def test_a_streamed_reply_is_read_as_a_whole_one(self, parser: ToolParser, examples: Sequence[Example]) -> None:
-        """Character by character, and nothing is taken back that was given out."""
+        """Read character by character, the reply is the same, and no content that was sent is taken back."""
         _check_streams(parser, [text for text, *_ in examples])
 
     def test_a_cut_reply_is_read_without_an_error(self, parser: ToolParser, examples: Sequence[Example]) -> None:
-        """A generation may end at any place; a call that is cut is reported."""
+        """A generation may end at any place; a tool call that is cut off is reported as an error."""
         _check_cuts(parser, examples)
 
     def test_other_text_stays_what_it_is(self, parser: ToolParser) -> None:
-        """No text makes it raise, and none is lost."""
+        """No text makes the parser raise, and no text is lost."""
         _check_other_texts(parser)
 
 
 def check_tool_parser(parser: ToolParser, examples: Sequence[Example] = ()) -> None:
-    """Raise AssertionError, or what the parser raises, where it breaks its contract; prints nothing."""
+    """Raise AssertionError, or the parser's own exception, if it breaks its contract; print nothing."""
     _check_examples(parser, examples)
     _check_streams(parser, [*(text for text, *_ in examples), *_TEXTS])
     _check_cuts(parser, examples)
@@ -81,7 +81,7 @@ def _check_streams(parser: ToolParser, texts: Sequence[str]) -> None:
             _calls(whole),
             len(whole.errors),
         ), text
-        assert pieces == whole.content, f"{text!r}: {pieces!r} was given out, {whole.content!r} is the content"
+        assert pieces == whole.content, f"{text!r}: streamed the content {pieces!r}, expected {whole.content!r}"
 
 
 def _check_cuts(parser: ToolParser, examples: Sequence[Example]) -> None:
@@ -90,7 +90,7 @@ def _check_cuts(parser: ToolParser, examples: Sequence[Example]) -> None:
             reply = _whole(parser, text[:end])
             begun = any(opener in text[:end] for opener in parser.openers)
             told = len(reply.tool_calls) + len(reply.errors)
-            assert told or not begun, f"{text[:end]!r} begins a call, and neither a call nor an error is told"
+            assert told or not begun, f"{text[:end]!r} begins a tool call, but the parser reports no call and no error"
             assert len(reply.tool_calls) <= len(calls), f"{text[:end]!r}: {_calls(reply)}"
 
 
@@ -110,7 +110,7 @@ def _whole(parser: ToolParser, text: str) -> ParsedReply:
 
 
 def _streamed(parser: ToolParser, text: str) -> tuple[ParsedReply, str]:
-    """The reply, and the content as it was given out piece by piece."""
+    """Return the reply of a stream, and the content that was sent while it was read."""
     replies = ReplyFormat(parser, REASONING_FORMATS["none"])
     reader = ReplyReader(
         cast("StreamDecoder", _Characters()),
@@ -123,7 +123,7 @@ def _streamed(parser: ToolParser, text: str) -> tuple[ParsedReply, str]:
 
 
 class _Characters:
-    """A decoder for which every character is a token."""
+    """A stream decoder in which every character is a token."""
 
     def feed(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))

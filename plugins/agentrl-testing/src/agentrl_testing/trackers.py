@@ -1,4 +1,4 @@
-"""Proof that a tracker keeps its contract: `TrackerSuite` for pytest, `check_tracker` for scripts."""
+"""Conformance tests of trackers: `TrackerSuite` for pytest, `check_tracker` for scripts."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
     from agentrl_core.api.trackers import Tracker
 
 TrackerFactory: TypeAlias = "Callable[[Path], Tracker]"
-"""Makes a tracker for a run's folder."""
+"""Function from a run directory to a tracker."""
 
 
 class TrackerSuite(ConformanceSuite):
-    """What every tracker must do. Give the fixture `tracker_factory`: from a run's folder to a tracker."""
+    """Conformance tests of trackers; define the fixture `tracker_factory`, a function from a run directory to one."""
 
     @pytest.fixture
     def tracker_factory(self) -> TrackerFactory:
-        """Return a function that makes a tracker for a folder."""
+        """Return a function that makes a tracker for a run directory."""
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `tracker_factory`")
 
     def test_it_follows_a_run_from_its_start_to_its_end(self, tracker_factory: TrackerFactory, tmp_path: Path) -> None:
-        """Notices, evaluations and steps, with values that are no numbers, and closing twice."""
+        """The tracker accepts notices, evaluations, steps, NaN values and a second `close`."""
         _check_whole_run(tracker_factory, tmp_path)
 
     def test_it_takes_the_end_of_a_run_that_never_began(self, tracker_factory: TrackerFactory, tmp_path: Path) -> None:
-        """A run may fail while it is prepared."""
+        """A run may fail during its preparation, before `run_started` is called."""
         _check_failed_run(tracker_factory, tmp_path)
 
     def test_it_goes_on_in_the_folder_of_a_resumed_run(self, tracker_factory: TrackerFactory, tmp_path: Path) -> None:
-        """What is there stays there."""
+        """A second tracker in the same folder keeps the files of the first."""
         _check_resumed(tracker_factory, tmp_path)
 
 
 def check_tracker(tracker_factory: TrackerFactory, run_dir: Path) -> None:
-    """Raise AssertionError, or what the tracker raises, where it breaks its contract; writes into `run_dir`."""
+    """Raise AssertionError, or the tracker's own exception, if it breaks its contract; write into `run_dir`."""
     for number, check in enumerate((_check_whole_run, _check_failed_run, _check_resumed)):
         folder = run_dir / str(number)
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Proof that an adapter works in another interpreter, where nothing of agentrl is installed."""
+"""Conformance suite of worker adapters, which run in another interpreter where agentrl is not installed."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ importlib.import_module(module)
 
 
 class WorkerAdapterSuite(ConformanceSuite):
-    """What every worker adapter must do. Give the fixtures `adapter` and `agent`, and `python` where it matters.
+    """Conformance tests of worker adapters; define the fixtures `adapter` and `agent`, and `python` if needed.
 
-    `adapter` is what is registered, "agentrl_crew.worker:adapt"; `agent` names an agent or a factory as a config
-    would, "/path/to/agents.py:build_crew"; `python` is the interpreter that has the framework. The agent answers in
-    a single LLM call what it is asked. The package under test must be installed.
+    `adapter` is the registered string, such as "agentrl_crew.worker:adapt". `agent` names an agent or a factory as in
+    a config, such as "/path/to/agents.py:build_crew". `python` is the interpreter that has the framework, by default
+    this one. The agent answers in a single LLM call. The package under test must be installed.
     """
 
     @pytest.fixture
     def adapter(self) -> str:
-        """Return what is registered."""
+        """Return the "module:attr" string that is registered."""
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `adapter`")
 
     @pytest.fixture
     def agent(self) -> str:
-        """Return the name of an agent."""
+        """Return the name of an agent or factory, as in a config."""
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `agent`")
 
     @pytest.fixture
@@ -64,14 +64,14 @@ class WorkerAdapterSuite(ConformanceSuite):
 
     @pytest.fixture
     def rehearsal(self, tmp_path: Path) -> Any:
-        """Play episodes with a policy that always says the same."""
+        """Yield a rehearsal whose policy gives the same reply to every prompt."""
         rehearsal = Rehearsal(tmp_path / "rehearsal", lambda prompt: "The answer is 4.")  # noqa: ARG005 - any
         yield rehearsal
         rehearsal.close()
 
     @pytest.fixture
     def resolved(self, agent: str, python: str, tmp_path: Path) -> ResolvedWorkflow:
-        """Return the agent in worker processes of the other interpreter."""
+        """Return a workflow that runs the agent in worker processes of the other interpreter."""
         config = AgentConfig(mode="subproc", python=python, subproc_max_workers=2)
         return resolve_in_workers(
             agent, registry=load_registry(), base_dir=tmp_path, rollout=RolloutConfig(agent=config)
@@ -79,11 +79,12 @@ class WorkerAdapterSuite(ConformanceSuite):
 
     @pytest.fixture
     def tasks(self) -> list[Task]:
-        """Return tasks whose question nobody else asks."""
+        """Return tasks with distinct questions."""
         return questions()
 
     def test_its_module_needs_nothing_of_agentrl(self, adapter: str) -> None:
-        """It is loaded from its package's folder alone, where agentrl_core is not installed."""
+        """The module can be loaded from its package's folder in an interpreter without agentrl_core."""
+        # A new process, because here agentrl_core is imported already.
         module = adapter.partition(":")[0]
         package = module.partition(".")[0]
         spec = importlib.util.find_spec(package)
@@ -94,13 +95,13 @@ class WorkerAdapterSuite(ConformanceSuite):
         assert done.returncode == 0, done.stderr
 
     def test_other_objects_are_left_to_others(self, adapter: str) -> None:
-        """It gives None for what is not of its framework."""
+        """The adapter returns None for an object that is not of its framework."""
         module, _, attribute = adapter.partition(":")
         assert getattr(importlib.import_module(module), attribute)(object(), {}) is None
 
     def test_an_agent_answers_with_the_policy(
         self, rehearsal: Rehearsal, resolved: ResolvedWorkflow, tasks: Sequence[Task]
     ) -> None:
-        """The task's messages are the agent's input, and the policy's words its reply."""
+        """The task's messages are the agent's input, and the policy's text is the agent's reply."""
         for number, episode in enumerate(rehearsal.play(resolved, tasks)):
             check_answered(episode, number)

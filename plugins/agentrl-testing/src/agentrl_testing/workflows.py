@@ -1,7 +1,7 @@
-"""Proof that an agent runs as a workflow: `Rehearsal` plays episodes, `WorkflowSuite` says what must hold.
+"""Conformance suite of workflows, and `Rehearsal`, which plays episodes of an agent without a model.
 
-Everything is real but the policy, which says what a script tells it: the gateway with its sessions, the store and
-the runner are those of a training run.
+Only the policy is fake: it gives scripted replies. The gateway with its sessions, the store and the runner are those
+of a training run.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 _RUN = "rehearsal"
 _CONTEXT_TOKENS = 65_536
-"""One token per byte: room for the prompts of any framework."""
+"""Context length of the fake policy. Its tokenizer has one token per byte, and frameworks send long prompts."""
 _NUM_CONCURRENT = 8
 _GRACE_S = 1.0
-"""Time that a cancelled agent has to clean up."""
+"""Time that a cancelled agent has for its cleanup."""
 _REWARD = 0.5
-"""What the rehearsal's scorer gives to a workflow that returns no reward."""
+"""Score of an episode whose workflow returns no reward."""
 
 
 class Rehearsal:
-    """Plays episodes of a workflow against a policy that answers `say(prompt)`.
+    """Player of episodes whose policy replies with `say(prompt)`.
 
-    `say` gets the rendered prompt and returns the policy's text, tool calls as the chat template writes them
-    (`<tool_call>{"name": "add", "arguments": {}}</tool_call>`). `directory` takes the files of the run.
+    `say` gets the rendered prompt and returns the policy's text, with tool calls in the form of the chat template
+    (`<tool_call>{"name": "add", "arguments": {}}</tool_call>`). The files of the run are written into `directory`.
     """
 
     def __init__(self, directory: Path, say: Callable[[str], str]) -> None:
@@ -58,7 +58,7 @@ class Rehearsal:
         self._chat = Chat.from_directory(directory)
         self._say = say
         self.engine = _Policy(replies=self._reply, model_dir=directory, context_length=_CONTEXT_TOKENS)
-        """Set `refuse` to let every call fail, `silent` to let it wait for ever; `calls` counts them."""
+        """Fake engine; set `refuse` to make every call fail, `silent` to make it hang; `calls` counts the calls."""
         self._store = SQLiteStore(path=directory / "rehearsal.db")
         self._gateway = Gateway(
             engine=self.engine,
@@ -79,7 +79,7 @@ class Rehearsal:
 
     @property
     def prompts(self) -> list[str]:
-        """What the policy was asked, as the chat template renders it, in the order of its replies' ends."""
+        """Prompts of the policy, as rendered by the chat template, in the order in which its replies ended."""
         return [self._chat.decode(list(entry.request.prompt_ids)) for entry in self.engine.log]
 
     def play(
@@ -90,10 +90,10 @@ class Rehearsal:
         timeout_s: float = 60.0,
         scorer: Callable[[ScoreRequest], Verdict] = lambda request: _REWARD,  # noqa: ARG005 - whatever the answer
     ) -> list[Episode]:
-        """Run one episode per task, all at once; they share one event loop, as the agents of a run do.
+        """Run one episode per task concurrently, on one event loop as in a run; return the episodes.
 
-        `scorer` judges the episodes for which the workflow returns no reward. The workers of a workflow go on until
-        `close`.
+        `scorer` scores the episodes for which the workflow returns no reward. The worker processes of a workflow are
+        kept until `close`.
         """
         runner = Runner(
             run=workflow,
@@ -114,6 +114,7 @@ class Rehearsal:
         async def all_at_once() -> list[Episode]:
             try:
                 return list(await asyncio.gather(*(episode(task) for task in tasks)))
+            # The next `play` uses the same loop and must not find clients of these agents.
             finally:
                 await close_borrowed()
 
@@ -122,7 +123,7 @@ class Rehearsal:
         return self._loop.run(all_at_once())
 
     def close(self) -> None:
-        """End the workflows' processes, stop the gateway and close the store."""
+        """End the worker processes, stop the gateway and the engine, and close the store."""
         for workers in self._workers:
             self._loop.run(workers.close())
         self._gateway.close()
@@ -136,25 +137,26 @@ class Rehearsal:
 
 
 class _Policy(ScriptedEngine):
-    """A scripted engine that can fail, and hang."""
+    """A scripted engine that can be told to fail or to hang."""
 
     refuse = False
     silent = False
     calls = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        """Say the reply, unless told otherwise."""
+        """Generate the reply, unless `refuse` or `silent` is set."""
         self.calls += 1
         if self.refuse:
             yield Chunk(ids=(), logprobs=(), version=self.version, finish_reason=FinishReason.ABORT)
             return
-        await (self.pause() if self.silent else self.resume())  # an abort ends a pause, as it does in every engine
+        # A paused engine is one that hangs: an abort still ends its requests, as in every engine.
+        await (self.pause() if self.silent else self.resume())
         async for chunk in super().generate(request):
             yield chunk
 
 
 class WorkflowSuite(ConformanceSuite):
-    """What every workflow must do. Give the fixtures `workflow` and `data`, and `say` where a reply must mean more.
+    """Conformance tests of workflows; define the fixtures `workflow` and `data`, and `say` for meaningful replies.
 
     class TestMathAgent(WorkflowSuite):
         @pytest.fixture
@@ -168,34 +170,34 @@ class WorkflowSuite(ConformanceSuite):
 
     @pytest.fixture
     def workflow(self) -> object:
-        """Return what the config would name, or the object itself."""
+        """Return the workflow's name as in a config, or the workflow itself."""
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `workflow`")
 
     @pytest.fixture
     def data(self) -> dict[str, Any]:
-        """Return one task's row."""
+        """Return the row of one task."""
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture `data`")
 
     @pytest.fixture
     def say(self) -> Callable[[str], str]:
-        """Return the policy: from the rendered prompt to its reply."""
+        """Return the policy, a function from the rendered prompt to the reply."""
         return lambda prompt: "<answer>4</answer>"  # noqa: ARG005 - the same to any prompt
 
     @pytest.fixture
     def rehearsal(self, tmp_path: Path, say: Callable[[str], str]) -> Any:
-        """Play episodes with the policy `say`."""
+        """Yield a rehearsal with the policy `say`."""
         rehearsal = Rehearsal(tmp_path / "rehearsal", say)
         yield rehearsal
         rehearsal.close()
 
     @pytest.fixture
     def resolved(self, workflow: object, tmp_path: Path) -> ResolvedWorkflow:
-        """Return the workflow as a run resolves it, with the packages that are installed."""
+        """Return the workflow as a run resolves it, with the installed packages."""
         return resolve_workflow(workflow, registry=load_registry(), base_dir=tmp_path)
 
     @pytest.fixture
     def tasks(self, data: dict[str, Any]) -> list[Task]:
-        """Return the row under several ids."""
+        """Return several tasks with the same row and distinct ids."""
         return [
             Task(id=f"{data['id']}-{number}", data=data, answer=data.get("answer")) for number in range(_NUM_CONCURRENT)
         ]
@@ -203,7 +205,7 @@ class WorkflowSuite(ConformanceSuite):
     def test_an_episode_ends_with_a_reward(
         self, rehearsal: Rehearsal, resolved: ResolvedWorkflow, tasks: Sequence[Task]
     ) -> None:
-        """It calls the policy and returns a reward, or None and leaves it to the scorer."""
+        """The workflow calls the policy and returns a reward, or None so that the scorer decides."""
         (episode,) = rehearsal.play(resolved, tasks[:1])
         assert episode.record.outcome is Outcome.SCORED, episode.record.detail
         assert episode.interactions
@@ -211,7 +213,10 @@ class WorkflowSuite(ConformanceSuite):
     def test_concurrent_episodes_do_not_disturb_each_other(
         self, rehearsal: Rehearsal, resolved: ResolvedWorkflow, tasks: Sequence[Task]
     ) -> None:
-        """Each makes the calls and gets the reward that it makes and gets alone; a closed client closes no other's."""
+        """Each episode has the calls and the reward of an episode that runs alone.
+
+        An agent that closes its client does not close the client of another.
+        """
         (alone,) = rehearsal.play(resolved, tasks[:1])
         for episode in rehearsal.play(resolved, tasks):
             assert episode.record.outcome is Outcome.SCORED, episode.record.detail
@@ -225,7 +230,7 @@ class WorkflowSuite(ConformanceSuite):
         tasks: Sequence[Task],
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """An episode that hangs in a call ends at its time limit, and nothing of it goes on."""
+        """An episode that hangs in a call ends at its time limit, and nothing of it is still running."""
         rehearsal.engine.silent = True
         with caplog.at_level(logging.WARNING):
             (episode,) = rehearsal.play(resolved, tasks[:1], timeout_s=0.5)

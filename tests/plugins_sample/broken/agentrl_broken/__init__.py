@@ -1,4 +1,4 @@
-"""Cannot be imported."""
+"""Sample plugin package that fails when it is imported."""
 
 import sglang_that_is_not_here  # noqa: F401, I001  # no linter can know whose it is
 from agentrl_core import hookimpl

@@ -1,1 +1,1 @@
-"""A sound plugin package."""
+"""Sample plugin package without faults."""

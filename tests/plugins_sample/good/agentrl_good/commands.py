@@ -1,4 +1,4 @@
-"""A command of the agentrl command line."""
+"""Sample command of the agentrl command line."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""Token F1."""
+"""Sample scorer: token F1."""
 
 
 def score(request):

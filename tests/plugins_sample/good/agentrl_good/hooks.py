@@ -1,4 +1,4 @@
-"""What this package plugs into agentrl."""
+"""Hook module of the sample package."""
 
 from agentrl_core import hookimpl
 

@@ -1,4 +1,4 @@
-"""A tracker with options."""
+"""Sample tracker with options."""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""Writes new plugin packages that pass their conformance suite as they are."""
+"""File generators: plugin packages for `agentrl plugins new`, and training folders for `agentrl init`."""

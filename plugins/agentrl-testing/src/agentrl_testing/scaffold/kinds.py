@@ -1,4 +1,4 @@
-"""What a new package of each kind is made of."""
+"""Table of the kinds of packages that `agentrl plugins new` can write: file names, entry point and usage of each."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Scaffold:
-    """One kind of component: what it is called in a new package, and how a user names it."""
+    """One kind of component: its names in a new package, and its usage by the package's users."""
 
     kind: str
-    """Of the registry: `scorers`."""
+    """Kind in the registry, such as `scorers`."""
     file: str
-    """Module of the component, and start of its template's name."""
+    """Name of the component's module, and beginning of its template's name."""
     attribute: str
-    """What is registered; empty for the package's class."""
+    """Attribute of the module that is registered; empty for the component's class, which has the package's name."""
     usage: str
-    """What a user writes; `$component` is the registered name."""
+    """Example for the package's README; `$component` is the registered name."""
     language: str = "yaml"
+    """Language of the example."""
     summary: str
 
 
@@ -138,7 +139,7 @@ rollout: {agent: {mode: subproc, python: ../crew-env/bin/python}}""",
         summary="A command for agentrl",
     ),
 }
-"""What `--kind` may say -> what is written."""
+"""Value of `--kind` -> parts of the package."""
 
 HOOK_MODULES = frozenset({"adapter"})
-"""Kinds that plug in by hooks, as one entry point is not all that they need."""
+"""Kinds that are registered by a hook module, because they need a hook beside their entry point."""

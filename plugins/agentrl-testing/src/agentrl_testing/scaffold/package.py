@@ -1,4 +1,4 @@
-"""Write a new plugin package: its metadata, one component, a README, and the tests that prove it."""
+"""Generator of `agentrl plugins new`: a package with metadata, one component, a README and conformance tests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PREFIX = "agentrl-"
 
 
 def write_package(name: str, kind: str, folder: Path) -> list[Path]:
-    """Write the package `name` with one component of `kind` into `folder`/`name`; returns its files.
+    """Write the package `name` with one component of `kind` into `folder`/`name`; return its files.
 
-    The component is registered under the name without `agentrl-`. Raises `PluginError` for a name that no package
-    can have, a kind that there is not, and a folder that exists.
+    The component is registered under the package's name without `agentrl-`. Raises `PluginError` for an invalid name,
+    an unknown kind or an existing folder.
     """
     scaffold = _scaffold(kind)
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
@@ -50,6 +50,7 @@ def write_package(name: str, kind: str, folder: Path) -> list[Path]:
 
 def _scaffold(kind: str) -> Scaffold:
     wanted = kind.replace("_", "-")
+    # `--kind` also accepts the registry's kind, such as `scorers` for `scorer`.
     for name, scaffold in SCAFFOLDS.items():
         if wanted in (name, scaffold.kind.replace("_", "-")):
             return scaffold
@@ -60,6 +61,7 @@ def _values(name: str, scaffold: Scaffold) -> dict[str, str]:
     component = name.removeprefix(_PREFIX)
     module = name.replace("-", "_")
     class_name = "".join(word.capitalize() for word in component.split("-"))
+    # `agentrl-4d` has the component `4d`, which cannot begin a class name.
     class_name = class_name if class_name[0].isalpha() else f"Plugin{class_name}"
     target = f"{module}.{scaffold.file}:{scaffold.attribute or class_name}"
     by_hook = scaffold.file in HOOK_MODULES
