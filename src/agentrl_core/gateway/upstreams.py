@@ -213,7 +213,10 @@ class Upstream:
         raise AssertionError("the last attempt returns or raises")
 
     def _authorization(self) -> Mapping[str, str]:
-        """Return the header with the key, read from the environment at each call: it may be set late and is not kept."""
+        """Return the header with the key; the environment is read at each call, so the key may be set late.
+
+        The key is kept nowhere.
+        """
         variable = self._config.api_key_env
         if variable is None:
             return {}
@@ -245,10 +248,10 @@ class Upstream:
 
     def _lost(self, error: ExchangeError) -> RequestError:
         if error.fault == "silent":
-            return self._failure(504, "upstream_timeout", f"said nothing for {self._config.timeout_s:g} s")
+            return self._failure(504, "upstream_timeout", f"sent nothing for {self._config.timeout_s:g} s")
         if error.fault == "too large":
             return self._failure(502, "upstream_error", f"sent too much: {error}")
-        return self._failure(502, "upstream_error", f"could not be asked: {error}")
+        return self._failure(502, "upstream_error", f"could not be called: {error}")
 
     def _unreadable(self, reply: ServerReply, error: Exception) -> RequestError:
         if isinstance(error, _UnreadableError):
@@ -376,7 +379,7 @@ def _whole(body: Any, *, most: int) -> tuple[list[UpstreamPiece], Usage | None]:
             raise _UnreadableError(f"sent choice {index} twice")
         message = choice["message"]
         if message.keys().isdisjoint(_SAYS):  # it would pass for an empty reply
-            raise _UnreadableError("sent a message without content, refusal, reasoning and tool calls")
+            raise _UnreadableError("sent a message without content, refusal, reasoning or tool calls")
         calls = tuple(_call(call) for call in message.get("tool_calls") or ())
         found[index] = UpstreamPiece(
             choice=index,

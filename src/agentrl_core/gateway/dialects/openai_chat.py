@@ -1,4 +1,4 @@
-"""Speak OpenAI's chat completions: check requests, build replies, encode streams."""
+"""Dialect of OpenAI's chat completions, `POST /v1/chat/completions`: requests, replies and streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class OpenAIChat:
-    """`POST /v1/chat/completions`."""
+    """Dialect of `POST /v1/chat/completions`."""
 
     id_prefix = "chatcmpl-"
 
@@ -113,7 +113,7 @@ def _choice(index: int, choice: Choice, request: ChatRequest, decode: Decode) ->
 
 @attrs.define
 class _Held:
-    """Tokens of one choice whose text has not been sent yet, and how many calls have been."""
+    """Tokens of one choice whose text is not sent yet, and the number of its tool calls that are."""
 
     ids: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
@@ -124,7 +124,10 @@ class _Held:
 
 @attrs.define(kw_only=True)
 class OpenAIChatWriter:
-    """Encodes one streamed reply: chunks of one id, `[DONE]` at the end."""
+    """Encodes one streamed reply as chunks with one id, and `[DONE]` at the end.
+
+    Token ids and log-probabilities are held back until there is text to send, so that no chunk has an empty delta.
+    """
 
     request: ChatRequest
     reply_id: str
@@ -134,11 +137,11 @@ class OpenAIChatWriter:
     _held: dict[int, _Held] = attrs.field(factory=lambda: defaultdict(_Held), init=False)
 
     def begin(self) -> bytes:
-        """Encode the chunks that name the role."""
+        """Encode the first chunk of each choice, which has the role."""
         return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.request.n))
 
     def delta(self, delta: Delta) -> bytes:
-        """Encode new text with all tokens since the last; empty bytes while there is none."""
+        """Encode new text or calls with all tokens since the last chunk; empty bytes if there are none."""
         held = self._held[delta.index]
         held.ids.extend(delta.ids)
         held.logprobs.extend(delta.logprobs)
@@ -201,6 +204,6 @@ class OpenAIChatWriter:
 
 
 def _errors(choice: Choice) -> Message:
-    """What the last chunk of a choice says beside its finish reason."""
+    """Build the delta of a choice's last chunk: the errors of its tool calls, if there are any."""
     errors = choice.interaction.output.get("tool_call_errors")
     return {"tool_call_errors": errors} if errors else {}

@@ -1,4 +1,4 @@
-"""Check messages and tools in OpenAI's shape, and bring them into the one form that templates see."""
+"""Check chat completions' messages and tools, and normalise them to the form that chat templates render."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _OPTIONAL_TEXTS = ("name", "reasoning_content")
 
 
 def parse_messages(value: Any) -> tuple[Message, ...]:
-    """Check a list of messages: content becomes text, arguments JSON text; unknown keys and nulls are dropped."""
+    """Check and normalise a list of messages.
+
+    Content becomes text (or parts with images), `arguments` JSON text; unknown keys and nulls are dropped, so that the
+    same conversation is recognised when a client sends it with other keys.
+    """
     if value is None:
         raise RequestError(400, "missing_required_parameter", "messages is missing", param="messages")
     if not isinstance(value, list) or not value:
@@ -40,7 +44,10 @@ def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _plain(raw: Any) -> Message | None:
-    """Return a message of nothing but role and text, as most are; None where more must be looked at."""
+    """Return a message that has only role and text; None if it needs the full checks.
+
+    Most messages are of this kind, and a long conversation is checked again with each call.
+    """
     if type(raw) is not dict or len(raw) != 2:  # noqa: PLR2004 - role and content
         return None
     role, content = raw.get("role"), raw.get("content")
@@ -71,7 +78,7 @@ def _message(raw: Any, where: str) -> Message:
 
 
 def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
-    """Text, or a list of parts where there are images."""
+    """Return content as text, or as a list of parts if it has images."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -86,7 +93,7 @@ def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
 
 
 def image_part(url: Any, where: str) -> dict[str, Any]:
-    """Make the part of an image, given as a data URL: the gateway fetches nothing."""
+    """Build the part of an image, which must be a data URL, as the gateway fetches no images."""
     if not isinstance(url, str) or not url.startswith("data:image/"):
         raise RequestError(
             400,
