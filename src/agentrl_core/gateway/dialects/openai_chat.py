@@ -126,7 +126,7 @@ class _Held:
 class OpenAIChatWriter:
     """Encodes one streamed reply as chunks with one id, and `[DONE]` at the end.
 
-    Token ids and log-probabilities are held back until there is text to send, so that no chunk has an empty delta.
+    Token ids and log-probabilities are held back until there is text or a tool call to send with them.
     """
 
     request: ChatRequest

@@ -1,4 +1,4 @@
-"""Encode a streamed reply as OpenAI's Responses API does: numbered events, one item after the other."""
+"""Encode a streamed reply as the Responses API's numbered events, one output item after another."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True)
 class _OpenItem:
-    """The thoughts or the message that grow at present."""
+    """Output item (reasoning or message) that is being streamed."""
 
     kind: str
-    """`rs` or `msg`."""
+    """Kind of item: `rs` (reasoning) or `msg` (message)."""
     where: dict[str, Any]
-    """Its id and its place, as all of its events name them."""
+    """Fields that identify the item in each of its events: its id and its indices."""
     texts: list[str] = attrs.field(factory=list)
     logprobs: list[Mapping[str, Any]] = attrs.field(factory=list)
 
@@ -50,30 +50,30 @@ class _OpenItem:
 class ResponsesWriter:
     """Encodes one streamed reply.
 
-    Text behind a call, or behind a later thought, begins another message item; the final response, as one that is
-    not streamed, has it all in one.
+    Text after a call, or after later reasoning, starts another message item. The final response has all text in one
+    message, like a response that is not streamed.
     """
 
     request: ChatRequest
     begun: Mapping[str, Any]
-    """The response before its first token."""
+    """Response object as it is before the first token."""
     decode: Decode
     _number: int = attrs.field(default=0, init=False)
-    """Of the next event."""
+    """Sequence number of the next event."""
     _counts: dict[str, int] = attrs.field(factory=lambda: {"rs": 0, "msg": 0, "fc": 0}, init=False)
-    """Items begun, by kind."""
+    """Number of items begun, by kind."""
     _open: _OpenItem | None = attrs.field(default=None, init=False)
     _held: list[Mapping[str, Any]] = attrs.field(factory=list, init=False)
-    """Logprobs of tokens whose text has not been sent yet."""
+    """Log-probabilities of tokens whose text is not sent yet."""
 
     def begin(self) -> bytes:
-        """Encode the response as it is before its first token."""
+        """Encode the response as it is before the first token."""
         return self._event("response.created", response=self.begun) + self._event(
             "response.in_progress", response=self.begun
         )
 
     def delta(self, delta: Delta) -> bytes:
-        """Encode what is new; empty bytes where there is nothing to tell yet."""
+        """Encode new reasoning, text and calls; empty bytes if there are none."""
         if self.request.logprobs:
             self._held += delta.told_logprobs or logprobs_of(delta.ids, delta.logprobs, delta.top_logprobs, self.decode)
         if not delta.is_visible:
@@ -88,7 +88,7 @@ class ResponsesWriter:
         return b"".join(events)
 
     def end(self, reply: Reply) -> bytes:
-        """Encode the ends of what is open, and the whole response."""
+        """Encode the end of the open item, and the whole response."""
         events = []
         if not self._counts["msg"] and has_message(reply.first.interaction):
             events.append(self._switch("msg"))
@@ -97,7 +97,10 @@ class ResponsesWriter:
         return b"".join(events)
 
     def error(self, error: RequestError) -> bytes:
-        """Encode a failure in the middle of the stream: flat as documented, and nested as OpenAI's SDK raises it."""
+        """Encode a failure in the middle of the stream.
+
+        Its fields are flat, as OpenAI documents them, and also nested under `error`, where OpenAI's SDK reads them.
+        """
         described = openai_error(error)["error"]
         flat = {key: described[key] for key in ("code", "message", "param")}
         return self._event("error", **flat, error=described)
@@ -108,7 +111,7 @@ class ResponsesWriter:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     def _place(self, kind: str) -> dict[str, Any]:
-        """Return the id and the place of a new item."""
+        """Return the id and the output index of a new item, and count it."""
         place = {
             "item_id": item_id(kind, self.begun["id"], self._counts[kind]),
             "output_index": sum(self._counts.values()),
@@ -117,7 +120,7 @@ class ResponsesWriter:
         return place
 
     def _switch(self, kind: str) -> bytes:
-        """Have an item of this kind open."""
+        """Encode the end of the open item and the begin of one of this kind, unless it is open already."""
         if self._open is not None and self._open.kind == kind:
             return b""
         closing = self._close("completed")
