@@ -60,7 +60,8 @@ class Answerer:
             read = functools.partial(self._read, dialect, request, session, is_large=num_bytes >= LARGE_BYTES)
             parsed, key, prompts = await self._large.run(session.record_id, num_bytes, read)
             attempt = await session.attempts.enter(key)
-            if attempt is not None and attempt.choices:  # a retry: the client missed this reply
+            # A retry of a call whose reply the client missed.
+            if attempt is not None and attempt.choices:
                 return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
             return await self._generate(dialect, session, parsed, attempt, prompts)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
@@ -81,7 +82,9 @@ class Answerer:
         This runs on a thread if the body is large. Tokenizing a large prompt must happen there, too, or it would block
         the event loop; for small bodies the prompts are None and built later, as a thread costs more than they do.
         """
+        # The key is a digest of the body, so it is read before `take_body` gives the body up.
         key, body = retry_key(request), decode_body(request.take_body())
+        # References are resolved before parsing: the dialect knows no session.
         if isinstance(dialect, OpenAIResponses):
             body = with_referenced_items(body, session.ledger)
         parsed = dialect.parse(body, request.headers)
@@ -119,6 +122,7 @@ class Answerer:
                 f"model {request.model!r} is an upstream, which takes chat messages only; send messages, not a prompt",
                 param="model",
             )
+        # Upstreams do not know the gateway's reply ids, so the conversation of `previous_response_id` is written out.
         request = self._service.continued(session, request)
         reply_id = self._service.forwarded_id(session, dialect.id_prefix)
         if request.stream:
@@ -136,10 +140,12 @@ class Answerer:
         upstream: Upstream,
         reply_id: str,
     ) -> AsyncGenerator[bytes, None]:
+        # 0 prompt tokens: an upstream reports its counts at the end only.
         writer = dialect.writer(request, reply_id, 0, self._service.chat.decode)
         begun = False
         try:
             with session.attempts.running(attempt, streamed=True):
+                # `aclosing` ends the provider's connection when the client disconnects, not at garbage collection.
                 pieces = self._forwarder.stream(session, request, upstream, reply_id, attempt)
                 async with aclosing(pieces):
                     async for piece in pieces:
@@ -167,6 +173,7 @@ class Answerer:
             with call.session.attempts.running(call.attempt, streamed=True):
                 async with aclosing(service.sample(call)) as chunks:
                     async for generation, chunk in chunks:
+                        # The head waits for the first chunk, so that a failure before it still gets an HTTP status.
                         head, begun = b"" if begun else writer.begin(), True
                         piece = generation.reader.feed(chunk.ids)
                         if data := head + writer.delta(_delta(generation.index, piece, chunk)):
@@ -197,7 +204,8 @@ def as_refusal(error: Exception) -> RequestError:
     if isinstance(error, UnavailableError):
         code = "rate_limit_exceeded" if error.status == _TOO_MANY else "engine_unavailable"
         return RequestError(error.status, code, str(error), retry_after_s=error.retry_after_s)
-    if isinstance(error, UnservableError | UnstorableError):  # 400, not 5xx: SDKs would retry in vain
+    # 400, although the request is well-formed: SDKs retry a 5xx, and the same request would fail again.
+    if isinstance(error, UnservableError | UnstorableError):
         return RequestError(400, "invalid_request", str(error))
     if isinstance(error, AgentRLError):
         _logger.error("LLM call failed: %s", error)

@@ -50,6 +50,7 @@ class Generation:
     @property
     def output_ids(self) -> tuple[int, ...]:
         """Ids of all sampled tokens. [T]."""
+        # A reply that is not streamed may come as one chunk, whose tuple needs no copy.
         if len(self.chunks) == 1:
             return self.chunks[0].ids
         return tuple(chain.from_iterable(chunk.ids for chunk in self.chunks))
@@ -148,7 +149,8 @@ def message_of(parsed: ParsedReply) -> Message:
     if parsed.reasoning:
         output["reasoning_content"] = parsed.reasoning
     if parsed.tool_calls:
-        output["content"] = parsed.content or None  # null beside calls, as in OpenAI's replies
+        # OpenAI's replies have null, not an empty text, beside tool calls.
+        output["content"] = parsed.content or None
         output["tool_calls"] = list(parsed.tool_calls)
     if parsed.errors:
         output["tool_call_errors"] = list(parsed.errors)

@@ -62,6 +62,8 @@ class Gateway:
         seed: int,
         admin_key: str | None = None,
     ) -> None:
+        # Order matters below: each part takes the ones before it. `control` needs `url`, which is known after `start`
+        # only, so it takes a function.
         self._chat = chat
         self._sampling = sampling
         self._config = config
@@ -275,6 +277,7 @@ class Gateway:
         if session.visit is not None:
             await self._visits.close(session)
             return tuple(sorted(session.interactions, key=lambda interaction: interaction.seq))
+        # Closed before the aborts: a call that is still being prepared is then refused at its first chunk.
         self._sessions.end(session)
         with session.lock:
             session.closed = True

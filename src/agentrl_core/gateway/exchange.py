@@ -20,7 +20,7 @@ Decode: TypeAlias = "Callable[[Sequence[int]], str]"
 """Function that returns the text of token ids."""
 
 TopLogprobs: TypeAlias = "tuple[tuple[tuple[int, float], ...], ...]"
-"""The likeliest tokens and their logprobs at each position, likeliest first. [T][K]"""
+"""Likeliest tokens and their logprobs at each position, likeliest first. [T][K]"""
 
 
 @attrs.frozen(kw_only=True)
@@ -29,7 +29,7 @@ class ToolChoice:
 
     mode: Literal["auto", "none", "required"] = "auto"
     names: tuple[str, ...] = ()
-    """The tools that may be called; empty: all."""
+    """Names of the tools that may be called; empty: all."""
 
 
 @attrs.frozen(kw_only=True)
@@ -151,7 +151,8 @@ class Reply:
         """Token counts of the call: an upstream's own report, else the sums over the choices."""
         if self.first.told_usage is not None:
             return self.first.told_usage
-        firsts = self.choices[:: self.request.n]  # one choice per prompt
+        # The `n` choices of a prompt share it, so one of them per prompt is counted.
+        firsts = self.choices[:: self.request.n]
         return Usage(
             prompt_tokens=sum(choice.prompt_tokens for choice in firsts),
             output_tokens=sum(len(choice.interaction.output_ids) for choice in self.choices),

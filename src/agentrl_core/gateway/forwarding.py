@@ -58,7 +58,7 @@ class Forwarder:
         self, session: Session, request: ChatRequest, upstream: Upstream, reply_id: str, attempt: Attempt | None
     ) -> Reply:
         """Request and store a reply that is not streamed; `RequestError` if the provider fails."""
-        session.check_open()
+        session.check_open()  # before the provider is called and paid
         heard = _Heard(request, reply_id, self._clock())
         for piece in await upstream.complete(request):
             heard.add(piece)
@@ -77,6 +77,7 @@ class Forwarder:
 
     async def _finish(self, session: Session, heard: _Heard, upstream: Upstream, attempt: Attempt | None) -> Reply:
         stored: concurrent.futures.Future[None] = concurrent.futures.Future()
+        # Under one lock with the check: a session that closes now either refuses this call or waits for its write.
         with session.lock:
             session.check_open()
             first = session.num_finished
@@ -105,6 +106,7 @@ class Forwarder:
             self.calls += len(interactions)
             kept = True
         finally:
+            # A reply that could not be stored is not given to a retry: it would be sent and be in no record.
             if attempt is not None:
                 attempt.settle(reply.choices if kept else None)
             session.writes.discard(stored)
@@ -186,6 +188,7 @@ class _Heard:
                 id=self._choice_id(index),
                 record_id=session.record_id,
                 seq=first_seq + index,
+                # An upstream returns no token ids, so nothing of its replies can be trained.
                 prompt_ids=(),
                 output_ids=(),
                 logprobs=(),

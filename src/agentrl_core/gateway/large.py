@@ -70,6 +70,7 @@ class LargeRequests:
         """
         if num_bytes < LARGE_BYTES:
             return work()
+        # A future of `concurrent.futures`, as callers may be on different event loops.
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
         with self._lock:
             self._check_open()
@@ -101,8 +102,10 @@ class LargeRequests:
             waiting = self._waiting.pop(session)
             future, work = waiting.popleft()
             if waiting:
-                self._waiting[session] = waiting  # reinserted, so behind all other sessions
+                # Reinserted at the dictionary's end, so behind all other sessions.
+                self._waiting[session] = waiting
             self._served.add(session)
+        # False if the client disconnected while the work was waiting: then it is not begun.
         if future.set_running_or_notify_cancel():
             started = time.thread_time()
             _settle(future, work)

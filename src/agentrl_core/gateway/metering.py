@@ -41,6 +41,7 @@ class _Steps(Generic[_T]):
         self._add = add
 
     def __await__(self) -> Generator[Any, Any, _T]:
+        # Driven by hand, as `await` would not show where the coroutine's own steps begin and end.
         steps = self._coroutine if hasattr(self._coroutine, "send") else self._coroutine.__await__()
         send, clock = steps.send, time.thread_time
         spent = 0.0

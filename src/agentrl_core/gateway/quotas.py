@@ -49,6 +49,7 @@ class Quotas:
             )
         if self.calls_per_minute is None:
             return
+        # The read and the write of the bucket are one step: calls of one session may come from several threads.
         with session.lock:
             wait_s = self._take_call(session.rate, self.calls_per_minute)
         if wait_s:

@@ -109,9 +109,11 @@ class Attempts:
                 earlier = self._take_missed(key) if key.name is None else self._named(key)
             if earlier is None:
                 return Attempt(key=key)
+            # Shielded, as a client that stops waiting must not cancel the future for all others.
             try:
                 reply = await asyncio.shield(asyncio.wrap_future(earlier.done))
             except asyncio.CancelledError:
+                # This retry had taken the reply over and lost it, too: a later retry may have it.
                 if key.name is None:
                     self._miss(earlier)
                 raise
@@ -147,6 +149,7 @@ class Attempts:
         try:
             yield
         except BaseException:
+            # A complete reply whose client is gone. Named attempts stay known anyway.
             if attempt.storing and not (named or streamed):
                 self._miss(attempt)
             raise
@@ -188,6 +191,7 @@ def retry_key(request: HttpRequest) -> RetryKey | None:
     name, count = request.headers.get("idempotency-key"), request.headers.get("x-stainless-retry-count")
     if name is None and count is None:
         return None
+    # The route belongs to the digest: one body may be valid for two APIs.
     route = request.path.rpartition("/")[2]
     digest = hashlib.blake2b(request.body, digest_size=16, person=route.encode()[:16]).digest()
     retries = int(count) if count is not None and count.isdecimal() and len(count) <= _MOST_DIGITS else 0

@@ -105,6 +105,7 @@ class SamplingPolicy:
 
     def _stop_token_ids(self, request: ChatRequest) -> tuple[int, ...]:
         more = [*self.more_stop_token_ids, *request.stop_token_ids]
+        # The agent may list the model's own end tokens; with `ignore_eos` they are removed even then.
         if self.ignore_eos or request.ignore_eos:
             return tuple(dict.fromkeys(token for token in more if token not in self.stop_token_ids))
         return tuple(dict.fromkeys([*self.stop_token_ids, *more]))
@@ -124,6 +125,7 @@ class SamplingPolicy:
     def _temperature(self, asked: float | None, *, training: bool) -> float:
         if asked is None or asked == self.temperature:
             return self.temperature
+        # Only where the agent's temperature would be used: `force` ignores it, and `refuse` has its own message.
         if 0 < asked < _LEAST_TEMPERATURE and (not training or self.other_temperature == "allow"):
             raise RequestError(
                 400,

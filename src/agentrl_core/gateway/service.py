@@ -196,6 +196,7 @@ class PolicyService:
         )
 
     def _reader(self, request: ChatRequest, prompt: Prompt, stop: tuple[str, ...], reply_id: str) -> ReplyReader:
+        # A raw prompt has no template whose markers for reasoning and calls could be parsed.
         if request.prompts:
             return self.chat.text_reader(stop=stop)
         return self.chat.reader(
@@ -314,11 +315,13 @@ class PolicyService:
         New calls continue from this number, so that no seed is used twice.
         """
         unseen = {interaction.sampling.seed for interaction in interactions if not interaction.upstream}
+        # Call numbers are not stored, but the seeds made from them are.
         seed_of = functools.partial(call_seed, self._seed, *session.seed_key)
         return _count_used(unseen, seed_of, most=len(interactions))
 
     async def abort_all(self, session: Session) -> None:
         """Abort the running generations of a closed session, and wait until its finished calls are stored."""
+        # A copy: generations leave `running` as they are aborted.
         for request_id in tuple(session.running):
             await self._engine.abort(request_id)
         with session.lock:
@@ -360,6 +363,7 @@ class PolicyService:
                 else:
                     yield item
         finally:
+            # After a failure or a disconnect, the other generations must not go on in the engine.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -388,6 +392,7 @@ class PolicyService:
         try:
             for interaction in interactions:
                 await self._store.add_interaction(self._run_id, interaction)
+            # Only after the store has them: a write that fails must leave no trace in the session.
             with session.lock:
                 session.interactions.extend(interactions)
                 for generation, interaction in zip(call.generations, interactions, strict=True):

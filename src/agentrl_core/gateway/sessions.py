@@ -44,7 +44,7 @@ _SECRET = re.compile(rf"(\b{_KEY_PREFIX}|://[\w.:\[\]-]+(?:/v1)*/s/)[\w-]+")
 
 @attrs.define(kw_only=True, eq=False)
 class Session:
-    """The gateway's live handle of a record."""
+    """Live handle of one record: authenticates its calls, and holds its ledger, counters and interactions."""
 
     record_id: str
     base_url: str = attrs.field(repr=False)
@@ -241,6 +241,7 @@ class SessionBook:
 
     def _add(self, session: Session) -> None:
         with self._lock:
+            # Only keys that clients choose can collide. An ended session may lose its key to a new one.
             holder = self._by_key.get(session.key_hash)
             if holder is not None and not holder.closed:
                 raise session_active()

@@ -38,5 +38,6 @@ class StartedStream(WrappedStream):
 
     async def asend(self, value: None) -> bytes:
         """Return the first item, then the others."""
+        # Taken out, so that it is sent once and not kept for as long as the stream lasts.
         first, self._first = self._first, None
         return await super().asend(value) if first is None else first

@@ -120,7 +120,7 @@ class Upstream:
             proxy=config.proxy,
             headers=self._authorization,
             silence_s=config.timeout_s,
-            retries=0,  # `_begun` retries lost connections and refused requests under one count
+            retries=0,  # `_begun` retries both lost connections and refused requests, under one limit
         )
 
     async def complete(self, request: ChatRequest) -> tuple[UpstreamPiece, ...]:
@@ -131,6 +131,7 @@ class Upstream:
         body = _body(request, self._config.model or self.name, stream=False)
         choices: list[UpstreamPiece] = []
         usage: Usage | None = None
+        # Providers that ignore `n` send one choice per request.
         while len(choices) < request.n:
             reply = await self._begun(_body_of_rest(body, request.n, len(choices)))
             try:
@@ -158,7 +159,9 @@ class Upstream:
                 async with aclosing(events):
                     async for data in events:
                         for piece in self._read(pieces, reply, data):
-                            if piece.usage is not None:  # this stream's total; earlier streams' is in `used`
+                            # A provider may send a growing usage with each event: the last one counts for this stream,
+                            # and `used` has the sum of the streams before it.
+                            if piece.usage is not None:
                                 usage = _sum(used, piece.usage)
                                 piece = attrs.evolve(piece, usage=usage)  # noqa: PLW2901
                             yield attrs.evolve(piece, choice=piece.choice + done)
@@ -231,7 +234,8 @@ class Upstream:
     # What can be wrong.
 
     def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> RequestError:
-        if status in _UNAUTHORIZED:  # the provider's own text is left out: it quotes parts of the key
+        # 502, as the agent's own key is good. The provider's text is left out, because it quotes parts of the key.
+        if status in _UNAUTHORIZED:
             sent = f"the key in {self._config.api_key_env}" if self._config.api_key_env else "a request without a key"
             return self._failure(502, "upstream_unauthorized", f"refused {sent} (status {status})")
         said = f"answered with status {status}: {self._said(data)}"
@@ -257,6 +261,7 @@ class Upstream:
         if isinstance(error, _UnreadableError):
             return self._failure(502, "upstream_error", str(error))
         kind = reply.headers.get("content-type", "no content type")
+        # Compressed replies are not unpacked: a small one may expand to any size.
         if packed := reply.headers.get("content-encoding", "").strip():
             kind += f" in the encoding {packed}, which it was asked not to use,"
         shown = f"{type(error).__name__}: {error}"[:_MOST_SHOWN_CHARS]
@@ -340,6 +345,7 @@ def _tools(request: ChatRequest) -> dict[str, Any]:
         return {}
     wanted: Any = choice.mode
     if choice.names:
+        # Leaving out the other tools has the effect of `allowed_tools`.
         tools = [tool for tool in tools if tool["function"]["name"] in choice.names]
         if choice.mode == "required" and len(choice.names) == 1:
             wanted = {"type": "function", "function": {"name": choice.names[0]}}
@@ -378,7 +384,8 @@ def _whole(body: Any, *, most: int) -> tuple[list[UpstreamPiece], Usage | None]:
         if index in found:
             raise _UnreadableError(f"sent choice {index} twice")
         message = choice["message"]
-        if message.keys().isdisjoint(_SAYS):  # it would pass for an empty reply
+        # Else a body of another format would pass for an empty reply of the model.
+        if message.keys().isdisjoint(_SAYS):
             raise _UnreadableError("sent a message without content, refusal, reasoning or tool calls")
         calls = tuple(_call(call) for call in message.get("tool_calls") or ())
         found[index] = UpstreamPiece(
@@ -465,6 +472,7 @@ class _Pieces:
         The first fragment of a new call completes the calls before it, as no event marks the end of a call.
         """
         calls = self._calls.setdefault(number, {})
+        # Without an index, a fragment belongs to the latest call.
         index = fragment.get("index")
         index = max(calls, default=0) if index is None else index
         if type(index) is not int:
@@ -489,6 +497,7 @@ class _GrowingCall:
         function = fragment.get("function") or {}
         self.id = fragment.get("id") or self.id
         self.names.append(function.get("name") or "")
+        # Some providers send the arguments as one object instead of fragments of its text.
         arguments = function.get("arguments")
         if isinstance(arguments, dict):
             self.arguments = [orjson.dumps(arguments).decode()]
@@ -513,7 +522,8 @@ def _text(value: Any) -> str:
     """Return content as text; some providers send a list of parts."""
     if isinstance(value, list):
         return "".join(_text(part.get("text")) for part in value)
-    if value is not None and not isinstance(value, str):  # it would pass for an empty reply
+    # A wrong type must not pass for an empty reply of the model.
+    if value is not None and not isinstance(value, str):
         raise _UnreadableError(f"sent content of type {type(value).__name__}")
     return value or ""
 
@@ -526,10 +536,12 @@ def _logprobs(choice: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _finish_reason(value: Any, *, called: bool) -> FinishReason:
-    if value == "error":  # not OpenAI's; services that resell several providers send it
+    # Not one of OpenAI's reasons, but brokers of several providers send it in a reply with status 200.
+    if value == "error":
         raise _UnreadableError("broke off with the finish reason error")
     if value in {"length", "content_filter"}:
         return "length" if value == "length" else "content_filter"
+    # Whether there are calls decides, not the provider's word for it.
     return "tool_calls" if called else "stop"
 
 

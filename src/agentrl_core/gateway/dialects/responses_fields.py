@@ -23,7 +23,7 @@ _NO_THOUGHTS = ("none", "minimal")
 
 
 def refuse_unsupported(fields: Fields) -> None:
-    """Refuse the fields that need services that the gateway lacks: background work, stored conversations and prompts."""
+    """Refuse fields for services that the gateway lacks: background work, stored conversations and prompts."""
     if fields.flag("background"):
         raise _unsupported("background", "background responses are not supported: leave background out and wait")
     if fields.take("conversation") is not None:
