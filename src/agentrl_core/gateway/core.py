@@ -192,6 +192,7 @@ class Gateway:
         """
         from agentrl_core.gateway.serving.server import GatewayServer
 
+        # A key that the run creates is written to a file of this machine; other machines need one that the user chose.
         if problem := exposed(self._config.host, self._config.admin_key_env):
             raise RunError(f"gateway.host: {problem}")
         server = GatewayServer(self.handle, self._api.refuse_early, host=self._config.host, port=self._config.port)
@@ -315,6 +316,7 @@ class Gateway:
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one HTTP request: the entry point of calls, from the HTTP server and from `http_client` alike."""
         response = await metered(self._api.handle(request), self._add_cpu)
+        # A stream is generated after this returns, so its items are metered one by one.
         if isinstance(response.body, bytes):
             return response
         return attrs.evolve(response, body=MeteredStream(response.body, self._add_cpu))
@@ -327,6 +329,7 @@ class Gateway:
         return await metered(self._api.ask(session, request, id_prefix), self._add_cpu)
 
     def _add_cpu(self, seconds: float) -> None:
+        # Called on the threads of several event loops.
         with self._cpu_lock:
             self._cpu_seconds += seconds
 

@@ -85,6 +85,7 @@ class SamplingPolicy:
             min_tokens=self._min_tokens(request, room),
             ignore_eos=self.ignore_eos or request.ignore_eos,
         )
+        # All that follows is for the trace and the counters: the agent's values that were not used.
         asked = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         changed = {
             name: value for name, value in asked.items() if value is not None and value != getattr(sampling, name)

@@ -39,6 +39,7 @@ _REMEMBERED_ENDS = 100_000
 _LONGEST_REFUSAL = 1000
 
 _KEY_PREFIX = "sk-agentrl-"
+# Keys are recognised by their prefix, URL tokens by their place in a URL with a scheme.
 _SECRET = re.compile(rf"(\b{_KEY_PREFIX}|://[\w.:\[\]-]+(?:/v1)*/s/)[\w-]+")
 
 
@@ -235,6 +236,7 @@ class SessionBook:
             others = not hmac.compare_digest(digest, session.key_hash)
             if others and (digest in self._by_key or digest in self._ended):
                 raise _wrong_session()
+        # An online session is kept after its end, as it still takes rewards, so it may be found closed.
         session.check_open()
         session.used_at = time.monotonic()
         return session

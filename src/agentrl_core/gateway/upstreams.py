@@ -46,7 +46,7 @@ _MOST_SHOWN_CHARS = 500
 
 
 class _UnreadableError(Exception):
-    """A provider's reply is no valid chat completion; the message says why."""
+    """Failure to read a provider's reply as a chat completion; the message says why."""
 
 
 _UNREADABLE = (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, _UnreadableError)

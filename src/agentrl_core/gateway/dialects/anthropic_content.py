@@ -37,8 +37,9 @@ def parse_messages(system: Any, messages: Any) -> tuple[Message, ...]:
         found.append({"role": "system", "content": text})
     for index, raw in enumerate(messages):
         for message in _messages(raw, f"messages[{index}]"):
+            # This API treats consecutive messages of one role as one turn.
             if message["role"] == "assistant" and found and found[-1]["role"] == "assistant":
-                _extend(found[-1], message)  # this API treats consecutive messages of one role as one turn
+                _extend(found[-1], message)
             else:
                 found.append(message)
     if found[-1]["role"] == "assistant":
@@ -110,6 +111,7 @@ def _user(content: Any, where: str) -> list[Message]:
         else:
             said.append((block, at))
     text = _parts(said)
+    # A message of tool results only has no user's text; an empty one is kept as the user's turn.
     if text or not found:
         found.append({"role": "user", "content": text})
     return found
@@ -127,7 +129,8 @@ def _assistant(content: Any, where: str) -> Message:
             thoughts.append(_text(block, "thinking", at))
         elif kind == "tool_use":
             calls.append(_call(block, at))
-        elif kind != "redacted_thinking":  # encrypted by Anthropic and unreadable here, so dropped
+        # Redacted thinking is encrypted for Anthropic's models, and no reply from here has it: it is dropped.
+        elif kind != "redacted_thinking":
             raise _unsupported(kind, at, "text, thinking and tool_use")
     message: Message = {"role": "assistant", "content": "".join(texts)}
     if thought := "".join(thoughts):

@@ -130,6 +130,7 @@ def _thinking(value: Any, ignored: dict[str, Any]) -> Mapping[str, Any]:
             f'thinking must look like {{"type": …}} with one of {", ".join(_THINKING)}',
             param="thinking",
         )
+    # Further keys, such as a token budget, have no effect; the trace lists them.
     if len(value) > 1:
         ignored["thinking"] = value
     return {"enable_thinking": kind == "enabled"} if kind in {"enabled", "disabled"} else {}
@@ -161,6 +162,7 @@ def _tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCh
     mode = _CHOICES.get(fields.text("type") or "")
     if mode is None:
         raise _wrong_choice(f".type must be one of {', '.join(_CHOICES)}")
+    # The API has no separate field for parallel calls; the flag is part of `tool_choice`.
     parallel = not fields.flag("disable_parallel_tool_use")
     names = [tool["function"]["name"] for tool in tools]
     if mode == "required" and not names:

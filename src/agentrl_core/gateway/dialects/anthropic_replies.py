@@ -104,7 +104,8 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     """Build the body of a refusal."""
     fallback = "api_error" if error.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
     message = shown(error)
-    if isinstance(error, ContextLengthError):  # clients recognise the error by these words
+    # Clients recognise this error by the words "prompt is too long".
+    if isinstance(error, ContextLengthError):
         most = error.context_length - 1
         message = f"prompt is too long: {error.prompt_tokens} tokens > {most} maximum ({error.code})"
     described = {

@@ -84,6 +84,7 @@ class AnthropicWriter:
         """Encode the tool calls, the stop reason and the token counts."""
         calls = reply.first.interaction.output.get("tool_calls", ())
         events: list[Mapping[str, Any]] = []
+        # A reply that is not streamed has an empty text in this case.
         if not calls and not self._has_text:
             events += self._switch("text")
         events += self._close()
@@ -110,6 +111,7 @@ class AnthropicWriter:
     def _close(self) -> Iterator[Mapping[str, Any]]:
         if not self._open:
             return
+        # Clients need a signature to send the thinking block back; the API puts it at the block's end.
         if self._open == "thinking":
             yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
         yield {"type": "content_block_stop", "index": self._index}

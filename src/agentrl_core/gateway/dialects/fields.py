@@ -59,6 +59,7 @@ class Fields:
         value = self.take(name)
         if value is None:
             return None
+        # JSON's true and false are ints in Python.
         good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
         return int(self._checked(name, value, good, f"an integer from {least} to {most}"))
 
@@ -67,6 +68,7 @@ class Fields:
         return {name: value for name, value in self._left.items() if value is not None}
 
     def _checked(self, name: str, value: Any, good: bool, expected: str) -> Any:  # noqa: FBT001 - the outcome of a check
+        # `param` is the field's full path, as OpenAI's errors name it.
         if not good:
             param = f"{self._path}{name}"
             raise RequestError(400, "invalid_type", f"{param} must be {expected}, not {_shown(value)}", param=param)

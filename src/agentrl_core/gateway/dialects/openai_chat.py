@@ -42,6 +42,7 @@ class OpenAIChat:
         refuse_functions(fields)
         messages = parse_messages(fields.take("messages"))
         tools = parse_tools(fields.take("tools"))
+        # `max_completion_tokens` replaced `max_tokens`; clients may send both.
         older, newer = fields.integer("max_tokens", least=1), fields.integer("max_completion_tokens", least=1)
         stream_options = Fields(fields.take("stream_options") or {}, "stream_options.")
         logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", least=0, most=MOST_TOP_LOGPROBS)
@@ -102,6 +103,7 @@ def _choice(index: int, choice: Choice, request: ChatRequest, decode: Decode) ->
         "finish_reason": choice.finish_reason,
         "logprobs": None,
     }
+    # An upstream's entries are passed on as they are, for its token ids are unknown.
     if choice.told_logprobs:
         built["logprobs"] = {"content": choice.told_logprobs, "refusal": None}
     elif request.logprobs:
@@ -187,6 +189,7 @@ class OpenAIChatWriter:
     ) -> bytes:
         choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
         frame = {**self._frame(), "choices": [choice]}
+        # As in OpenAI's streams: with `include_usage`, every chunk has the field, and only the last one has counts.
         if self.request.include_usage:
             frame["usage"] = None
         held = self._held[index]

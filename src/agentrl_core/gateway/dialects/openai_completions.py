@@ -134,6 +134,7 @@ class _Logprobs:
     def _begin_of(self, token: int) -> int:
         begin = self._offset
         self._incomplete.append(token)
+        # A character may take several tokens: until it is complete they decode to replacement characters.
         text = self.decode(self._incomplete)
         if not text.endswith(_REPLACEMENT):
             self._offset += len(text)
@@ -226,6 +227,7 @@ def _parse_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
         raise RequestError(400, "missing_required_parameter", "prompt is missing", param="prompt")
     if isinstance(value, str):
         return (value,)
+    # A list of numbers is one prompt of token ids, not a list of prompts.
     if _are_ids(value):
         return (tuple(value),)
     if not isinstance(value, list) or not all(isinstance(item, str) or _are_ids(item) for item in value):
@@ -240,6 +242,7 @@ def _parse_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
 def _are_ids(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
+    # `type(…) is`, as booleans are ints in Python, too.
     return all(type(item) is int for item in value) and min(value) >= 0 and max(value) <= _MOST_TOKEN_ID
 
 

@@ -51,6 +51,7 @@ def parse_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolCho
     if value == "required":
         return _required((), tools)
     kind = value.get("type") if isinstance(value, dict) else None
+    # OpenAI's form for several tools; mode and list are nested under the type's name.
     if kind == "allowed_tools":
         allowed = value.get("allowed_tools")
         mode = allowed.get("mode") if isinstance(allowed, dict) else None
@@ -92,7 +93,7 @@ def _known(names: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> tuple[st
 
 
 def refuse_functions(fields: Fields) -> None:
-    """Refuse `functions` and `function_call`, the predecessors of `tools`: to ignore them would drop all tools."""
+    """Refuse `functions` and `function_call`, the predecessors of `tools`; ignoring them would drop all tools."""
     for name, newer in ("functions", "tools"), ("function_call", "tool_choice"):
         if fields.take(name) is not None:
             raise RequestError(400, "unsupported_value", f"{name} is not supported: use {newer}", param=name)
@@ -170,6 +171,7 @@ def kept(unknown: Mapping[str, Any]) -> dict[str, Any]:
 
 def was_cut(value: Any) -> bool:
     """Return whether `kept` shortened this value, so that it is not the agent's any more."""
+    # Shortened values are the only ones of this length that `kept` returns.
     return isinstance(value, str) and len(value) == _LONGEST_KEPT_CHARS + 1 and value.endswith("…")
 
 

@@ -66,6 +66,7 @@ def _message(raw: Any, where: str) -> Message:
     for key in _OPTIONAL_TEXTS:
         if text := _text(raw, key, where):
             message[key] = text
+    # To ignore it, as other unknown keys, would hide the call from the policy.
     if role == "assistant" and raw.get("function_call") is not None:
         raise _wrong(f"{where}.function_call", "is not supported: use tool_calls")
     if role == "assistant" and (calls := raw.get("tool_calls")):
@@ -86,6 +87,7 @@ def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
     if not isinstance(value, list):
         raise _wrong(where, "must be text or a list of parts")
     parts = [_part(part, f"{where}[{index}]") for index, part in enumerate(value)]
+    # Text in parts and the same text as a string must give the same prompt, so parts are joined.
     texts = [part for part in parts if isinstance(part, str)]
     if len(texts) == len(parts):
         return "".join(texts)
@@ -126,7 +128,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _wrong(where, 'must look like {"id": …, "type": "function", "function": {"name": …, "arguments": …}}')
     arguments = function.get("arguments")
-    if isinstance(arguments, dict):  # some frameworks send the object itself
+    # Some frameworks send the object itself.
+    if isinstance(arguments, dict):
         arguments = orjson.dumps(arguments).decode()
     if not isinstance(arguments, str | None):
         raise _wrong(f"{where}.function.arguments", "must be JSON text")

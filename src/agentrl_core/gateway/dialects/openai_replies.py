@@ -51,6 +51,7 @@ def logprobs_of(
         {**token_logprob(token, logprob, decode), "top_logprobs": []}
         for token, logprob in zip(ids, logprobs, strict=True)
     ]
+    # There are no `top_logprobs` where the request asked for none.
     for entry, likeliest in zip(content, top_logprobs, strict=False):
         entry["top_logprobs"] = [token_logprob(token, logprob, decode) for token, logprob in likeliest]
     return {"content": content, "refusal": None}

@@ -44,6 +44,7 @@ class OpenAIResponses:
     def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
         """Check a decoded JSON body; `RequestError` (400) names the field at fault."""
         fields = Fields(body)
+        # Taken from the body before the fields are read, as the response repeats them unchanged.
         asked = {name: body[name] for name in ECHOED if body.get(name) is not None}
         refuse_unsupported(fields)
         messages, replies = parse_input(fields.take("input"))
@@ -55,6 +56,7 @@ class OpenAIResponses:
             parse_include(fields.take("include")),
             fields.integer("top_logprobs", least=0, most=MOST_TOP_LOGPROBS),
         )
+        # Checked for its type only: this API's streams have no options with an effect here.
         Fields(fields.take("stream_options") or {}, "stream_options.")
         fields.flag("parallel_tool_calls")
         _check_metadata(fields)

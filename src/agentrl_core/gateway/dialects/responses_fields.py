@@ -58,6 +58,7 @@ def parse_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
     if kind == "function" and isinstance(value.get("name"), str):
         return parse_tool_choice({"type": "function", "function": {"name": value["name"]}}, tools)
     if kind == "allowed_tools" and value.get("mode") in ("auto", "required") and isinstance(value.get("tools"), list):
+        # Unlike in chat completions, mode and list are not nested here.
         known = {tool["function"]["name"] for tool in tools}
         wanted = [tool.get("name") if isinstance(tool, dict) else None for tool in value["tools"]]
         names = [name for name in wanted if isinstance(name, str) and name in known]

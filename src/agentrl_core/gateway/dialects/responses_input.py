@@ -77,6 +77,7 @@ class _Conversation:
         """Add one item to its turn, or as a message; `RequestError` (400) names the item if it is invalid."""
         if not isinstance(item, dict):
             raise _wrong(where, "must be an object")
+        # The SDK's short form of a message has no type.
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":
             self._add_message(item, where)
@@ -165,7 +166,8 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 def _call(item: dict[str, Any], where: str) -> dict[str, Any]:
     arguments = item.get("arguments")
-    if isinstance(arguments, dict):  # some frameworks send the object itself
+    # Some frameworks send the object itself.
+    if isinstance(arguments, dict):
         arguments = orjson.dumps(arguments).decode()
     if not isinstance(arguments, str | None):
         raise _wrong(f"{where}.arguments", "must be JSON text")
@@ -184,6 +186,7 @@ def _thoughts(item: dict[str, Any], where: str) -> str:
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
             raise _wrong(f"{where}.{key}", "must be a list of parts")
         found.append("".join(_text(part, "text", f"{where}.{key}") for part in parts))
+    # The content has the reasoning in full, so the summary counts only without it.
     return found[0] or found[1]
 
 

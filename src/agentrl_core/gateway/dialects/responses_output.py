@@ -101,6 +101,7 @@ def has_message(interaction: Interaction) -> bool:
     output = interaction.output
     if output.get("content"):
         return True
+    # A reply cut in its reasoning never came to a message; its reasoning item is the incomplete one.
     cut_in_thought = interaction.finish_reason is FinishReason.LENGTH and output.get("reasoning_content")
     return not output.get("tool_calls") and not cut_in_thought
 
@@ -117,6 +118,7 @@ def output_items(interaction: Interaction, logprobs: Sequence[Mapping[str, Any]]
     items += [
         call_item(item_id("fc", response_id, number), call) for number, call in enumerate(output.get("tool_calls", ()))
     ]
+    # A call is only among the items if it was complete, so the cut never falls into one.
     if interaction.finish_reason is FinishReason.LENGTH and items[-1]["type"] != "function_call":
         items[-1]["status"] = "incomplete"
     return items

@@ -55,6 +55,7 @@ def stored_response(response_id: str, ledger: Ledger, chat: Chat) -> dict[str, A
     )
     reply = Reply(request=ChatRequest(api="responses", model=interaction.model, echo=echo), choices=(choice,))
     body = response_of(reply, chat.decode)
+    # An upstream's counts are not stored, and zeros would be wrong.
     return {**body, "usage": None} if interaction.upstream else body
 
 
@@ -68,6 +69,7 @@ def stored_input(response_id: str, ledger: Ledger) -> dict[str, Any]:
     for message in _messages(node):
         if not message.get(INSTRUCTIONS):
             items += _items(message, f"{response_id.removeprefix(ID_PREFIX)}_in{len(items)}")
+    # OpenAI's API lists input items in descending order by default.
     items.reverse()
     first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
     return {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False}

@@ -83,6 +83,7 @@ class ResponsesWriter:
             events += [self._switch("rs"), self._grow("response.reasoning_text.delta", delta.reasoning)]
         if delta.content:
             events += [self._switch("msg"), self._text(delta.content)]
+        # Calls are complete when they come, so each opens and closes its own item at once.
         if delta.tool_calls:
             events += [self._close("completed"), *map(self._call, delta.tool_calls)]
         return b"".join(events)
@@ -90,6 +91,7 @@ class ResponsesWriter:
     def end(self, reply: Reply) -> bytes:
         """Encode the end of the open item, and the whole response."""
         events = []
+        # Agents look for a message item, which a reply without text gets only here.
         if not self._counts["msg"] and has_message(reply.first.interaction):
             events.append(self._switch("msg"))
         response = response_of(reply, self.decode)
@@ -153,6 +155,7 @@ class ResponsesWriter:
             return b""
         text = "".join(item.texts)
         if item.kind == "msg":
+            # Tokens without text of their own, such as the one that ends the turn, belong to the last text.
             item.logprobs += self._held
             self._held = []
             part = text_part(text, item.logprobs)

@@ -120,6 +120,7 @@ class Ledger:
         if prompt.fingerprint is None:
             self.raw.add(node, prompt.text + chat.decode(interaction.output_ids), node.full_ids())
         else:
+            # Both forms of an output lead to this call: as it was sent, and with the stop string put back.
             outputs = [interaction.output, *_with_stop_string(chat, interaction)]
             digests = [digest for output in outputs for digest in prompt.fingerprint.after(output)]
             with self._lock:
@@ -127,6 +128,7 @@ class Ledger:
                 self._calls.update((call["id"], call) for call in interaction.output.get("tool_calls", ()))
                 for digest in digests:
                     self._by_digest.setdefault(digest, []).append(node)
+        # A second child of this parent rebuilds the ids from its lineage.
         if prompt.parent is not None:
             prompt.parent.release()
         return node
@@ -190,6 +192,7 @@ class Ledger:
 
         `digests` are those of the `messages`' prefixes, one per message.
         """
+        # Only an assistant's message can end an earlier call's conversation.
         with self._lock:
             return [
                 _best(nodes, messages[index], named)
@@ -208,6 +211,7 @@ def _with_stop_string(chat: Chat, interaction: Interaction) -> list[Message]:
     if not stop or not content:
         return []
     text = chat.reply_text(interaction.output_ids)
+    # The stop string that comes first in the sampled text is the one that ended it.
     found = min(((at, string) for string in stop if (at := text.find(string)) >= 0), default=None)
     return [] if found is None else [{**interaction.output, "content": content + found[1]}]
 
@@ -234,6 +238,7 @@ def build_prompt(
         )
     ancestors = ledger.ancestors(digests, messages, {request.previous, *request.shown})
     if history == "exact" and ancestors:
+        # If the template allows no continuation of the longest one, everything is rendered again below.
         parent = ancestors[0]
         new_ids = chat.continuation_ids(
             messages[: parent.length],

@@ -63,6 +63,7 @@ def _choice_of(chat: Chat, episode: Episode, interaction: Interaction) -> Choice
 def _prompt_of(chat: Chat, interaction: Interaction, parent: Node | None) -> Prompt:
     """Rebuild the prompt of a stored call."""
     new_ids = interaction.prompt_ids
+    # An interaction stores only what its prompt adds to its parent's, so the whole is put together along the lineage.
     ids = new_ids if parent is None else parent.full_ids() + new_ids
     past = [] if parent is None else [item.interaction for item in parent.lineage()]
     if interaction.api == "completions":

@@ -75,6 +75,7 @@ class _Prefixes(Generic[_Node]):
         for length in self._lengths:
             if length > len(data):
                 break
+            # One running hash over the data; a copy of it at each known length is looked up among those prefixes.
             hasher.update(view[hashed:length])
             hashed = length
             node = self._nodes[length].get(hasher.copy().digest())

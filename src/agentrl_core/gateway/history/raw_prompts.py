@@ -27,6 +27,7 @@ def raw_prompt(chat: Chat, prompt: str | tuple[int, ...], earlier: RawCalls[Node
             return _prompt(prompt, tuple(chat.encode(prompt, most_tokens=most_tokens)), None, prompt)
         parent, rest = continued
         return _prompt(prompt, chat.encode_continuation(rest, most_tokens=most_tokens), parent, rest)
+    # Before the search below: decoding and hashing ids that cannot fit would be wasted.
     if len(prompt) > most_tokens:
         raise TooManyTokensError(len(prompt))
     if max(prompt) >= chat.vocab_size:

@@ -44,6 +44,7 @@ def key_from_environment(variable: str) -> str | None:
 
     `ConfigError` if the key is short enough to be guessed.
     """
+    # Agents run as child processes and would inherit the variable.
     withhold(variable)
     key = os.environ.get(variable)
     if key is not None and len(key) < LEAST_KEY:

@@ -101,6 +101,7 @@ class Control:
             if not self._leases.training or holder.visit is None:
                 raise session_active()
             await self._visits.end(holder)
+        # The end of its old session lets the scheduler offer another slot, so such an agent waits and gets no 429.
         lease = await self._leases.wait(claim, timeout_s=_REFRESH_WAIT_S) if again else self._leases.take(claim)
         if lease is not None:
             # The lease is taken; a client that disconnects must not cancel the future that the run completes.
@@ -118,6 +119,7 @@ class Control:
         if api_key is not None:
             if not (api_key.isascii() and api_key.isprintable() and " " not in api_key and len(api_key) >= LEAST_KEY):
                 raise _wrong("api_key", f"at least {LEAST_KEY} ASCII characters without spaces")
+            # With the admin key as a session's key, its agent could open and reward any session.
             if self._admin.has(api_key):
                 raise _wrong("api_key", "another key than the admin key, which agents must not have")
         return Claim(task_id=task_id, api_key=api_key)
@@ -167,6 +169,7 @@ class Control:
         return json_response({"message": "success"})
 
     async def _list(self, _request: HttpRequest) -> HttpResponse:
+        # The counts of restored sessions are only known once their calls are loaded.
         sessions = self._sessions.visits()
         for session in sessions:
             await self._visits.load(session)

@@ -73,6 +73,7 @@ class Leases:
         try:
             yield lease
         finally:
+            # ValueError: an agent has taken the lease already.
             with self._lock, contextlib.suppress(ValueError):
                 self._waiting.remove(lease)
             if not lease.opened.done():
@@ -82,6 +83,7 @@ class Leases:
         """Take the first slot of the agent's task, else the first that is not reserved; None if none waits."""
         with self._lock:
             its_own = (item for item in self._waiting if item.task is not None and item.task.id == claim.task_id)
+            # A slot with another task is as good: the agent gets that task in the reply.
             others = (item for item in self._waiting if not item.reserved)
             lease = next(its_own, None) or next(others, None)
             if lease is not None:

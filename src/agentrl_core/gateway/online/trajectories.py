@@ -28,6 +28,7 @@ def trajectories(
     mask covers the outputs of all calls that led to it. Rewards are discounted along the order of completion, as by
     AReaL.
     """
+    # Upstreams' replies have no token ids, and calls marked as not trainable must not be trained elsewhere either.
     calls = [item for item in episode.interactions if item.trainable]
     if drop_retry_orphans:
         calls = without_retry_orphans(calls)
@@ -63,6 +64,7 @@ def without_retry_orphans(calls: Sequence[Interaction]) -> list[Interaction]:
     continued = {item.parent for item in calls}
     twins: dict[str, list[Interaction]] = {}
     for item in calls:
+        # New messages and parent together are the whole prompt.
         twins.setdefault(json.dumps([item.parent, item.messages], sort_keys=True), []).append(item)
     kept = set()
     for same in twins.values():

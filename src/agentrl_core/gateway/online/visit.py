@@ -70,6 +70,7 @@ class Visit:
     async def until(self, holds: Callable[[], bool], *, timeout_s: float = math.inf) -> bool:
         """Wait until `holds()` is true, checking it after each `wake`; return False after `timeout_s`."""
         end = time.monotonic() + timeout_s
+        # Listening begins before the first check, so that no change between the two is missed.
         with self._changed.listen() as changed:
             while not holds():
                 left = end - time.monotonic()
@@ -89,6 +90,7 @@ async def until_over(session: Session, visit: Visit, *, ttl_s: float, limit_s: f
     end = time.monotonic() + limit_s
     while True:
         now = time.monotonic()
+        # A long generation is not idleness: the idle time begins when it ends.
         if session.running:
             session.used_at = now
         idle_end = session.used_at + ttl_s if ttl_s else math.inf

@@ -87,6 +87,7 @@ class Visits:
             policy={name: getattr(policy, name) for name in _KEPT_OF_A_POLICY},
             opened_at=visit.opened_at,
         )
+        # A session that is not in the store would not survive a restart, so the agent must not get it.
         try:
             await self._store.add_session(row)
         except BaseException:
@@ -103,7 +104,7 @@ class Visits:
             task_id=claim.task_id,
             group_id=group_id,
             sample_index=0,
-            is_eval=True,  # no trainer takes its group
+            is_eval=True,  # so that no trainer takes its group
             task_set=SESSIONS,
             started_at=now,
         )
@@ -148,7 +149,8 @@ class Visits:
         num_calls = self._service.count_calls(session, interactions)
         num_forwarded = self._service.count_forwarded(session, interactions)
         with session.lock:
-            if session.forgotten:  # another call may have loaded them during the wait
+            # Another call may have loaded them while this one waited for the store.
+            if session.forgotten:
                 session.interactions.extend(interactions)
                 session.num_calls, session.num_forwarded = num_calls, num_forwarded
                 session.num_finished = len(interactions)
@@ -208,6 +210,7 @@ class Visits:
         """Close a session and return its rewards and its calls in order of completion; None if it is closed already."""
         visit = _visit(session)
         await self.load(session)
+        # State and rewards change under one lock: of two exports one gets the session, and no reward is lost between.
         with session.lock:
             taken, visit.state, session.closed = visit.state == "closed", "closed", True
             rewards = dict(visit.rewards)
@@ -239,11 +242,13 @@ class Visits:
     def _watch(self, session: Session) -> None:
         """Start the task that closes a session outside training when it has been idle for `ttl_s`."""
         if self.ttl_s and not session.closed:
+            # The event loop keeps weak references to tasks only, so the set keeps them alive.
             watch = asyncio.ensure_future(self._expire(session))
             self._watches.add(watch)
             watch.add_done_callback(self._watches.discard)
 
     async def _expire(self, session: Session) -> None:
+        # `close` returns None if an export has taken the session in the meantime; then its outcome is written there.
         if await until_over(session, _visit(session), ttl_s=self.ttl_s) and (await self.close(session)) is not None:
             _logger.info("session %s was idle for %g s and is closed", session.record_id, self.ttl_s)
             await self.finish(session, Outcome.TIMED_OUT, reason="", rewards={})
@@ -253,6 +258,7 @@ class Visits:
         try:
             await self._service.abort_all(session)
             await self._save(session, visit)
+        # Also after a failure: an export or the run would otherwise wait for ever.
         finally:
             visit.over = True
             visit.wake()

@@ -14,6 +14,7 @@ from agentrl_core.gateway.serving.web import HttpResponse
 
 def turned_away(status: int, code: str, message: str) -> HttpResponse:
     """Build a refusal in a format that both OpenAI's and Anthropic's clients read: the API called is not yet known."""
+    # Both formats have an `error` object with type and message; Anthropic's clients also expect the outer `type`.
     body = orjson.dumps({"type": "error", **openai_error(RequestError(status, code, message))})
     return HttpResponse(status=status, body=body)
 

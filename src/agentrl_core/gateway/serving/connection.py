@@ -101,10 +101,12 @@ class Connection(HttpToolsProtocol):
             return
         started = self._is_busy and self._current.response_started
         self._leave()
-        if started:  # another response is partly sent, so this one cannot be written
+        # Another response is partly sent, so this one cannot be written.
+        if started:
             self.transport.abort()
             return
         self._refused_at = self.loop.time()
+        # `write_eof` tells the client that this is all, while its data can still be read.
         self.transport.write(last_response(response))
         self.transport.write_eof()
         self.flow.resume_reading()
@@ -115,6 +117,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         surplus = len(self.connections) - self._limits.connections
+        # A refused connection stays open for `linger_s`, so the number of these is bounded as well.
         if surplus > self._limits.surplus:
             transport.abort()
         elif surplus > 0 and not self._take_place():
@@ -126,6 +129,7 @@ class Connection(HttpToolsProtocol):
         """Parse data; refuse a request that breaks a limit or is invalid HTTP."""
         self._arrived = len(data)
         self._wire_bytes += self._arrived
+        # A refused client may still send, so that it can read the refusal, but not without end.
         if self._gone:
             if self._wire_bytes > self._limits.wire_bytes:
                 self.transport.abort()
@@ -133,6 +137,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
+            # httptools wraps what the callbacks below raise; the refusal is its context.
             cause = error.__context__
             if isinstance(cause, RequestError):
                 self._turn_away(cause.status, cause.code, str(cause))
@@ -158,7 +163,8 @@ class Connection(HttpToolsProtocol):
                 data = self._head_without_upgrade() + data[stop.args[0] :]
                 self._asks_upgrade = False
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's first one
+                # uvicorn sets the same leniency for the connection's first parser.
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             else:
                 return
 
@@ -176,7 +182,8 @@ class Connection(HttpToolsProtocol):
         if self._gone or not self._is_busy or self._request_since is not None:
             return False
         self.cycle.keep_alive = False
-        if self.scope["http_version"] == "1.1":  # older ones know no interim responses
+        # HTTP/1.0 has no interim responses, so its clients cannot be probed.
+        if self.scope["http_version"] == "1.1":
             self._probe(_FIRST_PROBE_S)
         return True
 
@@ -190,6 +197,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # a scope may have keys of the server
         self._request_since = self.loop.time()
+        # The data that began this request may also hold the end of the one before; that is counted here, too.
         self._in_head, self._wire_bytes = True, self._arrived
         if len(self.pipeline) >= self._limits.pipelined:
             raise RequestError(400, "too_many_requests", "too many requests before the first answer")
@@ -212,6 +220,7 @@ class Connection(HttpToolsProtocol):
             raise RequestError(431, "headers_too_large", f"more than {self._limits.headers} headers")
         if sum(map(len, map(b"".join, self.headers))) > self._limits.head_bytes:
             raise RequestError(431, "headers_too_large", f"the headers exceed {self._limits.head_bytes} bytes")
+        # RFC 9112, 3.2. Sessions' tokens are accepted by the Host header, so it must be unambiguous.
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise RequestError(400, "invalid_http", f"expected one Host header; this request has {hosts}")
@@ -223,7 +232,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Stop the clock of a request's arrival."""
-        if self._asks_upgrade:  # the same request is parsed again without its Upgrade header
+        # The same request is parsed again without its Upgrade header.
+        if self._asks_upgrade:
             return
         super().on_message_complete()
         self._request_since = None
@@ -239,7 +249,8 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._idle_since, self._idle_turn = self.loop.time(), next(_turns)
-        if self._request_since is not None:  # its client may have been held back until this response was sent
+        # The next request's time begins now: its client may have been held back until this response was sent.
+        if self._request_since is not None:
             self._request_since = self._idle_since
         self.flow.resume_reading()
         if self.pipeline:
@@ -264,6 +275,7 @@ class Connection(HttpToolsProtocol):
     @property
     def _is_arriving(self) -> bool:
         """Whether the request whose turn it is has not arrived completely."""
+        # A pipelined request is not late while it waits behind another one.
         in_turn = not self._is_busy or (self.cycle is self._current and not self._in_head)
         return in_turn and self._request_since is not None
 
@@ -287,6 +299,7 @@ class Connection(HttpToolsProtocol):
         self._gone = True
         self.pipeline.clear()
         if self._current is not None:
+            # uvicorn then drops what is still sent to it, and its `receive` returns a disconnect.
             self._current.disconnected = True
             # Else uvicorn would write "100 Continue" to the client when the body is read, after the last response.
             self._current.waiting_for_100_continue = False
@@ -309,6 +322,7 @@ class Connection(HttpToolsProtocol):
         left = self._due() - self.loop.time()
         if left > 0:
             self._watch_in(min(left, self._limits.shortest_s))
+        # A refusal can only be written while no other response is partly sent.
         elif self._is_arriving and not self._gone and (self._in_head or not self._current.response_started):
             self._turn_away(408, "request_timeout", f"the request was not here after {self._limits.request_s:g} s")
         else:
@@ -328,6 +342,7 @@ class Connection(HttpToolsProtocol):
             return self._unread_since + limits.unread_s
         if self._request_since is not None and self._is_arriving:
             return self._request_since + limits.request_s
+        # A generation may take any time, and its client is not idle while it waits.
         if self._is_busy:
             return float("inf")
         return self._idle_since + (limits.idle_s if self.cycle is not None else limits.request_s)

@@ -48,6 +48,7 @@ def document() -> bytes:
                     "bearer": {"type": "http", "scheme": "bearer", "description": "A session's key, or the admin key."},
                     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
                 },
+                # The module's upper-case constants: CHAT_REQUEST becomes ChatRequest.
                 "schemas": {
                     name.title().replace("_", ""): value
                     for name, value in vars(schemas).items()

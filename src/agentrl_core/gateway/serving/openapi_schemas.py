@@ -46,6 +46,7 @@ def _up_to(most: float, *, above: bool = False) -> Schema:
     return {"type": ["number", "null"], "exclusiveMinimum" if above else "minimum": 0, "maximum": most}
 
 
+# The bounds below repeat those of `openai_fields`, which checks them.
 _STOP_STRING: Schema = {"type": "string", "minLength": 1, "maxLength": 1000}
 _STOP: Schema = {"anyOf": [{"type": "null"}, _STOP_STRING, listed(_STOP_STRING, maxItems=16)]}
 _FUNCTION_TOOL = shaped({"function": shaped({"name": _TEXT})}, type=one_of("function"))

@@ -57,6 +57,7 @@ class BodyRoom:
             self._taken[client] += num_bytes
         else:
             await self._wait(client, num_bytes)
+        # `held` is emptied by the first call of `free`, so that later calls do nothing.
         loop, held = asyncio.get_running_loop(), [num_bytes]
 
         def free() -> None:
@@ -72,7 +73,8 @@ class BodyRoom:
             async with asyncio.timeout(self._size.wait_s):
                 await room
         except TimeoutError:
-            if not room.done() or room.cancelled():  # else room was given in the same turn of the loop as the timeout
+            # Else the room was given in the same turn of the loop in which the wait ended, and is kept.
+            if not room.done() or room.cancelled():
                 raise RequestError(
                     503,
                     "no_room",
@@ -80,7 +82,8 @@ class BodyRoom:
                     retry_after_s=1.0,
                 ) from None
         except asyncio.CancelledError:
-            if room.done() and not room.cancelled():  # room was just given, and nobody will use it
+            # The room was just given to a body that will not use it.
+            if room.done() and not room.cancelled():
                 self._give_back(client, [num_bytes])
             raise
         finally:
@@ -97,6 +100,7 @@ class BodyRoom:
         self._taken[client] -= held.pop()
         if not self._taken[client]:
             del self._taken[client]
+        # All that wait are tried: a body that does not fit must not hold up a smaller one, or another client's.
         for entry in tuple(self._waiting):
             waiting_client, num_bytes, room = entry
             if not room.done() and self._fits(waiting_client, num_bytes):

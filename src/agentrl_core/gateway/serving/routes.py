@@ -122,6 +122,7 @@ class Api:
             if dialect is not None:
                 _check_method(request, "POST")
                 session = self._sessions.authorize(token, request.headers, local=request.local)
+                # Checked after the wait of `before`: the quota counts the replies that run when a call begins.
                 await self._before(session)
                 self._quotas.take(session)
                 return await self._answerer.answer(dialect, request, session)
@@ -145,6 +146,7 @@ class Api:
             self._session(request)
 
     def _page(self, request: HttpRequest, route: str) -> Page:
+        # Routes that end in an id are not in the table.
         page = self._pages.get(route)
         if page is None and route.startswith(f"{_RESPONSES}/"):
             page = self._response_page
@@ -238,5 +240,6 @@ def _check_method(request: HttpRequest, allowed: str) -> None:
 
 def _error_response(route: str, refusal: RequestError) -> HttpResponse:
     """Build the refusal in the format of the API that the route belongs to: Anthropic's, else OpenAI's."""
+    # OpenAI's format also for unknown URLs and pages.
     dialect: Dialect = AnthropicMessages() if route.startswith(_MESSAGES) else OpenAIChat()
     return refused(dialect, refusal)

@@ -74,7 +74,7 @@ class GatewayServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=False,  # paths contain the sessions' tokens
+            access_log=False,  # the log would have the sessions' tokens, which are in the paths
             server_header=False,
             proxy_headers=False,  # uvicorn would replace the peer's address, which `_is_local` needs
             timeout_graceful_shutdown=_GRACE_S,
@@ -97,6 +97,7 @@ class GatewayServer:
         self._socket.close()
 
     def _serve(self) -> None:
+        # Set also after a failure to start, or `start` would wait for ever.
         try:
             self._server.run(sockets=[self._socket])
         finally:
@@ -187,6 +188,7 @@ def _is_local(peer: tuple[str, int] | None, headers: Mapping[str, str]) -> bool:
     """
     if peer is None or not _is_own(peer[0]) or any(map(_is_proxys, headers)):
         return False
+    # HTTP/1.0 clients may send no Host; their address, which was checked, then decides.
     host = _HOST.fullmatch(headers.get("host", "localhost"))
     return host is not None and _is_own(host["address"] or host["name"])
 
@@ -205,6 +207,7 @@ def _is_own(host: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    # A dual-stack socket reports IPv4 peers as mapped addresses such as ::ffff:127.0.0.1.
     address = getattr(address, "ipv4_mapped", None) or address
     return address.is_loopback or address.is_unspecified
 
@@ -217,6 +220,7 @@ async def _read_body(receive: Receive, path: str) -> bytes:
         message: Message = await receive()
         if message["type"] == "http.disconnect":
             return b""
+        # Counted even if a Content-Length was checked: a body in chunks announces none.
         piece: bytes = message.get("body", b"")
         size += len(piece)
         if size > MAX_BODY_BYTES:
@@ -241,6 +245,7 @@ async def _send(response: HttpResponse, send: Send) -> None:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
         return
+    # A client that disconnects cancels this task; `aclosing` then aborts the generation behind the stream.
     async with aclosing(response.body) as pieces:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         async for piece in pieces:
@@ -252,7 +257,8 @@ def bind(host: str, port: int) -> socket.socket:
     """Open the socket that the server listens on; port 0 takes any free port. `RunError` if it cannot be opened."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    if sys.platform != "win32":  # on Windows this option would let two servers share the port
+    # On Windows this option would let two servers share the port.
+    if sys.platform != "win32":
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

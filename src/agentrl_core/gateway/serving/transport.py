@@ -32,6 +32,7 @@ class InProcessTransport(httpx2.AsyncBaseTransport):
         `ReadTimeout` after the client's read timeout.
         """
         body = await request.aread()
+        # httpx leaves timeouts to the transport. There is no connection here, so the read timeout covers the answer.
         timeout_s: float | None = request.extensions.get("timeout", {}).get("read")
         try:
             async with asyncio.timeout(timeout_s):
@@ -43,6 +44,7 @@ class InProcessTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(response.status, headers=response.headers, stream=_Stream(response.body, timeout_s))
 
     async def _answer(self, request: httpx2.Request, body: bytes) -> HttpResponse:
+        # The same limit as over a socket, where the server checks it.
         if len(body) > MAX_BODY_BYTES:
             return too_large(request.url.path)
         headers = {name.lower(): value for name, value in request.headers.items()}

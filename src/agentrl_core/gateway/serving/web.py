@@ -83,6 +83,7 @@ def decode_body(body: bytes, *, most_bytes: int = MAX_BODY_BYTES) -> Any:
     """Decode a JSON body; `RequestError` (400) if it is invalid, too deep or of too many values, (413) if too large."""
     if len(body) > most_bytes:
         raise RequestError(413, "request_too_large", f"the body exceeds {most_bytes} bytes")
+    # Before decoding: once orjson has begun, nothing stops it from building millions of objects.
     containers = _count_containers(body)
     try:
         value = in_one_go(len(body), lambda: orjson.loads(body))
@@ -114,6 +115,7 @@ def _count_containers(body: bytes) -> int:
         containers -= body.count(b"[", start, end) + body.count(b"{", start, end)
         separators -= body.count(b",", start, end)
         strings += 1
+        # Keys and values: more strings than this are too many values in any case.
         if strings > 2 * MAX_VALUES:
             break
     if containers > MAX_CONTAINERS or separators > MAX_VALUES or strings > 2 * MAX_VALUES:
@@ -132,6 +134,7 @@ def _count(body: bytes, character: bytes) -> int:
 
 def _is_deeper(value: Any, limit: int) -> bool:
     """Return whether decoded JSON is nested in more than `limit` levels of arrays and objects."""
+    # Level by level instead of recursively, as the nesting may exceed Python's recursion limit.
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(limit):
         if not level:
@@ -148,7 +151,8 @@ def _is_deeper(value: Any, limit: int) -> bool:
 def refused(dialect: Dialect, refusal: RequestError) -> HttpResponse:
     """Build the response of a refusal in the format of its API, with `Retry-After` if the error has a time."""
     wait = refusal.retry_after_s
-    after = () if wait is None else (("retry-after", str(math.ceil(wait))),)  # HTTP allows whole seconds only
+    # HTTP allows whole seconds only; rounded up, so that no retry comes too early.
+    after = () if wait is None else (("retry-after", str(math.ceil(wait))),)
     return HttpResponse(status=refusal.status, headers=(*_JSON, *after), body=orjson.dumps(dialect.error(refusal)))
 
 
