@@ -79,7 +79,7 @@ class Call:
     generations: tuple[Generation, ...]
     """`n` replies for each prompt, in the order of the prompts."""
     started_at: float
-    """Unix seconds."""
+    """Time at which the request was prepared, in Unix seconds."""
     attempt: Attempt | None = None
     """Entry by which a retry finds this call; None if its client announces no retries."""
 

@@ -112,7 +112,7 @@ class Choice:
     """One finished, stored reply of a call."""
 
     interaction: Interaction
-    """Its `output` may have `reasoning_content`, `tool_calls` and `tool_call_errors` beside the content."""
+    """Stored interaction; its `output` may have `reasoning_content`, `tool_calls` and `tool_call_errors`."""
     prompt_tokens: int
     """Length of the whole prompt in tokens."""
     finish_reason: Literal["stop", "length", "tool_calls"]
@@ -134,7 +134,7 @@ class Reply:
 
     request: ChatRequest
     choices: tuple[Choice, ...]
-    """`n` for each prompt, in their order."""
+    """`n` choices for each prompt, in the order of the prompts."""
 
     @property
     def id(self) -> str:

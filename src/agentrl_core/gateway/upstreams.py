@@ -62,7 +62,7 @@ class UpstreamPiece:
     """New part of one reply; the whole reply if it is not streamed."""
 
     choice: int = 0
-    """Index among the `n` replies."""
+    """Index of the reply among the `n` ones."""
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[Mapping[str, Any], ...] = ()

@@ -276,7 +276,7 @@ def build_prompt(
 
 
 def _best(nodes: Sequence[Node], message: Message, named: Collection[str | None]) -> Node:
-    """Return the call that the client means among calls with the same conversation: the latest, unless it says more.
+    """Return the call that the client means among calls with the same conversation; the latest if it does not say.
 
     Clients identify a reply by its id, by the ids of its tool calls, or by its reasoning, in this order of preference.
     """

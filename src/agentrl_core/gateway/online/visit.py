@@ -31,12 +31,12 @@ class Visit:
     owned: bool
     """Whether training waits for the session; if not, it waits to be exported."""
     opened_at: float
-    """Unix seconds."""
+    """Time of opening, in Unix seconds."""
     state: State = "open"
     over: bool = False
     """Whether the session has ended and all its calls are stored or aborted."""
     rewards: dict[str, float] = attrs.field(factory=dict)
-    """Interaction id -> reward."""
+    """Rewards by interaction id."""
     num_rewards: int = 0
     """Number of rewards received, including those that replaced an earlier one."""
     final: bool = False
