@@ -303,7 +303,7 @@ class PolicyService:
             for generation, interaction, read in zip(call.generations, interactions, parsed, strict=True)
         )
         reply = Reply(request=call.request, choices=choices)
-        # The generation is complete, so a client that disconnects from now on does not undo it, and may retry for it.
+        # The generation is complete: from now on a disconnect does not undo it, and a retry may get its reply.
         if call.attempt is not None:
             call.attempt.storing = True
         await asyncio.shield(asyncio.ensure_future(metered(self._store_call(call, reply, stored), self._add_cpu)))

@@ -231,7 +231,7 @@ class Upstream:
             )
         return {"authorization": f"Bearer {key}"}
 
-    # What can be wrong.
+    # Failures.
 
     def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> RequestError:
         # 502, as the agent's own key is good. The provider's text is left out, because it quotes parts of the key.

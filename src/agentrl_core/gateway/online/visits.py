@@ -266,8 +266,8 @@ class Visits:
     async def _save(self, session: Session, visit: Visit) -> None:
         """Write a session's state and rewards to the store, and repeat until they did not change during the write.
 
-        Two threads may write at once, and the older state may arrive last; whoever wrote it then sees the change and
-        writes again.
+        Two threads may write at once, and the older state may arrive last. The thread that wrote it then sees the
+        change and writes again.
         """
         written = None
         while True:
