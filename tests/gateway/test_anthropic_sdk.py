@@ -328,7 +328,7 @@ def test_token_ids_are_given_on_request_only(talk, session, engine):
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]},
-            "there are no files here",
+            "files are not supported",
         ),
         (
             {

@@ -75,7 +75,7 @@ def test_the_gateway_fetches_no_images(gateway, session, send, engine, url):
 def test_a_text_model_refuses_images(gateway, session, send, engine):
     reply = send(session, {"messages": [asking("what is ", RED)]})
     assert reply.status_code == 400
-    assert "no place for images" in reply.json()["error"]["message"]
+    assert "does not support images" in reply.json()["error"]["message"]
     assert engine.log == []
 
 

@@ -1,4 +1,8 @@
-"""Answer the calls of one API after another's rules: parse, ask the policy or an upstream, encode."""
+"""Turn an LLM call's HTTP body into its HTTP response: parse with the dialect, get the reply, encode with the dialect.
+
+`routes` calls this once it knows session and dialect. The reply comes from `service` (the policy) or from `forwarding`
+(an upstream). This is the boundary where exceptions become HTTP errors.
+"""
 
 from __future__ import annotations
 
@@ -36,34 +40,35 @@ _TOO_MANY = 429
 
 
 class Answerer:
-    """Answers LLM calls, whatever API they come by."""
+    """Answers the LLM calls of all APIs and remembers the error that ends the run."""
 
     def __init__(self, service: PolicyService, forwarder: Forwarder, large: LargeRequests) -> None:
         self._service = service
         self._forwarder = forwarder
         self._large = large
         self.fatal: RunError | None = None
-        """The failure of the engine or the store that no request can be blamed for; the first one.
+        """First failure of the engine or the store that no request caused; None while both work.
 
-        An engine that died or was closed and a store whose file takes no more writes fail every call, so
-        nobody need try again. `UnservableError` and `UnstorableError` are about one call: only it fails.
+        An engine that died or was closed, or a store that cannot write, fails every later call, so a retry is useless.
+        `UnservableError` and `UnstorableError` concern one call only and are not kept here.
         """
 
     async def answer(self, dialect: Dialect, request: HttpRequest, session: Session) -> HttpResponse:
-        """Answer one call; every failure becomes an error in the shape of its API."""
+        """Answer one call; every failure becomes an error response in the format of its API."""
         try:
             num_bytes = len(request.body)
             read = functools.partial(self._read, dialect, request, session, is_large=num_bytes >= LARGE_BYTES)
             parsed, key, prompts = await self._large.run(session.record_id, num_bytes, read)
             attempt = await session.attempts.enter(key)
-            if attempt is not None and attempt.choices:  # the client asks again for what it has missed
+            # A retry of a call whose reply the client missed.
+            if attempt is not None and attempt.choices:
                 return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
             return await self._generate(dialect, session, parsed, attempt, prompts)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             return refused(dialect, self.refusal(error, session))
 
     async def ask(self, session: Session, request: ChatRequest, id_prefix: str) -> Reply:
-        """Ask the policy without HTTP; `RequestError` where a call over HTTP would be refused or fail."""
+        """Return the policy's reply to a call without HTTP; `RequestError` where a call over HTTP would fail."""
         try:
             return await self._service.complete(self._service.begin(session, request, id_prefix))
         except Exception as error:
@@ -72,8 +77,14 @@ class Answerer:
     def _read(
         self, dialect: Dialect, request: HttpRequest, session: Session, *, is_large: bool
     ) -> tuple[ChatRequest, RetryKey | None, Sequence[Prompt] | None]:
-        """Return what a body asks for, and the prompts of a large one: of others they are not worth a thread."""
+        """Parse a body; for a large one, also build its prompts.
+
+        This runs on a thread if the body is large. Tokenizing a large prompt must happen there, too, or it would block
+        the event loop; for small bodies the prompts are None and built later, as a thread costs more than they do.
+        """
+        # The key is a digest of the body, so it is read before `take_body` gives the body up.
         key, body = retry_key(request), decode_body(request.take_body())
+        # References are resolved before parsing: the dialect knows no session.
         if isinstance(dialect, OpenAIResponses):
             body = with_referenced_items(body, session.ledger)
         parsed = dialect.parse(body, request.headers)
@@ -108,9 +119,10 @@ class Answerer:
             raise RequestError(
                 400,
                 "unsupported_value",
-                f"model {request.model!r} is asked by chat completions; send messages in place of a prompt",
+                f"model {request.model!r} is an upstream, which takes chat messages only; send messages, not a prompt",
                 param="model",
             )
+        # Upstreams do not know the gateway's reply ids, so the conversation of `previous_response_id` is written out.
         request = self._service.continued(session, request)
         reply_id = self._service.forwarded_id(session, dialect.id_prefix)
         if request.stream:
@@ -128,10 +140,12 @@ class Answerer:
         upstream: Upstream,
         reply_id: str,
     ) -> AsyncGenerator[bytes, None]:
+        # 0 prompt tokens: an upstream reports its counts at the end only.
         writer = dialect.writer(request, reply_id, 0, self._service.chat.decode)
         begun = False
         try:
             with session.attempts.running(attempt, streamed=True):
+                # `aclosing` ends the provider's connection when the client disconnects, not at garbage collection.
                 pieces = self._forwarder.stream(session, request, upstream, reply_id, attempt)
                 async with aclosing(pieces):
                     async for piece in pieces:
@@ -139,12 +153,12 @@ class Answerer:
                         if data := head + (writer.end(piece) if isinstance(piece, Reply) else writer.delta(piece)):
                             yield data
         except Exception as error:
-            if not begun:  # the status can still say it
+            if not begun:  # nothing is sent yet, so the HTTP status can still report the failure
                 raise
             yield writer.error(self.refusal(error, session))
 
     def _answer(self, dialect: Dialect, reply: Reply) -> HttpResponse:
-        """Send a reply that is there as a whole."""
+        """Encode a complete reply, as a stream if the client asked for one."""
         decode = self._service.chat.decode
         if not reply.request.stream:
             return json_response(dialect.response(reply, decode))
@@ -159,20 +173,22 @@ class Answerer:
             with call.session.attempts.running(call.attempt, streamed=True):
                 async with aclosing(service.sample(call)) as chunks:
                     async for generation, chunk in chunks:
+                        # The head waits for the first chunk, so that a failure before it still gets an HTTP status.
                         head, begun = b"" if begun else writer.begin(), True
                         piece = generation.reader.feed(chunk.ids)
                         if data := head + writer.delta(_delta(generation.index, piece, chunk)):
                             yield data
                 reply = await service.finish(call)
+            # The end of the stream tells the client that its reply is recorded, so it goes out after `finish`.
             rests = [writer.delta(_delta(item.index, item.reader.rest())) for item in call.generations]
             yield b"".join([*rests, writer.end(reply)])
         except Exception as error:
-            if not begun:  # the status can still say it
+            if not begun:  # nothing is sent yet, so the HTTP status can still report the failure
                 raise
             yield writer.error(self.refusal(error, call.session))
 
     def refusal(self, error: Exception, session: Session) -> RequestError:
-        """Turn a call's failure into its answer, remember it for the session, and for the run what ends the run."""
+        """Return the HTTP error for a call's failure; keep it in the session and, if it ends the run, in `fatal`."""
         one_call = isinstance(error, UnservableError | UnstorableError)
         if isinstance(error, RunError) and not one_call and self.fatal is None:
             self.fatal = error
@@ -182,13 +198,14 @@ class Answerer:
 
 
 def as_refusal(error: Exception) -> RequestError:
-    """Turn any failure into an HTTP error; what nobody foresaw is logged and told without details."""
+    """Return the HTTP error for any exception; an unexpected one is logged, and its text is not sent to the client."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, UnavailableError):
         code = "rate_limit_exceeded" if error.status == _TOO_MANY else "engine_unavailable"
         return RequestError(error.status, code, str(error), retry_after_s=error.retry_after_s)
-    if isinstance(error, UnservableError | UnstorableError):  # to send the same again would change nothing
+    # 400, although the request is well-formed: SDKs retry a 5xx, and the same request would fail again.
+    if isinstance(error, UnservableError | UnstorableError):
         return RequestError(400, "invalid_request", str(error))
     if isinstance(error, AgentRLError):
         _logger.error("LLM call failed: %s", error)
@@ -210,16 +227,16 @@ def _delta(index: int, piece: Piece, chunk: Chunk | None = None) -> Delta:
 
 
 async def _streaming(body: AsyncGenerator[bytes, None]) -> HttpResponse:
-    """Answer with a stream once there is something to send.
+    """Wait for the first bytes of a stream, then return the response that sends them and the rest.
 
-    A failure before that gets a status of its own. SDKs go by it when they decide whether to try again, and do not
-    when an error stands in a stream that began well.
+    A failure before the first bytes gets an HTTP status. SDKs decide by the status whether to retry; they do not retry
+    for an error inside a stream that began with status 200.
     """
     return HttpResponse(headers=EVENTS, body=StartedStream(await anext(body), body))
 
 
 async def _replay(dialect: Dialect, reply: Reply, decode: Decode) -> AsyncGenerator[bytes, None]:
-    """Stream a reply that is there as a whole."""
+    """Encode a complete reply as a stream, with one delta per choice."""
     writer = dialect.writer(reply.request, reply.id, reply.usage.prompt_tokens, decode)
     yield writer.begin()
     for index, choice in enumerate(reply.choices):

@@ -1,4 +1,7 @@
-"""One LLM call on its way from the request to the stored interactions."""
+"""Hold the state of one call to the policy while it is sampled, and convert it to what is stored and replied.
+
+`service` drives these objects; `exchange` has the request and the reply, which are independent of sampling.
+"""
 
 from __future__ import annotations
 
@@ -33,58 +36,60 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True, eq=False)
 class Generation:
-    """One reply of a call, while the engine samples it."""
+    """One reply of a call while the engine samples it; a call for `n` replies has `n` of these per prompt."""
 
     id: str
-    """Of the interaction that it becomes."""
+    """Id of the interaction that this reply becomes, and of its request in the engine."""
     index: int
     prompt: Prompt
     sampling: Sampling
     reader: ReplyReader
     chunks: list[Chunk] = attrs.field(factory=list, init=False)
-    """What was sampled so far; once it is complete, the last one has the finish reason."""
+    """Chunks sampled so far; the last chunk of a complete reply has the finish reason."""
 
     @property
     def output_ids(self) -> tuple[int, ...]:
-        """All sampled tokens. [T]."""
+        """Ids of all sampled tokens. [T]."""
+        # A reply that is not streamed may come as one chunk, whose tuple needs no copy.
         if len(self.chunks) == 1:
             return self.chunks[0].ids
         return tuple(chain.from_iterable(chunk.ids for chunk in self.chunks))
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """Of all sampled tokens. [T]."""
+        """Behaviour log-probabilities of all sampled tokens, in nats. [T]."""
         if len(self.chunks) == 1:
             return self.chunks[0].logprobs
         return tuple(chain.from_iterable(chunk.logprobs for chunk in self.chunks))
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the engine stopped, if it has."""
+        """Reason why the engine stopped; None while it samples."""
         return self.chunks[-1].finish_reason if self.chunks else None
 
 
 @attrs.define(kw_only=True, eq=False)
 class Call:
-    """One LLM call on its way."""
+    """One call to the policy in progress: the request and the replies that are sampled for it."""
 
     id: str
     session: Session
     request: ChatRequest
     requested: Mapping[str, Any]
     generations: tuple[Generation, ...]
-    """`n` for each prompt."""
+    """`n` replies for each prompt, in the order of the prompts."""
     started_at: float
+    """Time at which the request was prepared, in Unix seconds."""
     attempt: Attempt | None = None
-    """Where its client may ask for it again."""
+    """Entry by which a retry finds this call; None if its client announces no retries."""
 
     def add(self, generation: Generation, chunk: Chunk) -> None:
-        """Append sampled tokens; refused once the episode has ended."""
+        """Append sampled tokens; `RequestError` (410) once the episode has ended."""
         self.session.check_open()
         generation.chunks.append(chunk)
 
     def engine_request(self, generation: Generation) -> GenerateRequest:
-        """What the engine is asked."""
+        """Build the engine's request for one reply."""
         return GenerateRequest(
             request_id=generation.id,
             prompt_ids=generation.prompt.ids,
@@ -99,7 +104,10 @@ class Call:
     def interaction(
         self, generation: Generation, parsed: ParsedReply, output: Message, *, seq: int, finished_at: float
     ) -> Interaction:
-        """What is stored of one finished reply."""
+        """Build the interaction that is stored for one finished reply.
+
+        It holds only the prompt's new ids and messages; the earlier ones are in its parent's lineage.
+        """
         prompt, chunks, output_ids = generation.prompt, generation.chunks, generation.output_ids
         parent = None if prompt.parent is None else prompt.parent.interaction
         return Interaction(
@@ -136,11 +144,12 @@ def _versions(chunks: Sequence[Chunk]) -> Versions:
 
 
 def message_of(parsed: ParsedReply) -> Message:
-    """The assistant's message that an agent receives."""
+    """Build the assistant's message that the agent receives, with parsing errors as `tool_call_errors`."""
     output: Message = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning:
         output["reasoning_content"] = parsed.reasoning
     if parsed.tool_calls:
+        # OpenAI's replies have null, not an empty text, beside tool calls.
         output["content"] = parsed.content or None
         output["tool_calls"] = list(parsed.tool_calls)
     if parsed.errors:
@@ -149,14 +158,14 @@ def message_of(parsed: ParsedReply) -> Message:
 
 
 def finish_reason_of(interaction: Interaction) -> Literal["stop", "length", "tool_calls"]:
-    """Why a reply ended, as its client hears it."""
+    """Return the finish reason that the client is told."""
     if interaction.finish_reason is FinishReason.LENGTH:
         return "length"
     return "tool_calls" if "tool_calls" in interaction.output else "stop"
 
 
 def choice_of(call: Call, generation: Generation, interaction: Interaction, *, reasoning_tokens: int) -> Choice:
-    """What the client hears of one stored reply."""
+    """Build the client's view of one stored reply."""
     return Choice(
         interaction=interaction,
         prompt_tokens=len(generation.prompt.ids),

@@ -1,4 +1,7 @@
-"""The gateway as the rest of agentrl sees it: sessions in, LLM calls answered, interactions out."""
+"""Build the gateway from its parts, and offer it to the run: the object that the trainer and the runners hold.
+
+Nothing is decided here about a single call; the package's docstring lists the modules that a call passes through.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,9 @@ if TYPE_CHECKING:
 
 
 class Gateway:
-    """The HTTP front of one policy; thread-safe.
+    """HTTP server for the LLM calls to one policy, with the sessions of all records; thread-safe.
 
-    Who has `admin_key` may open sessions over HTTP; without a key nobody may.
+    Sessions can be opened over HTTP with `admin_key` only; without an `admin_key` the routes for that refuse everyone.
     """
 
     def __init__(
@@ -59,11 +62,13 @@ class Gateway:
         seed: int,
         admin_key: str | None = None,
     ) -> None:
+        # Order matters below: each part takes the ones before it. `control` needs `url`, which is known after `start`
+        # only, so it takes a function.
         self._chat = chat
         self._sampling = sampling
         self._config = config
         self.max_tokens = sampling.max_tokens or _most_tokens(engine.context_length, least=sampling.min_tokens)
-        """Of a reply to a call that names no limit."""
+        """Longest reply of a call that sets no limit, in tokens."""
         self._sessions = SessionBook(url_tokens=config.url_tokens)
         self._service = PolicyService(
             engine=engine,
@@ -79,7 +84,7 @@ class Gateway:
         self._upstreams = Upstreams(config.upstreams)
         self._forwarder = Forwarder(upstreams=self._upstreams, store=store, run_id=run_id)
         self.leases = Leases()
-        """Slots that wait for agents from elsewhere."""
+        """Slots that wait for online agents."""
         self._gate = Gate(timeout_s=config.pause_timeout_s)
         self._visits = Visits(
             sessions=self._sessions,
@@ -116,49 +121,49 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where it listens, without a path; `RunError` before `start`."""
+        """Address at which the server listens, without a path; `RunError` before `start`."""
         if self._server is None:
             raise RunError("gateway: not started; call start() first")
         return self._server.url
 
     @property
     def chat(self) -> Chat:
-        """Everything between messages and the policy's token ids."""
+        """Chat template, tokenizer and parsers of the policy."""
         return self._chat
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU seconds spent on requests so far, the engine's and the HTTP server's own not counted."""
+        """CPU seconds spent on requests so far, without those of the engine and of the HTTP server itself."""
         return self._cpu_seconds
 
     @property
     def calls(self) -> int:
-        """LLM calls finished and stored so far."""
+        """Replies of the policy finished and stored so far."""
         return self._service.calls
 
     @property
     def forced_temperatures(self) -> int:
-        """Calls so far that asked for another temperature and got the policy's."""
+        """Number of calls so far that asked for another temperature and were sampled at the policy's."""
         return self._service.forced_temperatures
 
     @property
     def without_effect(self) -> Mapping[str, int]:
-        """Calls so far that asked for a sampling parameter in vain, by its name."""
+        """Number of calls so far whose sampling parameter was ignored, by the parameter's name."""
         return self._service.without_effect
 
     @property
     def calls_with_unseen_tools(self) -> int:
-        """Calls so far whose tools the chat template left out of the prompt."""
+        """Number of calls so far whose tools the chat template left out of the prompt."""
         return self._service.calls_with_unseen_tools
 
     @property
     def tools_notice(self) -> str:
-        """Notice about tools that the chat template has no place for; empty where it shows them."""
+        """Warning for the user that the chat template drops tools; empty if it renders them."""
         if self._chat.takes_tools:
             return ""
         effect = {
             "refuse": "calls that offer tools are refused",
-            "allow": "calls that offer tools are answered without",
+            "allow": "calls that offer tools are answered without them",
         }[self._config.unseen_tools]
         return (
             "this chat template drops tools: the policy will never see them, so "
@@ -167,20 +172,27 @@ class Gateway:
 
     @property
     def fatal(self) -> RunError | None:
-        """What ended the engine or the store, if anything did: agents that fail because of it are not at fault."""
+        """First error that ended the engine or the store; None while both work.
+
+        Episodes that fail after it are not their agents' fault.
+        """
         return self._api.fatal
 
     @functools.cached_property
     def http_client(self) -> InProcessClient:
-        """The client that agents borrow: it reaches the gateway in process, and closing it does nothing."""
+        """Shared HTTP client for agents: its calls reach the gateway in process, and closing it does nothing."""
         from agentrl_core.gateway.serving.transport import InProcessClient
 
         return InProcessClient(self.handle, self.url)
 
     def start(self) -> None:
-        """Listen; `RunError` if the port is in use, or others could reach it and no admin key was chosen."""
+        """Start the HTTP server and return when it accepts requests.
+
+        `RunError` if the port is in use, or if other machines can reach the host and no admin key was chosen.
+        """
         from agentrl_core.gateway.serving.server import GatewayServer
 
+        # A key that the run creates is written to a file of this machine; other machines need one that the user chose.
         if problem := exposed(self._config.host, self._config.admin_key_env):
             raise RunError(f"gateway.host: {problem}")
         server = GatewayServer(self.handle, self._api.refuse_early, host=self._config.host, port=self._config.port)
@@ -189,7 +201,7 @@ class Gateway:
 
     @property
     def history_notice(self) -> str:
-        """What the chat template does with earlier turns, and what that means for serving the policy."""
+        """Result of the template check for the user: how earlier turns are rendered, and how to serve the policy."""
         verdict = self._chat.verdict
         if self._config.history == "template":
             return f"{verdict}; gateway.history is template: a changed past starts a new training sequence"
@@ -205,7 +217,11 @@ class Gateway:
         return self._config.history == "exact" and self._chat.verdict.stability is not Stability.STABLE
 
     def close(self) -> None:
-        """Stop listening; idempotent. The owner of the agents' event loop ends `http_client.close_for_good()`."""
+        """Stop listening; idempotent.
+
+        `http_client` stays open: its connections belong to the agents' event loop, so that loop's owner calls
+        `http_client.close_for_good()`.
+        """
         if self._server is not None:
             self._server.close()
         self._large.close()
@@ -214,9 +230,9 @@ class Gateway:
     def open_session(
         self, record: Record, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None = None
     ) -> Session:
-        """Let a record make LLM calls.
+        """Open the session of a record, with which its agent can make LLM calls.
 
-        Call number k of it is sampled with a seed mixed from the run's seed, `seed_key` and k.
+        The session's call number k is sampled with a seed mixed from the run's seed, `seed_key` and k.
         """
         policy = self._policy_of(record, sampling)
         return self._sessions.open(record, url=self.url, policy=policy, seed_key=seed_key)
@@ -224,28 +240,28 @@ class Gateway:
     async def open_visit(
         self, record: Record, claim: Claim, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None = None
     ) -> Session:
-        """Let an agent from elsewhere make the calls of a record; its session outlives this process.
+        """Open the session of a record for an online agent; the store keeps it, so it outlives this process.
 
-        `RequestError` (409) where the agent's own key is in use.
+        `RequestError` (409) if the API key that the agent chose belongs to an open session.
         """
         policy = self._policy_of(record, sampling)
         return await self._visits.open(record, claim, url=self.url, policy=policy, seed_key=seed_key, owned=True)
 
     async def restore_sessions(self) -> int:
-        """Go on with the sessions that agents from elsewhere have in the store, of this run; how many are open."""
+        """Load this run's online sessions from the store; return how many of them are open."""
         return await self._visits.restore()
 
     def pause(self, session: Session | None = None) -> None:
-        """Let new calls wait, of one session or of all; what is being generated goes on. Pausing twice is once."""
+        """Hold back new calls of one session, or of all; running generations go on. Idempotent."""
         self._gate.close(session)
 
     def resume(self, session: Session | None = None) -> None:
-        """Let the calls go on that `pause` with the same argument holds back."""
+        """Release the calls that `pause` with the same argument holds back."""
         self._gate.open(session)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let new calls wait while the context lasts."""
+        """Hold back new calls of all sessions while the context lasts."""
         self.pause()
         try:
             yield
@@ -253,11 +269,16 @@ class Gateway:
             self.resume()
 
     async def close_session(self, session: Session) -> tuple[Interaction, ...]:
-        """End a session: running generations are aborted, later calls refused; its interactions by `seq`."""
+        """End a session and return its interactions, ordered by `seq`.
+
+        Later calls are refused. Running generations are aborted; waits until finished calls are stored.
+        """
+        # Calls that a pause holds back would otherwise wait for its timeout, though this session takes no more calls.
         self.resume(session)
         if session.visit is not None:
             await self._visits.close(session)
             return tuple(sorted(session.interactions, key=lambda interaction: interaction.seq))
+        # Closed before the aborts: a call that is still being prepared is then refused at its first chunk.
         self._sessions.end(session)
         with session.lock:
             session.closed = True
@@ -270,7 +291,7 @@ class Gateway:
         return self._policy(temperature=chosen.temperature, max_tokens=max_tokens, training=not record.is_eval)
 
     def _policy(self, **kept: Any) -> SamplingPolicy:
-        """Make the rules of a session: those of training but for what is `kept` of others."""
+        """Build the sampling rules of a session: those of training, with the fields in `kept` replaced."""
         training = {
             "temperature": self._sampling.temperature,
             "max_tokens": self.max_tokens,
@@ -287,31 +308,40 @@ class Gateway:
         )
 
     async def _before(self, session: Session) -> None:
-        """What a call waits for."""
+        """Wait until a session's call may begin: its history is loaded and nothing pauses it."""
         if session.forgotten:
             await self._visits.load(session)
         await self._gate.passed(session)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one HTTP request, from a socket or from inside the process."""
+        """Answer one HTTP request: the entry point of calls, from the HTTP server and from `http_client` alike."""
         response = await metered(self._api.handle(request), self._add_cpu)
+        # A stream is generated after this returns, so its items are metered one by one.
         if isinstance(response.body, bytes):
             return response
         return attrs.evolve(response, body=MeteredStream(response.body, self._add_cpu))
 
     async def ask(self, session: Session, request: ChatRequest, id_prefix: str) -> Reply:
-        """Do a session's call without HTTP; `RequestError` where it is refused or fails."""
+        """Answer a session's call that comes as Python values; `RequestError` if it is refused or fails.
+
+        Quotas, pauses, sampling rules and records are the same as for a call over HTTP.
+        """
         return await metered(self._api.ask(session, request, id_prefix), self._add_cpu)
 
     def _add_cpu(self, seconds: float) -> None:
+        # Called on the threads of several event loops.
         with self._cpu_lock:
             self._cpu_seconds += seconds
 
 
 _MOST_TOKENS = 1024
-"""Of a reply where neither the agent nor the config names a limit: one that never ends must not fill the context."""
+"""Longest reply in tokens if neither the agent nor the config sets a limit: without one, a reply that never ends
+would fill the whole context."""
 
 
 def _most_tokens(context_length: int, *, least: int) -> int:
-    """Return the limit of a reply that nobody set: half of the context, to leave room for the prompt."""
+    """Return the default limit of a reply in tokens.
+
+    It is at most half of the context, to leave room for the prompt, and at least `least`, or calls would be refused.
+    """
     return max(min(_MOST_TOKENS, context_length // 2), least, 1)

@@ -1,6 +1,7 @@
-"""One LLM call as the gateway's core knows it, whatever API the agent spoke: what was asked, what came out.
+"""Define the types between the HTTP APIs and sampling: `ChatRequest`, `Reply`, `Delta`, and the `Dialect` protocol.
 
-A dialect (`openai_chat`) translates between these values and its wire format.
+A dialect such as `openai_chat` translates its JSON to a `ChatRequest`, and a `Reply` or its `Delta`s back to JSON.
+`service` and `forwarding` know these types only, so a new API needs one new dialect and no change to them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     from agentrl_core.types import Grammar, Interaction, Message
 
 Decode: TypeAlias = "Callable[[Sequence[int]], str]"
-"""Text of token ids."""
+"""Function that returns the text of token ids."""
 
 TopLogprobs: TypeAlias = "tuple[tuple[tuple[int, float], ...], ...]"
-"""The likeliest tokens and their logprobs at each position, likeliest first. [T][K]"""
+"""Likeliest tokens and their logprobs at each position, likeliest first. [T][K]"""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,29 +29,32 @@ class ToolChoice:
 
     mode: Literal["auto", "none", "required"] = "auto"
     names: tuple[str, ...] = ()
-    """The tools that may be called; empty: all."""
+    """Names of the tools that may be called; empty: all."""
 
 
 @attrs.frozen(kw_only=True)
 class ChatRequest:
-    """A checked request. Numbers are as the agent gave them; None where it gave none."""
+    """Validated request for one or more replies; a number is None where the agent left it out.
+
+    Numbers are as the agent gave them: `sampling` decides which of them take effect.
+    """
 
     api: Literal["chat", "responses", "messages", "completions"] = "chat"
     messages: tuple[Message, ...] = ()
-    """In OpenAI's shape: unknown keys are gone, `arguments` is JSON text, content is text (or parts with images)."""
+    """Messages in OpenAI's shape: no unknown keys, `arguments` as JSON text, content as text (or parts with images)."""
     prompts: tuple[str | tuple[int, ...], ...] = ()
-    """Texts or token ids to continue as they are, without a template; then there are no messages."""
+    """Prompts of the legacy completions API (text or token ids), continued without a template; then no messages."""
     previous: str | None = None
-    """Id of the earlier reply whose conversation the messages continue; it need not be sent again."""
+    """Id of the earlier reply that the messages continue (`previous_response_id`); its conversation is not resent."""
     shown: frozenset[str] = frozenset()
-    """Ids of earlier replies that the messages show, where the client says which: replies may be alike."""
+    """Ids of earlier replies that are among the messages, if the client sends ids: they tell equal texts apart."""
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     grammar: Grammar | None = None
-    """What the text of the reply must look like."""
+    """Grammar that the text of the reply must match."""
     template_options: Mapping[str, Any] = attrs.field(factory=dict)
-    """Further variables of the chat template, `enable_thinking` for one."""
+    """Further variables of the chat template, such as `enable_thinking`."""
     model: str = "default"
     temperature: float | None = None
     top_p: float | None = None
@@ -58,29 +62,29 @@ class ChatRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end a reply beside the model's own."""
+    """Ids that end a reply, in addition to the model's own."""
     min_tokens: int | None = None
-    """Before so many tokens no stop token is sampled."""
+    """Least length of a reply: no stop token is sampled before so many tokens."""
     ignore_eos: bool = False
-    """Whether the model's own ends do not end a reply, even if `stop_token_ids` has them."""
+    """Whether the model's own end tokens do not end a reply, even if `stop_token_ids` contains them."""
     n: int = 1
-    """Replies wanted to each prompt."""
+    """Number of replies to each prompt."""
     stream: bool = False
     include_usage: bool = False
-    """Whether a stream ends with the usage."""
+    """Whether a stream ends with token counts."""
     logprobs: bool = False
     top_logprobs: int = 0
     return_token_ids: bool = False
     trainable: bool = True
-    """False: the policy answers, and nothing of it is trained."""
+    """Whether the reply may be trained; if not, the policy still answers and the call is still recorded."""
     echo: Mapping[str, Any] = attrs.field(factory=dict)
-    """What the dialect's reply repeats of the request."""
+    """Request fields that the dialect's response repeats."""
     ignored: Mapping[str, Any] = attrs.field(factory=dict)
-    """Fields that have no effect here, kept for the trace."""
+    """Request options that are ignored here; the trace lists them, and chat completions pass them on to upstreams."""
 
     @property
     def callable_tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools that the reply may call."""
+        """Tools that the reply may call under `tool_choice`."""
         choice = self.tool_choice
         if choice.mode == "none":
             return ()
@@ -88,18 +92,18 @@ class ChatRequest:
 
     @property
     def parse_tools(self) -> bool:
-        """Whether tool calls in the reply are calls, not text."""
+        """Whether tool calls in the reply are parsed; otherwise they stay text."""
         return bool(self.tools) and self.tool_choice.mode != "none"
 
 
 @attrs.frozen(kw_only=True)
 class Usage:
-    """Tokens of a call; a prompt counts once, however many replies it got."""
+    """Token counts of a call; a prompt counts once, even if it got several replies."""
 
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
-    """Prompt tokens that the engine had in its prefix store."""
+    """Prompt tokens that the engine took from its prefix cache."""
     reasoning_tokens: int
 
 
@@ -108,45 +112,46 @@ class Choice:
     """One finished, stored reply of a call."""
 
     interaction: Interaction
-    """Its `output` may have `reasoning_content`, `tool_calls` and `tool_call_errors` beside the content."""
+    """Stored interaction; its `output` may have `reasoning_content`, `tool_calls` and `tool_call_errors`."""
     prompt_tokens: int
-    """Tokens of the whole prompt."""
+    """Length of the whole prompt in tokens."""
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_string: str | None = None
-    """The stop string that ended it."""
+    """Stop string that ended the reply; None if something else did."""
     top_logprobs: TopLogprobs = ()
     reasoning_tokens: int = 0
     told_logprobs: tuple[Mapping[str, Any], ...] = ()
-    """Of an upstream's reply, whose token ids nobody knows: OpenAI's entries, one per token of the content."""
+    """Log-probabilities as an upstream sent them, in OpenAI's form, one entry per token; its token ids are unknown."""
     told_usage: Usage | None = None
-    """What an upstream says of the whole call."""
+    """Token counts of the whole call as an upstream reported them; None for the policy."""
     prompt_ids: tuple[int, ...] = ()
-    """The whole prompt, where the request asks for token ids. [T]"""
+    """Ids of the whole prompt if the request asks for token ids, else empty. [T]"""
 
 
 @attrs.frozen(kw_only=True)
 class Reply:
-    """A finished call."""
+    """Finished call: the request with all its replies."""
 
     request: ChatRequest
     choices: tuple[Choice, ...]
-    """`n` for each prompt, in their order."""
+    """`n` choices for each prompt, in the order of the prompts."""
 
     @property
     def id(self) -> str:
-        """Id of the response, and of the first choice's interaction."""
+        """Id of the response, which is that of the first choice's interaction."""
         return self.choices[0].interaction.id
 
     @property
     def first(self) -> Choice:
-        """The only choice, in APIs that know one."""
+        """First choice; the only one in APIs without `n`."""
         return self.choices[0]
 
     @property
     def usage(self) -> Usage:
-        """Sums over the choices, or what an upstream says."""
+        """Token counts of the call: an upstream's own report, else the sums over the choices."""
         if self.first.told_usage is not None:
             return self.first.told_usage
+        # The `n` choices of a prompt share it, so one of them per prompt is counted.
         firsts = self.choices[:: self.request.n]
         return Usage(
             prompt_tokens=sum(choice.prompt_tokens for choice in firsts),
@@ -158,24 +163,24 @@ class Reply:
 
 @attrs.frozen(kw_only=True)
 class Delta:
-    """What is new in a stream: text that no later token can change, and the tokens since the last delta."""
+    """New part of a streamed reply: text that later tokens cannot change, and the tokens since the last delta."""
 
     index: int = 0
-    """Of the choice."""
+    """Index of the choice."""
     content: str = ""
-    """May be empty while a character, a tool call or a stop string is incomplete."""
+    """New text; empty while a character, a tool call or a possible stop string is incomplete."""
     reasoning: str = ""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    """Whole calls in OpenAI's shape: a call is told when it is known to be well-formed."""
+    """Complete calls in OpenAI's shape; a call is sent only once it is known to be well-formed."""
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     top_logprobs: TopLogprobs = ()
     told_logprobs: tuple[Mapping[str, Any], ...] = ()
-    """Of an upstream: entries in place of token ids."""
+    """Log-probabilities as an upstream sent them, in place of `ids` and `logprobs`."""
 
     @property
     def is_visible(self) -> bool:
-        """Whether there is anything but tokens to tell."""
+        """Whether the delta has text, reasoning or tool calls, not only tokens."""
         return bool(self.content or self.reasoning or self.tool_calls)
 
 
@@ -183,15 +188,15 @@ class StreamWriter(Protocol):
     """Encodes one streamed reply as server-sent events."""
 
     def begin(self) -> bytes:
-        """Encode what comes before the first token."""
+        """Encode the events before the first token."""
         ...
 
     def delta(self, delta: Delta) -> bytes:
-        """Encode what is new; empty bytes where there is nothing to tell yet."""
+        """Encode a delta; empty bytes if the client need not see it yet."""
         ...
 
     def end(self, reply: Reply) -> bytes:
-        """Encode the tail, all deltas being told: finish reasons, usage."""
+        """Encode the events after the last delta: finish reasons, usage."""
         ...
 
     def error(self, error: RequestError) -> bytes:
@@ -200,10 +205,10 @@ class StreamWriter(Protocol):
 
 
 class Dialect(Protocol):
-    """One API for chatting: parses its requests, builds its replies."""
+    """One LLM API: parses its requests and builds its responses, streams and errors."""
 
     id_prefix: str
-    """Of response ids, which are the interactions' ids."""
+    """Prefix of response ids, which are also the ids of interactions."""
 
     def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
         """Check a decoded JSON body; `RequestError` (400) names the field at fault."""

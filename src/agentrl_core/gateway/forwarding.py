@@ -1,4 +1,8 @@
-"""Pass calls of models that are not the policy on to their providers, and keep them in the trace of the episode."""
+"""Answer and record the calls of one episode to other models than the policy: `service`'s counterpart for upstreams.
+
+`upstreams` does the HTTP to the provider; this module assembles the reply, stores it as an interaction that is never
+trained, and puts it into the session's ledger.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "gram
 
 
 class Forwarder:
-    """Answers in the name of upstream models. Their calls have no token ids and are never trained."""
+    """Answers calls to upstream models and stores them. They have no token ids and are never trained."""
 
     def __init__(
         self, *, upstreams: Upstreams, store: Store, run_id: str, clock: Callable[[], float] = time.time
@@ -39,22 +43,22 @@ class Forwarder:
         self._run_id = run_id
         self._clock = clock
         self.calls = 0
-        """Replies got and stored."""
+        """Number of upstream replies stored so far."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The model names that go elsewhere."""
+        """Model names that are answered by upstreams."""
         return self._upstreams.names
 
     def find(self, model: str) -> Upstream | None:
-        """Return the provider of a model; None where the policy answers."""
+        """Return the upstream of a model name; None if the policy answers it."""
         return self._upstreams.find(model)
 
     async def complete(
         self, session: Session, request: ChatRequest, upstream: Upstream, reply_id: str, attempt: Attempt | None
     ) -> Reply:
-        """Do all of a call that is not streamed."""
-        session.check_open()
+        """Request and store a reply that is not streamed; `RequestError` if the provider fails."""
+        session.check_open()  # before the provider is called and paid
         heard = _Heard(request, reply_id, self._clock())
         for piece in await upstream.complete(request):
             heard.add(piece)
@@ -63,7 +67,7 @@ class Forwarder:
     async def stream(
         self, session: Session, request: ChatRequest, upstream: Upstream, reply_id: str, attempt: Attempt | None
     ) -> AsyncGenerator[Forwarded, None]:
-        """Yield what is new, and the stored reply last."""
+        """Yield the deltas of a streamed reply as they come, and last the whole reply, which is stored by then."""
         session.check_open()
         heard = _Heard(request, reply_id, self._clock())
         async with aclosing(upstream.stream(request)) as pieces:
@@ -73,6 +77,7 @@ class Forwarder:
 
     async def _finish(self, session: Session, heard: _Heard, upstream: Upstream, attempt: Attempt | None) -> Reply:
         stored: concurrent.futures.Future[None] = concurrent.futures.Future()
+        # Under one lock with the check: a session that closes now either refuses this call or waits for its write.
         with session.lock:
             session.check_open()
             first = session.num_finished
@@ -82,6 +87,7 @@ class Forwarder:
         reply = heard.reply(session, upstream.name, first_seq=first, finished_at=self._clock(), retry_key=retry_key)
         if attempt is not None:
             attempt.storing = True
+        # A client that disconnects now must not cancel the write: the reply is complete, and a retry may ask for it.
         await asyncio.shield(asyncio.ensure_future(self._keep(session, reply, attempt, stored)))
         return reply
 
@@ -100,6 +106,7 @@ class Forwarder:
             self.calls += len(interactions)
             kept = True
         finally:
+            # A reply that could not be stored is not given to a retry: it would be sent and be in no record.
             if attempt is not None:
                 attempt.settle(reply.choices if kept else None)
             session.writes.discard(stored)
@@ -108,7 +115,7 @@ class Forwarder:
 
 @attrs.define
 class _Said:
-    """What was heard of one choice."""
+    """Parts of one choice of an upstream's reply, received so far."""
 
     content: list[str] = attrs.field(factory=list)
     reasoning: list[str] = attrs.field(factory=list)
@@ -128,7 +135,7 @@ class _Said:
 
 
 class _Heard:
-    """Puts the pieces of an upstream's reply together."""
+    """Assembles the pieces of an upstream's reply into deltas for the agent and into the stored reply."""
 
     def __init__(self, request: ChatRequest, reply_id: str, started_at: float) -> None:
         self._request = request
@@ -138,12 +145,13 @@ class _Heard:
         self.choices: Sequence[_Said] = [_Said() for _ in range(request.n)]
 
     def add(self, piece: UpstreamPiece) -> Delta:
-        """Note a piece; what to tell the agent of it."""
+        """Add a piece and return it as a delta for the agent."""
         said = self.choices[piece.choice]
         if piece.content:
             said.content.append(piece.content)
         if piece.reasoning:
             said.reasoning.append(piece.reasoning)
+        # Some providers give tool calls no id, but agents need one to send the result back.
         new_calls = [
             call if call["id"] else {**call, "id": call_id(self._choice_id(piece.choice), number)}
             for number, call in enumerate(piece.tool_calls, start=len(said.tool_calls))
@@ -169,7 +177,7 @@ class _Heard:
         finished_at: float,
         retry_key: str,
     ) -> Reply:
-        """Build the whole reply with its interactions."""
+        """Build the complete reply with one interaction per choice."""
         request = self._request
         asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None}
         sampling = Sampling(**asked)
@@ -180,6 +188,7 @@ class _Heard:
                 id=self._choice_id(index),
                 record_id=session.record_id,
                 seq=first_seq + index,
+                # An upstream returns no token ids, so nothing of its replies can be trained.
                 prompt_ids=(),
                 output_ids=(),
                 logprobs=(),

@@ -1,7 +1,7 @@
-"""Do the work of large requests on threads, while the event loops answer everybody else.
+"""Parse and tokenize large request bodies on two threads, so that they do not block the event loops.
 
-Reading and tokenizing a body of some megabytes takes seconds. Two threads share them out by session: each session has
-one of them at most, and its further requests wait behind those of all other sessions.
+For a body of some megabytes this takes seconds. A session uses at most one of the threads at a time, and its further
+requests queue behind those of all other sessions, so one session cannot occupy both.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 LARGE_BYTES = 32 * 2**10
-"""Of a body: to tokenize so much text takes about 10 ms, the trip to a thread and back 0.07 ms of CPU time."""
+"""Size from which a body counts as large: tokenizing so much text takes about 10 ms, the trip to a thread and back
+0.07 ms of CPU time."""
 
 _THREADS = 2
-"""Each may hold the interpreter's lock for 5 ms in a row, which the event loops wait for."""
+"""Number of threads; each may hold the interpreter's lock for 5 ms in a row, during which the event loops wait."""
 
 _LONG_BYTES = 2**20
+"""Size from which `in_one_go` lets one thread work at a time."""
 _LONGEST_REST_S = 0.1
+"""Longest rest of a thread after such work."""
 _ALONE = threading.Lock()
 
 
 def in_one_go(num_bytes: int, work: Callable[[], _T]) -> _T:
-    """Return what `work` does, which keeps the interpreter's lock until it has gone through so many bytes.
+    """Run `work`, a C function that does not release the interpreter's lock while it reads `num_bytes`; blocks.
 
-    For 16 MiB that is 20 to 40 ms. Two threads could take turns in it without any event loop between them: so it is
-    done by one thread at a time, which then rests for as long as it took.
+    For 16 MiB it holds the lock for 20 to 40 ms. Two threads could pass the lock to each other, and no event loop would
+    run in between. So long work is done by one thread at a time, which then rests for as long as the work took.
     """
     if num_bytes < _LONG_BYTES:
         return work()
@@ -48,22 +51,26 @@ def in_one_go(num_bytes: int, work: Callable[[], _T]) -> _T:
 
 
 class LargeRequests:
-    """The work of large requests. `add_cpu` is told the CPU seconds that the threads spend."""
+    """Queue and threads for the work of large requests; `add_cpu` is called with the CPU seconds of each."""
 
     def __init__(self, add_cpu: Callable[[float], None]) -> None:
         self._add_cpu = add_cpu
         self._executor = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="agentrl-large")
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[tuple[concurrent.futures.Future[Any], Callable[[], Any]]]] = {}
-        """By session; the one that has waited longest for its turn first."""
+        """Waiting work by session; the session whose turn is next comes first."""
         self._served: set[str] = set()
-        """Sessions that have a thread."""
+        """Sessions whose work is running on a thread."""
         self._closed = False
 
     async def run(self, session: str, num_bytes: int, work: Callable[[], _T]) -> _T:
-        """Return what `work` does for a request of a session: here if it is small, else when it is its turn."""
+        """Run a request's `work` and return its result: at once on this thread for a small body, else queued.
+
+        `RequestError` (503) if the gateway is closing; exceptions of `work` are passed on.
+        """
         if num_bytes < LARGE_BYTES:
             return work()
+        # A future of `concurrent.futures`, as callers may be on different event loops.
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
         with self._lock:
             self._check_open()
@@ -72,7 +79,7 @@ class LargeRequests:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Let the work that has begun end, and refuse the rest."""
+        """Refuse the work that waits, and wait for the work that runs."""
         with self._lock:
             self._closed = True
             left = [future for waiting in self._waiting.values() for future, _ in waiting]
@@ -87,7 +94,7 @@ class LargeRequests:
             raise _closing()
 
     def _serve_next(self) -> None:
-        """Do the next work of the session that has waited longest, unless each one that waits has a thread."""
+        """Run the next work of the session that waited longest; do nothing if every waiting session has a thread."""
         with self._lock:
             session = next((session for session in self._waiting if session not in self._served), None)
             if session is None:
@@ -95,15 +102,18 @@ class LargeRequests:
             waiting = self._waiting.pop(session)
             future, work = waiting.popleft()
             if waiting:
-                self._waiting[session] = waiting  # behind all others
+                # Reinserted at the dictionary's end, so behind all other sessions.
+                self._waiting[session] = waiting
             self._served.add(session)
+        # False if the client disconnected while the work was waiting: then it is not begun.
         if future.set_running_or_notify_cancel():
             started = time.thread_time()
             _settle(future, work)
             self._add_cpu(time.thread_time() - started)
         with self._lock:
             self._served.discard(session)
-            if self._waiting and not self._closed:  # whoever was called for them may have found this session served
+            # The calls submitted for this session's waiting work may have returned at once, as it had this thread.
+            if self._waiting and not self._closed:
                 self._executor.submit(self._serve_next)
 
 
@@ -111,10 +121,11 @@ def _settle(future: concurrent.futures.Future[Any], work: Callable[[], Any]) -> 
     try:
         result = work()
     except RequestError as refusal:
-        # Its frames hold texts of megabytes, and refer to themselves by it: they would stay until the next collection.
+        # The traceback's frames hold texts of megabytes and refer back to the exception. This cycle would keep them
+        # in memory until the next garbage collection.
         refusal.__cause__ = refusal.__context__ = refusal.__traceback__ = None
         future.set_exception(refusal)
-    except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+    except BaseException as error:  # noqa: BLE001 - raised again by the caller, which waits for the future
         future.set_exception(error)
     else:
         future.set_result(result)

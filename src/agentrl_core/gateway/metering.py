@@ -1,4 +1,7 @@
-"""Count the CPU time of a coroutine, on whichever thread and between whichever others it runs."""
+"""Measure the CPU time that requests cost, by timing each step of a coroutine with the thread's CPU clock.
+
+Steps of other coroutines on the same event loop, which run while one waits, are not counted.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ _T = TypeVar("_T")
 
 
 async def metered(coroutine: Coroutine[Any, Any, _T], add: Callable[[float], None]) -> _T:
-    """Run a coroutine and add the CPU seconds of its steps, not of what runs while it waits."""
+    """Run a coroutine and pass the CPU seconds of its own steps to `add` when it ends."""
     return await _Steps(coroutine, add)
 
 
 class MeteredStream(WrappedStream):
-    """Does the same for each item of a stream."""
+    """Stream that passes the CPU seconds spent on each item to `add`."""
 
     def __init__(self, stream: AsyncGenerator[bytes, None], add: Callable[[float], None]) -> None:
         super().__init__(stream)
@@ -31,13 +34,14 @@ class MeteredStream(WrappedStream):
 
 
 class _Steps(Generic[_T]):
-    """Drives a coroutine step by step, with a look at the thread's CPU clock before and after each."""
+    """Awaitable that drives a coroutine step by step and reads the thread's CPU clock before and after each step."""
 
     def __init__(self, coroutine: Awaitable[_T], add: Callable[[float], None]) -> None:
         self._coroutine: Any = coroutine
         self._add = add
 
     def __await__(self) -> Generator[Any, Any, _T]:
+        # Driven by hand, as `await` would not show where the coroutine's own steps begin and end.
         steps = self._coroutine if hasattr(self._coroutine, "send") else self._coroutine.__await__()
         send, clock = steps.send, time.thread_time
         spent = 0.0
@@ -54,7 +58,7 @@ class _Steps(Generic[_T]):
                 raised = None
                 try:
                     yield waiting_for
-                except BaseException as error:  # noqa: BLE001 - cancellation goes to the innermost await, like any other
+                except BaseException as error:  # noqa: BLE001 - thrown into the coroutine, cancellation included
                     raised = error
         finally:
             self._add(spent)

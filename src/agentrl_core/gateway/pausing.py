@@ -1,4 +1,4 @@
-"""Hold new calls back for a while, all or those of one session; what is being generated goes on."""
+"""Pause and resume: hold back new calls of one session or of all, while running generations go on."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """Where calls wait; thread-safe, of no event loop."""
+    """Gate that each call passes before it begins; thread-safe, usable from several event loops."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._closed: set[Session | None] = set()
-        """Sessions that are paused; None stands for all."""
+        """Paused sessions; None among them pauses all."""
         self._changed = Wakeups()
 
     def close(self, session: Session | None = None) -> None:
-        """Let the calls of a session wait, or all."""
+        """Hold back new calls of a session, or of all sessions."""
         self._closed.add(session)
 
     def open(self, session: Session | None = None) -> None:
-        """Let them go on."""
+        """Release the calls that `close` with the same argument holds back."""
         self._closed.discard(session)
         self._changed.wake()
 
     async def passed(self, session: Session) -> None:
-        """Wait until nothing holds a session's calls back; `RequestError` (503) where that takes too long."""
+        """Wait until a session's calls are not held back; `RequestError` (503) after the timeout."""
         if not self._closed:
             return
         end = time.monotonic() + self._timeout_s
         with self._changed.listen() as changed:
             while None in self._closed or session in self._closed:
-                session.used_at = time.monotonic()
+                session.used_at = time.monotonic()  # a session that waits here is not idle and must not expire
                 left = end - session.used_at
                 if left <= 0:
                     raise RequestError(

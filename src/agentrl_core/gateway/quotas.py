@@ -1,4 +1,4 @@
-"""Bound what one session takes of the engine, so that no agent's calls keep those of all others waiting."""
+"""Limit each session's concurrent replies and calls per minute, so that one agent cannot occupy the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MINUTE_S = 60.0
 _LATER_S = 1.0
-"""When to try again where it is unknown how long replies take."""
+"""`Retry-After` of a call refused for concurrent replies: it is unknown when one of them ends."""
 
 
 @attrs.define
@@ -24,22 +24,23 @@ class CallRate:
     """Token bucket of a session's calls: full at first, refilled within a minute."""
 
     num_calls: float | None = None
-    """None where it has not called yet."""
+    """Calls left at the time `at`; None before the first call."""
     at: float = 0.0
-    """When that was so, in the clock's seconds."""
+    """Time of the last update, in the clock's seconds."""
 
 
 @attrs.frozen(kw_only=True)
 class Quotas:
-    """Of each session."""
+    """Limits of each session, and the check that a call keeps them."""
 
     replies: int
-    """That are being generated when a new call begins."""
+    """Number of running replies from which on a new call is refused."""
     calls_per_minute: int | None = None
+    """Number of calls per minute on average; None: no limit."""
     clock: Callable[[], float] = time.monotonic
 
     def take(self, session: Session) -> None:
-        """Count a call of a session; `RequestError` (429) where it is one too many."""
+        """Count a call of a session; `RequestError` (429) if it exceeds a limit."""
         if len(session.running) >= self.replies:
             raise _too_many(
                 f"{len(session.running)} replies are being generated, at most {self.replies} may be when a call begins "
@@ -48,6 +49,7 @@ class Quotas:
             )
         if self.calls_per_minute is None:
             return
+        # The read and the write of the bucket are one step: calls of one session may come from several threads.
         with session.lock:
             wait_s = self._take_call(session.rate, self.calls_per_minute)
         if wait_s:
@@ -56,7 +58,7 @@ class Quotas:
             )
 
     def _take_call(self, rate: CallRate, most: int) -> float:
-        """Take a call; else return in how many seconds there will be one."""
+        """Take one call from the bucket and return 0; if it is empty, return the seconds until the next call."""
         now = self.clock()
         left = most if rate.num_calls is None else rate.num_calls + (now - rate.at) * most / _MINUTE_S
         rate.num_calls, rate.at = min(left, most), now

@@ -1,11 +1,13 @@
-"""Let a client that asks again get the reply that it missed, in place of a second one.
+"""Recognise a client's retry and give it the reply that it missed, instead of sampling a second one.
 
-A request with an `Idempotency-Key` is the same one wherever that comes again. An SDK that lost a reply sends the same
-body again, too, and counts (`x-stainless-retry-count`), but that names no request: it may be the retry of any request
-with this body, one that never arrived included, and the same body without either is another sample of the same
-prompt, which agents want on purpose. So a count brings back nothing but a reply whose client left before it was sent.
-Any other retry gets a reply of its own: one too many costs a generation, one for two requests would pass one sample
-off as two.
+An `Idempotency-Key` identifies a request: the same key again is always a retry. SDKs also resend a lost request with a
+retry count (`x-stainless-retry-count`), but a count identifies no request: it may be the retry of any request with this
+body, even of one that never arrived. The same body without either header is another sample of the same prompt, which
+agents request on purpose (best of n).
+
+So a count only retrieves a reply whose client disconnected before it was sent; every other counted retry gets a new
+reply. The two mistakes are not equally bad: a superfluous reply costs one generation, but one reply given to two
+requests would count one sample twice.
 """
 
 from __future__ import annotations
@@ -29,62 +31,65 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.serving.web import HttpRequest
 
 _REMEMBERED = 64
-"""Attempts of a session whose replies can still be asked for again."""
+"""Number of attempts per session whose replies a retry can still get."""
 
 _MOST_DIGITS = 6
-"""Of a retry count; what is longer is none."""
+"""Most digits of a retry count; a longer value counts as 0."""
 
 
 @attrs.frozen(kw_only=True)
 class RetryKey:
-    """What makes two requests the same one."""
+    """Identity of a request that may be retried."""
 
     body: bytes
     """Digest of route and body."""
     name: str | None
-    """Digest of the client's `Idempotency-Key`."""
+    """Digest of the client's `Idempotency-Key`; None if the request has a retry count only."""
     retries: int = 0
-    """How often the client says that it has asked before."""
+    """Number of earlier tries, as the client counts them."""
 
     @property
     def text(self) -> str:
-        """Form stored with the reply; empty where no other process may give the reply again."""
+        """Text form that is stored with the reply; empty without an `Idempotency-Key`.
+
+        Only named requests are stored: whether an unnamed one's reply was sent is known to this process alone.
+        """
         return "" if self.name is None else f"{self.body.hex()}/{self.name}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what was stored."""
+        """Read the text form."""
         body, _, name = text.partition("/")
         return cls(body=bytes.fromhex(body), name=name or None)
 
 
 @attrs.define(kw_only=True, eq=False)
 class Attempt:
-    """One request that may be asked for again."""
+    """One request that the client may retry, running or finished."""
 
     key: RetryKey
-    """Of the request that asked for it last."""
+    """Key of the latest request for this reply."""
     done: concurrent.futures.Future[tuple[Choice, ...] | None] = attrs.field(factory=concurrent.futures.Future)
-    """Its reply; None where there will be none."""
+    """Future of the reply; its result is None if the attempt failed."""
     storing: bool = False
-    """Whether its reply is complete and on its way to the store, from where on a client that leaves changes nothing."""
+    """Whether the reply is complete and being stored; from then on a disconnect does not cancel it."""
     missed: bool = False
-    """Whether its client left before the reply was sent: nobody has it, and nobody waits for it."""
+    """Whether the client disconnected before the reply was sent, so that no client has it or waits for it."""
 
     @property
     def choices(self) -> tuple[Choice, ...] | None:
-        """Its reply, if it is there."""
+        """Reply of the attempt; None if it is not finished or failed."""
         return self.done.result() if self.done.done() else None
 
     def settle(self, choices: tuple[Choice, ...] | None) -> None:
-        """Tell those who asked again."""
+        """Set the result, for retries that wait for it."""
         self.done.set_result(choices)
 
 
 class Attempts:
-    """The requests of one session that may be asked for again; thread-safe, of no event loop.
+    """Attempts of one session that a retry may match; thread-safe, usable from several event loops.
 
-    Those with a name are kept with their replies, the others until their reply is sent or comes to nothing.
+    Attempts with an `Idempotency-Key` are kept with their replies, the others only while their reply is `missed`.
     """
 
     def __init__(self) -> None:
@@ -92,9 +97,10 @@ class Attempts:
         self._lock = threading.Lock()
 
     async def enter(self, key: RetryKey | None) -> Attempt | None:
-        """Return the attempt with the reply that the client missed, or a new one to be run; None without a key.
+        """Return the earlier attempt that this request retries, with its reply, else a new attempt that is to be run.
 
-        Waits where the reply is still being made. `RequestError` (400) for an idempotency key with another body.
+        None if `key` is None. Waits while the earlier attempt runs. `RequestError` (400) for an `Idempotency-Key` that
+        came with another body before.
         """
         if key is None:
             return None
@@ -103,21 +109,24 @@ class Attempts:
                 earlier = self._take_missed(key) if key.name is None else self._named(key)
             if earlier is None:
                 return Attempt(key=key)
+            # Shielded, as a client that stops waiting must not cancel the future for all others.
             try:
                 reply = await asyncio.shield(asyncio.wrap_future(earlier.done))
             except asyncio.CancelledError:
+                # This retry had taken the reply over and lost it, too: a later retry may have it.
                 if key.name is None:
                     self._miss(earlier)
                 raise
             if reply is not None:
                 return earlier
             with self._lock:
-                if earlier in self._known:  # it came to nothing: this one stands for it now
+                # It failed. Of several retries that waited, the one that removes it runs; the others look again.
+                if earlier in self._known:
                     self._known.remove(earlier)
                     return Attempt(key=key)
 
     def restore(self, key: RetryKey, choices: tuple[Choice, ...]) -> None:
-        """Know a request whose reply was stored by another process."""
+        """Add a finished request whose reply another process stored."""
         attempt = Attempt(key=key, storing=True)
         attempt.settle(choices)
         with self._lock:
@@ -125,10 +134,10 @@ class Attempts:
 
     @contextmanager
     def running(self, attempt: Attempt | None, *, streamed: bool = False) -> Iterator[None]:
-        """Let others wait for an attempt; where it ends without a reply, they try themselves.
+        """Run an attempt inside this context, so that its retries wait for it; if it fails, they run themselves.
 
-        The context ends when the reply is about to be sent, or by an exception where its client has left. One that is
-        `streamed` is never missed: its client has seen a part of it.
+        The context ends when the reply is about to be sent, or with an exception if the client disconnected. A
+        `streamed` reply is never `missed`, as its client has seen a part of it.
         """
         if attempt is None:
             yield
@@ -140,6 +149,7 @@ class Attempts:
         try:
             yield
         except BaseException:
+            # A complete reply whose client is gone. Named attempts stay known anyway.
             if attempt.storing and not (named or streamed):
                 self._miss(attempt)
             raise
@@ -158,9 +168,10 @@ class Attempts:
         return named
 
     def _take_missed(self, key: RetryKey) -> Attempt | None:
-        """Return a missed reply for a retry, from now on its own; None where it needs another one.
+        """Return a missed attempt that a counted retry may have; None if it needs a new reply.
 
-        The retry of a request that was asked for as often before is that of another request.
+        The retry takes the attempt over: no other retry gets it. A retry with the same or a smaller count than the
+        attempt's belongs to another request with the same body.
         """
         for attempt in self._known:
             if attempt.missed and attempt.key.body == key.body and attempt.key.retries < key.retries:
@@ -176,10 +187,11 @@ class Attempts:
 
 
 def retry_key(request: HttpRequest) -> RetryKey | None:
-    """Return what identifies a request of a client that may ask again; None where it says nothing of that."""
+    """Return the key of a request whose headers announce retries; None for all others."""
     name, count = request.headers.get("idempotency-key"), request.headers.get("x-stainless-retry-count")
     if name is None and count is None:
         return None
+    # The route belongs to the digest: one body may be valid for two APIs.
     route = request.path.rpartition("/")[2]
     digest = hashlib.blake2b(request.body, digest_size=16, person=route.encode()[:16]).digest()
     retries = int(count) if count is not None and count.isdecimal() and len(count) <= _MOST_DIGITS else 0

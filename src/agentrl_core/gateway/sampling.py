@@ -1,4 +1,7 @@
-"""Decide how a call is really sampled: what the policy fixes, what the agent may choose, what the config fills in."""
+"""Decide a call's sampling parameters: training fixes some, the agent may choose others, the config has the defaults.
+
+Also derives seeds and reply ids from the run's seed, so that equal runs sample equal tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.exchange import ChatRequest
 
 NAME_CHARS = 32
-"""Of what `reply_name` returns."""
+"""Number of characters that `reply_name` returns."""
 
 _LEAST_TEMPERATURE = 1e-3
-"""Of those above 0: logits divided by less may not be finite any more."""
+"""Lowest temperature above 0; logits divided by a smaller one may not be finite."""
 
 _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -30,38 +33,44 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "seed": (),
 }
-"""Parameters that no call is sampled by: a penalty or a bias would change the distribution that is trained, and seeds
-are the run's. With the values that ask for nothing."""
+"""Sampling parameters that are always ignored, with their neutral values, which need no mention in the trace.
+
+A penalty or a bias would change the distribution that is trained, and seeds come from the run.
+"""
 
 
 @attrs.frozen(kw_only=True)
 class SamplingPolicy:
-    """The sampling rules of one session.
+    """Sampling rules of one session.
 
-    While training, logprobs are only right for the distribution that the learner assumes, so the temperature
-    is the policy's and top-p and top-k are off; an evaluation may sample as its agent likes, and so may
-    a call that is not trained.
+    The learner computes log-probabilities of the full distribution at the policy's temperature. Calls that are trained
+    must be sampled from the same distribution, so their temperature is the policy's, and top-p and top-k are off. In
+    evaluations, and in calls that are not trained, the agent's values count.
     """
 
     temperature: float
     max_tokens: int | None
-    """Where the agent asks for no limit; None: up to the context limit."""
+    """Limit of a reply for which the agent sets none; None: up to the context length."""
     training: bool
+    """Whether the session's calls are trained; False in evaluations."""
     other_temperature: Literal["force", "refuse", "allow"]
-    """What happens while training when the agent asks for another temperature."""
+    """Treatment of a trained call that asks for another temperature: use the policy's, refuse it, or obey it."""
     stop_token_ids: tuple[int, ...]
-    """The model's own."""
+    """End tokens of the model."""
     min_tokens: int = 0
+    """Least length of a reply for which the agent sets none."""
     stop: tuple[str, ...] = ()
-    """Used where the agent gives none."""
+    """Stop strings of a call for which the agent gives none."""
     more_stop_token_ids: tuple[int, ...] = ()
-    """Beside the model's and the agent's."""
+    """Stop tokens of the config, in addition to the model's and the agent's."""
     ignore_eos: bool = False
+    """Whether the model's end tokens do not end replies."""
 
     def decide(self, request: ChatRequest, *, room: int) -> Decision:
-        """Settle the sampling of one call but for its seed; `room` is how many tokens the context has left.
+        """Return the sampling of one call, without seed and grammar; `room` is the rest of the context in tokens.
 
-        `RequestError` (400) where the config refuses the temperature, or no engine could sample at it.
+        `RequestError` (400) for a temperature that the config refuses or that is too small, and for a `min_tokens`
+        above the limit.
         """
         training = self.training and request.trainable
         temperature = self._temperature(request.temperature, training=training)
@@ -76,6 +85,7 @@ class SamplingPolicy:
             min_tokens=self._min_tokens(request, room),
             ignore_eos=self.ignore_eos or request.ignore_eos,
         )
+        # All that follows is for the trace and the counters: the agent's values that were not used.
         asked = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         changed = {
             name: value for name, value in asked.items() if value is not None and value != getattr(sampling, name)
@@ -96,6 +106,7 @@ class SamplingPolicy:
 
     def _stop_token_ids(self, request: ChatRequest) -> tuple[int, ...]:
         more = [*self.more_stop_token_ids, *request.stop_token_ids]
+        # The agent may list the model's own end tokens; with `ignore_eos` they are removed even then.
         if self.ignore_eos or request.ignore_eos:
             return tuple(dict.fromkeys(token for token in more if token not in self.stop_token_ids))
         return tuple(dict.fromkeys([*self.stop_token_ids, *more]))
@@ -107,7 +118,7 @@ class SamplingPolicy:
             raise RequestError(
                 400,
                 "invalid_value",
-                f"min_tokens is {wanted}, and max_tokens {most}: expected at most as many",
+                f"min_tokens is {wanted}, above max_tokens, which is {most}; lower min_tokens or raise max_tokens",
                 param="min_tokens",
             )
         return min(wanted, room)
@@ -115,6 +126,7 @@ class SamplingPolicy:
     def _temperature(self, asked: float | None, *, training: bool) -> float:
         if asked is None or asked == self.temperature:
             return self.temperature
+        # Only where the agent's temperature would be used: `force` ignores it, and `refuse` has its own message.
         if 0 < asked < _LEAST_TEMPERATURE and (not training or self.other_temperature == "allow"):
             raise RequestError(
                 400,
@@ -146,15 +158,15 @@ class SamplingPolicy:
 
 @attrs.frozen(kw_only=True)
 class Decision:
-    """How one call is sampled."""
+    """Sampling of one call, and the agent's wishes that it does not follow."""
 
     sampling: Sampling
     requested: Mapping[str, Any]
-    """What the agent asked for and did not get."""
+    """Options of the request that were ignored or changed, with the agent's values, for the trace."""
     forced: bool
-    """Whether the agent asked for another temperature and got the policy's."""
+    """Whether the agent asked for another temperature than it got."""
     without_effect: frozenset[str] = frozenset()
-    """The other parameters that the agent asked for in vain."""
+    """Names of the other sampling parameters that were ignored."""
 
 
 def call_seed(*parts: int) -> int:
@@ -164,9 +176,9 @@ def call_seed(*parts: int) -> int:
 
 
 def reply_name(*parts: object) -> str:
-    """Mix what tells a reply apart into 32 hex digits, the same in every process.
+    """Hash the parts that identify a reply into 32 hex digits, the same in every process.
 
-    Frameworks and agents write the ids of replies into later prompts: random ones would make runs of equal seed
-    sample different tokens.
+    Frameworks and agents write the ids of replies into later prompts. Random ids would therefore make runs of equal
+    seed sample different tokens.
     """
     return hashlib.blake2b(repr(parts).encode(), digest_size=NAME_CHARS // 2).hexdigest()

@@ -1,6 +1,8 @@
-"""Answer LLM calls, whatever API they came by: continue the conversation, sample, store, reply.
+"""Sample the policy's replies: build the prompt's token ids, run the engine, store the interactions.
 
-Nothing here belongs to one event loop: calls run on the loop of whoever makes them.
+This is the last step before the engine; HTTP and its errors are `answering`'s. A call has three phases: `begin`,
+`sample` (or `complete`, which includes the third), `finish`. Calls from several event loops run here at the same time,
+so shared state is guarded by locks and futures of `concurrent.futures`, never by asyncio's.
 """
 
 from __future__ import annotations
@@ -42,16 +44,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_LOST_CALLS = 10_000
-"""Calls of a session that began and were never stored, as far as a restarted gateway looks for them."""
+"""Most call numbers that `_count_used` tries beyond the stored ones: calls that began but were aborted or lost."""
 
 
 class _EngineTime:
-    """A generation's time in the engine: known to its session, closed whatever happens, checked at its end."""
+    """Context of one generation in the engine: lists it as running, always closes its iterator, checks its end.
+
+    `RequestError` (503) on a normal exit if the engine aborted the generation, (410) if the episode has ended.
+    """
 
     def __init__(self, engine: Engine, call: Call, generation: Generation) -> None:
         self._session = call.session
         self._generation = generation
-        # An engine's iterator is closed to abort its request, so it is a generator.
+        # The protocol says AsyncIterator, but closing it must abort the request, so every engine returns a generator.
         self._chunks = cast("AsyncGenerator[Chunk, None]", engine.generate(call.engine_request(generation)))
 
     async def __aenter__(self) -> AsyncGenerator[Chunk, None]:
@@ -69,7 +74,7 @@ class _EngineTime:
 
 
 class PolicyService:
-    """Samples from the policy on behalf of sessions."""
+    """Samples the policy's replies for the calls of all sessions, and counts them for the run's metrics."""
 
     def __init__(
         self,
@@ -99,18 +104,19 @@ class PolicyService:
         self.calls = 0
         """Replies finished and stored."""
         self.forced_temperatures = 0
-        """Calls that asked for another temperature and got the policy's."""
+        """Number of calls that asked for another temperature and were sampled at the policy's."""
         self.calls_with_unseen_tools = 0
-        """Calls whose tools the chat template left out of the prompt."""
+        """Number of calls whose tools the chat template left out of the prompt."""
         self.without_effect: Counter[str] = Counter()
-        """Calls that asked for a sampling parameter in vain, by its name."""
+        """Number of calls whose sampling parameter was ignored, by the parameter's name."""
 
     def begin(
         self, session: Session, request: ChatRequest, id_prefix: str, prompts: Sequence[Prompt] | None = None
     ) -> Call:
-        """Prepare a call up to the ids that the engine will see; `RequestError` where it cannot be made.
+        """Prepare a call: prompt ids, sampling parameters, seeds and ids of its replies; nothing is sampled yet.
 
-        `prompts`: what `prompts` made of the request, if it was called before.
+        `prompts` is the result of the method `prompts` for this request if it was called before. `RequestError` where
+        the request cannot be served.
         """
         session.check_open()
         unseen_tools = self._unseen_tools(request)
@@ -119,6 +125,7 @@ class PolicyService:
         decision = session.policy.decide(request, room=room)
         grammar = self._grammar(request, prompts[0])
         count = len(prompts) * request.n
+        # Numbers are taken after all checks, so a refused call does not shift the seeds and ids of later calls.
         with session.lock:
             first = session.num_calls
             session.num_calls += count
@@ -162,7 +169,7 @@ class PolicyService:
             )
 
     def _unseen_tools(self, request: ChatRequest) -> dict[str, str]:
-        """Return what the trace says of tools that the template drops; `RequestError` where that is refused."""
+        """Return the trace's note about tools that the template drops; `RequestError` if such calls are refused."""
         if not request.parse_tools or request.prompts or self.chat.takes_tools:
             return {}
         names = ", ".join(tool["function"]["name"] for tool in request.tools)
@@ -189,6 +196,7 @@ class PolicyService:
         )
 
     def _reader(self, request: ChatRequest, prompt: Prompt, stop: tuple[str, ...], reply_id: str) -> ReplyReader:
+        # A raw prompt has no template whose markers for reasoning and calls could be parsed.
         if request.prompts:
             return self.chat.text_reader(stop=stop)
         return self.chat.reader(
@@ -201,7 +209,7 @@ class PolicyService:
         )
 
     def forwarded_id(self, session: Session, id_prefix: str) -> str:
-        """Return the id of the next reply that an upstream gives, deterministic as those of the policy."""
+        """Return the id of the next reply of an upstream, which follows from the seed like the policy's."""
         with session.lock:
             number = session.num_forwarded
             session.num_forwarded += 1
@@ -211,20 +219,21 @@ class PolicyService:
         return reply_name(self._seed, session.seed_key, session.twin, "upstream", number)
 
     def count_forwarded(self, session: Session, interactions: Sequence[Interaction]) -> int:
-        """Return how many replies of upstreams a session has begun, from the ids of those that are stored."""
+        """Return how many upstream replies a restored session has begun, derived from the ids of the stored ones."""
         unseen = {item.id.partition(".")[0][-NAME_CHARS:] for item in interactions if item.upstream}
         return _count_used(unseen, functools.partial(self._forwarded_name, session), most=len(interactions))
 
     def continued(self, session: Session, request: ChatRequest) -> ChatRequest:
-        """Put the conversation of the reply that a request names before its messages."""
+        """Return the request with the conversation of its `previous` reply put before its messages."""
         if request.previous is None:
             return request
         return attrs.evolve(request, messages=tuple(session.ledger.conversation(request)))
 
     def prompts(self, session: Session, request: ChatRequest) -> Sequence[Prompt]:
-        """Continue what the session said before, or begin anew; `RequestError` where that makes no prompt.
+        """Build the prompts of a request, continuing earlier calls of the session where they match.
 
-        Thread-safe. Megabytes may take seconds, but no text far beyond the context is read to its end.
+        Thread-safe; blocks. A text of megabytes may take seconds, but tokenizing stops soon after the context length.
+        `RequestError` if the prompt is empty or too long.
         """
         self._check_replies(request)
         most = self._engine.context_length
@@ -245,7 +254,10 @@ class PolicyService:
         return [prompt]
 
     async def sample(self, call: Call) -> AsyncGenerator[tuple[Generation, Chunk], None]:
-        """Run the call in the engine; closing or cancelling it aborts the generations, and nothing is stored."""
+        """Run a call in the engine and yield chunks as they come, of all its replies.
+
+        Closing or cancelling the iterator aborts the generations, and nothing is stored.
+        """
         if len(call.generations) > 1:
             async with aclosing(self._sample_together(call)) as merged:
                 async for item in merged:
@@ -258,12 +270,13 @@ class PolicyService:
                 yield generation, chunk
 
     async def complete(self, call: Call) -> Reply:
-        """Do all of a call that is not streamed."""
+        """Sample and store a call that is not streamed, and return its reply."""
         if len(call.generations) > 1:
             async with aclosing(self.sample(call)) as chunks:
                 async for _ in chunks:
                     pass
         else:
+            # The common case skips `sample`: each chunk would pass through one more async generator.
             (generation,) = call.generations
             async with _EngineTime(self._engine, call, generation) as chunks_of_one:
                 async for chunk in chunks_of_one:
@@ -271,10 +284,11 @@ class PolicyService:
         return await self.finish(call)
 
     async def finish(self, call: Call) -> Reply:
-        """Store a call that was sampled to its end; the reply may be sent when this returns."""
+        """Parse and store a completely sampled call; the reply may be sent when this returns."""
         session, finished_at = call.session, self._clock()
         parsed = [self._read(call, generation) for generation in call.generations]
         stored: concurrent.futures.Future[None] = concurrent.futures.Future()
+        # Under one lock with the check: a session that closes now either refuses this call or waits for its write.
         with session.lock:
             session.check_open()
             first = session.num_finished
@@ -289,20 +303,25 @@ class PolicyService:
             for generation, interaction, read in zip(call.generations, interactions, parsed, strict=True)
         )
         reply = Reply(request=call.request, choices=choices)
-        # The generation is complete: a client that leaves now does not undo it, and may ask for it again.
+        # The generation is complete: from now on a disconnect does not undo it, and a retry may get its reply.
         if call.attempt is not None:
             call.attempt.storing = True
         await asyncio.shield(asyncio.ensure_future(metered(self._store_call(call, reply, stored), self._add_cpu)))
         return reply
 
     def count_calls(self, session: Session, interactions: Sequence[Interaction]) -> int:
-        """Return how many calls a session has begun, from the seeds of those that are stored: none is used again."""
+        """Return how many calls a restored session has begun, derived from the seeds of the stored ones.
+
+        New calls continue from this number, so that no seed is used twice.
+        """
         unseen = {interaction.sampling.seed for interaction in interactions if not interaction.upstream}
+        # Call numbers are not stored, but the seeds made from them are.
         seed_of = functools.partial(call_seed, self._seed, *session.seed_key)
         return _count_used(unseen, seed_of, most=len(interactions))
 
     async def abort_all(self, session: Session) -> None:
-        """Stop what a closed session still has in the engine, and wait until its finished calls are stored."""
+        """Abort the running generations of a closed session, and wait until its finished calls are stored."""
+        # A copy: generations leave `running` as they are aborted.
         for request_id in tuple(session.running):
             await self._engine.abort(request_id)
         with session.lock:
@@ -311,14 +330,14 @@ class PolicyService:
             await asyncio.wrap_future(write)
 
     def _room(self, prompt: Prompt) -> int:
-        """Tokens that the context has left behind a prompt."""
+        """Return how many tokens fit into the context after a prompt; `ContextLengthError` if none does."""
         room = self._engine.context_length - len(prompt.ids)
         if room < 1:
             raise ContextLengthError(prompt_tokens=len(prompt.ids), context_length=self._engine.context_length)
         return room
 
     async def _sample_together(self, call: Call) -> AsyncGenerator[tuple[Generation, Chunk], None]:
-        """Sample several replies at once; the first failure ends all of them."""
+        """Sample several replies concurrently and yield their chunks as they come; the first failure ends all."""
         arrived: asyncio.Queue[tuple[Generation, Chunk] | Exception | None] = asyncio.Queue()
 
         async def run(generation: Generation) -> None:
@@ -327,7 +346,7 @@ class PolicyService:
                     async for chunk in chunks:
                         call.add(generation, chunk)
                         arrived.put_nowait((generation, chunk))
-            except Exception as error:  # noqa: BLE001 - raised where the chunks are awaited
+            except Exception as error:  # noqa: BLE001 - raised again in the loop below
                 arrived.put_nowait(error)
             else:
                 arrived.put_nowait(None)
@@ -344,13 +363,18 @@ class PolicyService:
                 else:
                     yield item
         finally:
+            # After a failure or a disconnect, the other generations must not go on in the engine.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _read(self, call: Call, generation: Generation) -> ParsedReply:
-        """Take a reply apart; whatever a policy samples and a parser makes of it, it can be sent."""
+        """Parse a sampled reply into content, reasoning and tool calls; the result can always be encoded as JSON.
+
+        A parser may return tool calls that JSON cannot hold; then the whole reply is its plain text.
+        """
         ids = generation.output_ids
+        # The reader of a stream has been fed with every chunk already.
         parsed = generation.reader.end(() if call.request.stream else ids)
         try:
             orjson.dumps([parsed.content, parsed.reasoning, parsed.tool_calls])
@@ -368,6 +392,7 @@ class PolicyService:
         try:
             for interaction in interactions:
                 await self._store.add_interaction(self._run_id, interaction)
+            # Only after the store has them: a write that fails must leave no trace in the session.
             with session.lock:
                 session.interactions.extend(interactions)
                 for generation, interaction in zip(call.generations, interactions, strict=True):
@@ -383,7 +408,10 @@ class PolicyService:
 
 
 def _count_used(unseen: set[T], of_number: Callable[[int], T], *, most: int) -> int:
-    """Return the first number after those that made all of `unseen`; between them, calls may have been lost."""
+    """Return the smallest number above all those whose value is in `unseen`.
+
+    The values are hashes, so numbers are tried from 0 on. There may be gaps: calls that began and were never stored.
+    """
     for number in range(most + _MOST_LOST_CALLS):
         if not unseen:
             return number

@@ -1,8 +1,8 @@
-"""Open, find and end sessions, which say what record a call belongs to and whether it may still call.
+"""Keep the live sessions and authenticate calls: find a call's session by the token in its URL or by its API key.
 
-An episode's `base_url` carries a short-lived token and its `api_key` is a second secret; both die with the
-episode. Secrets are looked up by their digest and compared in constant time; they are never shown. The token in
-the URL, which logs may quote, is good on this machine only.
+A session ties calls to one record. Its `base_url` contains a short-lived token, and its `api_key` is a second secret;
+both end with the episode. Secrets are looked up by their digest, compared in constant time and never shown. The token
+is valid on this machine only, because logs may quote URLs.
 """
 
 from __future__ import annotations
@@ -34,72 +34,79 @@ if TYPE_CHECKING:
     from agentrl_core.types import Interaction, Record
 
 _REMEMBERED_ENDS = 100_000
-"""Secrets of ended sessions that are still answered by 410 (gone) in place of 401 (unknown)."""
+"""Number of ended sessions' secrets that still get 410 (gone) instead of 401 (unknown)."""
 
 _LONGEST_REFUSAL = 1000
 
 _KEY_PREFIX = "sk-agentrl-"
+# Keys are recognised by their prefix, URL tokens by their place in a URL with a scheme.
 _SECRET = re.compile(rf"(\b{_KEY_PREFIX}|://[\w.:\[\]-]+(?:/v1)*/s/)[\w-]+")
 
 
 @attrs.define(kw_only=True, eq=False)
 class Session:
-    """The gateway's live handle of a record."""
+    """Live handle of one record: authenticates its calls, and holds its ledger, counters and interactions."""
 
     record_id: str
     base_url: str = attrs.field(repr=False)
-    """Without /v1; carries the session's token."""
+    """URL without `/v1`; contains the session's token."""
     api_key: str = attrs.field(repr=False)
     token: str = attrs.field(repr=False)
-    """Like the key and the URL, empty where another process opened the session: nobody here knows them."""
+    """Token in the URL. It, the key and the URL are empty if another process opened the session: only digests are
+    stored."""
     key_hash: bytes = attrs.field(repr=False)
     token_hash: bytes = attrs.field(repr=False)
     group_id: str
     policy: SamplingPolicy = attrs.field(repr=False)
     seed_key: tuple[int, ...] = attrs.field(repr=False)
     visit: Visit | None = attrs.field(default=None, repr=False)
-    """Of a session that an agent from elsewhere opened."""
+    """State of an online session: rewards, expiry; None for a session that the run's own agent uses."""
     forgotten: bool = attrs.field(default=False, repr=False)
-    """Whether its calls so far are only in the store: another process answered them."""
+    """Whether the calls so far are only in the store, because another process answered them; loaded before use."""
     closed: bool = False
+    """Whether calls are refused."""
     used_at: float = attrs.field(factory=time.monotonic, init=False, repr=False)
-    """When the last call came."""
+    """Time of the last call, in seconds of `time.monotonic`."""
     ledger: Ledger = attrs.field(factory=Ledger, init=False, repr=False)
     attempts: Attempts = attrs.field(factory=Attempts, init=False, repr=False)
     rate: CallRate = attrs.field(factory=CallRate, init=False, repr=False)
     lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
-    """Guards what follows, and the ledger; held for moments only, never across an await."""
+    """Lock of the fields below and of the ledger; held briefly, never across an await."""
     twin: int = attrs.field(default=0, init=False, repr=False)
-    """Number among the open sessions with its seed key, so that no two replies in the engine have one id."""
+    """Number among the open sessions with the same seed key, so that reply ids in the engine are unique."""
     num_calls: int = attrs.field(default=0, init=False)
-    """Calls to the policy begun."""
+    """Number of policy replies begun."""
     num_forwarded: int = attrs.field(default=0, init=False)
-    """Calls to upstreams begun."""
+    """Number of calls to upstreams begun."""
     num_finished: int = attrs.field(default=0, init=False)
+    """Number of finished replies, the policy's and upstreams'; the next interaction's `seq`."""
     running: set[str] = attrs.field(factory=set, init=False, repr=False)
-    """Request ids in the engine."""
+    """Request ids of running generations in the engine."""
     writes: set[concurrent.futures.Future[None]] = attrs.field(factory=set, init=False, repr=False)
-    """Finished calls on their way to the store."""
+    """Pending store writes of finished calls."""
     interactions: list[Interaction] = attrs.field(factory=list, init=False, repr=False)
-    """Stored calls."""
+    """Stored interactions, in the order in which their writes ended."""
     refusal: str = attrs.field(default="", init=False)
-    """The last call that was refused or failed: HTTP status, code and message; empty if none was."""
+    """HTTP status, code and message of the last call that was refused or failed; empty if none was."""
 
     def remember_refusal(self, error: RequestError) -> None:
-        """Keep why a call got no reply; one that only came too late, after the episode, says nothing about it."""
+        """Keep the reason why a call got no reply, to explain a failed episode.
+
+        Calls after the end of the episode are left out: their refusal explains nothing.
+        """
         if not self.closed:
             self.refusal = f"{error.status} {error.code}: {error}"[:_LONGEST_REFUSAL]
 
     def check_open(self) -> None:
-        """Refuse calls of an ended episode."""
+        """Raise `RequestError` (410) if the episode has ended."""
         if self.closed:
             raise session_ended()
 
 
 class SessionBook:
-    """All sessions, by the digests of their secrets.
+    """All live sessions, indexed by the digests of their secrets; thread-safe.
 
-    `url_tokens`: whether the token in a URL is enough for a caller on this machine.
+    `url_tokens` is whether the token in the URL, without the API key, authenticates a caller on this machine.
     """
 
     def __init__(self, *, url_tokens: bool = True) -> None:
@@ -107,10 +114,11 @@ class SessionBook:
         self._by_token: dict[bytes, Session] = {}
         self._by_key: dict[bytes, Session] = {}
         self._by_record: dict[str, Session] = {}
-        """Those of agents from elsewhere."""
+        """Online sessions, by their record ids."""
         self._twins: dict[tuple[int, ...], dict[int, Session]] = {}
-        """The open sessions of one seed key, by their numbers."""
+        """Open sessions by seed key, then by their `twin` numbers."""
         self._ended: OrderedDict[bytes, None] = OrderedDict()
+        """Digests of ended sessions' secrets, oldest first."""
         self._lock = threading.Lock()
 
     def open(
@@ -123,7 +131,10 @@ class SessionBook:
         api_key: str | None = None,
         visit: Visit | None = None,
     ) -> Session:
-        """Start a session with fresh secrets, or the client's own key; `RequestError` (409) where that is in use."""
+        """Open a session with new secrets, or with the `api_key` that the client chose.
+
+        `RequestError` (409) if that key belongs to an open session.
+        """
         token = secrets.token_urlsafe(16)
         api_key = api_key or f"{_KEY_PREFIX}{secrets.token_urlsafe(32)}"
         session = Session(
@@ -142,7 +153,7 @@ class SessionBook:
         return session
 
     def restore(self, row: SessionRow, *, policy: SamplingPolicy, visit: Visit) -> Session:
-        """Go on with a session that another process opened."""
+        """Add a session that another process opened, from its row in the store; its calls are loaded later."""
         session = Session(
             record_id=row.record_id,
             base_url="",
@@ -161,54 +172,58 @@ class SessionBook:
         return session
 
     def end(self, session: Session) -> None:
-        """Forget a session; its secrets are answered by 410 from now on."""
+        """Remove a session; its secrets get 410 from now on."""
         with self._lock:
             self._by_record.pop(session.record_id, None)
             self._forget_twin(session)
             for book, digest in (self._by_token, session.token_hash), (self._by_key, session.key_hash):
-                if book.get(digest) is session:  # its key may be another one's by now
+                if book.get(digest) is session:  # a client may have opened a newer session with the same key
                     del book[digest]
                     self._ended[digest] = None
             self._forget_ends()
 
     def remember_ends(self, digests: Iterable[bytes]) -> None:
-        """Answer these secrets by 410."""
+        """Let the secrets with these digests get 410."""
         with self._lock:
             self._ended.update(dict.fromkeys(digests))
             self._forget_ends()
 
     def holder(self, api_key: str) -> Session | None:
-        """Return the session that an API key belongs to."""
+        """Return the session of an API key; None if there is none."""
         return self._by_key.get(digest_of(api_key))
 
     def visits(self) -> list[Session]:
-        """Return the sessions that agents from elsewhere opened, oldest first."""
+        """Return the online sessions, oldest first."""
         with self._lock:
             return list(self._by_record.values())
 
     def visit_of(self, record_id: str) -> Session | None:
-        """Return such a session by its id, which is that of its record."""
+        """Return an online session by its record's id, which is its session id; None if there is none."""
         return self._by_record.get(record_id)
 
     def of_key(self, headers: Mapping[str, str]) -> Session:
-        """Find the session of a key, one too that takes no more calls."""
+        """Return the online session of the key in `headers`, even if it takes no more calls.
+
+        `RequestError` (401, 403 or 410) if the key is unknown, belongs to one of the run's own sessions, or has ended.
+        """
         session = self._find(self._by_key, key_of(headers))
         if session.visit is None:
-            raise RequestError(403, "not_yours", "this session belongs to the run that opened it: that ends it")
+            raise RequestError(403, "not_yours", "this session belongs to the run that opened it; only the run ends it")
         return session
 
     def authorize(self, token: str | None, headers: Mapping[str, str], *, local: bool = True) -> Session:
-        """Find the session of a call: by the token in its path, else by its key, the only way from another machine.
+        """Return the session of a call: by the token in its path, else by its key.
 
-        A key that is no session's is ignored beside a valid path (agents must send something); the key of
-        another session is refused.
+        A call from another machine (`local` is False) always needs the key. Beside a valid token, a key of no session
+        is ignored, because SDKs always send some key; the key of another session is refused. `RequestError` (401, 403
+        or 410) if the call is refused.
         """
         key = key_of(headers)
         if token is not None and key is None and not (local and self._url_tokens):
             raise RequestError(
                 401,
                 "invalid_api_key",
-                "the URL alone does not do from another machine, through a proxy or with gateway.url_tokens: false; "
+                "the URL alone is not enough from another machine, through a proxy or with gateway.url_tokens: false; "
                 "send the session's api_key as Bearer or x-api-key",
             )
         if token is None or not (local and self._url_tokens):
@@ -221,12 +236,14 @@ class SessionBook:
             others = not hmac.compare_digest(digest, session.key_hash)
             if others and (digest in self._by_key or digest in self._ended):
                 raise _wrong_session()
+        # An online session is kept after its end, as it still takes rewards, so it may be found closed.
         session.check_open()
         session.used_at = time.monotonic()
         return session
 
     def _add(self, session: Session) -> None:
         with self._lock:
+            # Only keys that clients choose can collide. An ended session may lose its key to a new one.
             holder = self._by_key.get(session.key_hash)
             if holder is not None and not holder.closed:
                 raise session_active()
@@ -267,34 +284,34 @@ class SessionBook:
 
 
 def without_secrets(text: str) -> str:
-    """Take the keys and addresses of all sessions out of a text: what agents raise may quote them."""
+    """Return a text without the keys and URL tokens of sessions, which the errors that agents raise may quote."""
     return _SECRET.sub(r"\1…", text)
 
 
 def session_ended() -> RequestError:
-    """Make the refusal of a call that comes after its episode."""
+    """Build the error (410) for a call that comes after the end of its episode."""
     return RequestError(
         410,
         "session_ended",
-        "this episode has ended; its session takes no more calls. Is one client kept for all episodes? "
-        "Make one in each, or client.with_options(base_url=…, api_key=…)",
+        "this episode has ended; its session takes no more calls. If one client serves all episodes, create one in "
+        "each episode, or use client.with_options(base_url=…, api_key=…)",
     )
 
 
 def session_active() -> RequestError:
-    """Make the refusal of a key that is in use."""
+    """Build the error (409) for a key that belongs to an open session."""
     return RequestError(
-        409, "session_active", "this api_key belongs to a session that is open; end that first, or use another key"
+        409, "session_active", "this api_key belongs to an open session; end that session first, or use another key"
     )
 
 
 def digest_of(secret: str) -> bytes:
-    """Return what stands for a secret wherever it is kept."""
+    """Return the SHA-256 digest under which a secret is kept and looked up."""
     return hashlib.sha256(secret.encode()).digest()
 
 
 def key_of(headers: Mapping[str, str]) -> str | None:
-    """Return the key that a request carries, in either of the two headers."""
+    """Return the key in the `Authorization: Bearer` header, else in `x-api-key`; None if there is none."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and credentials.strip():
         return credentials.strip()
@@ -305,5 +322,5 @@ def _wrong_session() -> RequestError:
     return RequestError(
         403,
         "wrong_session",
-        "this API key belongs to another session than the URL; use the base_url and the api_key of the same episode",
+        "the API key and the URL belong to different sessions; use the base_url and the api_key of the same episode",
     )

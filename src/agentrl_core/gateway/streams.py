@@ -1,7 +1,7 @@
-"""Wrap the streams of replies so that closing one closes what it wraps, also before its first item was asked for.
+"""Wrap byte streams of replies so that closing the wrapper always closes the wrapped stream.
 
-The body of a generator does not run where it is closed before it has begun, so one that wraps another leaves that to
-the collector.
+An async generator that wraps another cannot do this: closed before its first item, its body never runs, `finally`
+included, and the wrapped generator stays open until garbage collection. Its generation would go on in the engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class WrappedStream(AsyncGenerator[bytes, None]):
-    """A stream that hands on another's items."""
+    """Stream that passes on the items of another and closes it."""
 
     def __init__(self, stream: AsyncGenerator[bytes, None]) -> None:
         self._stream = stream
@@ -21,16 +21,16 @@ class WrappedStream(AsyncGenerator[bytes, None]):
         return await self._stream.asend(value)
 
     async def athrow(self, *error: Any) -> bytes:
-        """Raise inside of the stream."""
+        """Raise an exception inside the wrapped stream."""
         return await self._stream.athrow(*error)
 
     async def aclose(self) -> None:
-        """Close the stream."""
+        """Close the wrapped stream."""
         await self._stream.aclose()
 
 
 class StartedStream(WrappedStream):
-    """A stream whose first item was taken from it already."""
+    """Stream whose first item was already taken from it; yields that item again, then the rest."""
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
         super().__init__(rest)
@@ -38,5 +38,6 @@ class StartedStream(WrappedStream):
 
     async def asend(self, value: None) -> bytes:
         """Return the first item, then the others."""
+        # Taken out, so that it is sent once and not kept for as long as the stream lasts.
         first, self._first = self._first, None
         return await super().asend(value) if first is None else first

@@ -1,6 +1,7 @@
-"""Ask other providers for the replies of models that are not the policy: judges, user simulators, summarizers.
+"""HTTP client for upstreams: other parties' models that agents call as judges, user simulators or summarizers.
 
-They are spoken to in OpenAI's chat completions. What they answer is text: recorded, never trained.
+It speaks OpenAI's chat completions, retries, and checks every reply, since providers deviate from that API. It knows
+neither sessions nor the store: `forwarding` records the replies. They are text, without token ids, and never trained.
 """
 
 from __future__ import annotations
@@ -30,52 +31,52 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filte
 
 _OK = 200
 _OWN_FAULTS = frozenset({400, 404, 409, 413, 422})
-"""Statuses that are about the agent's request and reach it as they are."""
+"""Statuses that are about the agent's own request, so they reach the agent unchanged."""
 _TOO_MANY = 429
 _OVERLOADED = frozenset({503, 529})
 _TIMED_OUT = frozenset({408, 504, 522, 524})
 _UNAUTHORIZED = frozenset({401, 403})
 _LONGEST_WAIT_S = 20.0
-"""A provider that wants more time before a retry is not waited for: the agent is told."""
+"""Longest wait before a retry; if a provider asks for more, the agent gets the error with its `Retry-After`."""
 _MOST_STREAMED_BYTES = 64 << 20
-"""Of a whole stream; one event of it, or a reply that is not streamed, is bounded by `MOST_BYTES`."""
+"""Largest stream as a whole; a single event, or a reply that is not streamed, is bounded by `MOST_BYTES`."""
 _MOST_TOKENS = 1 << 53
-"""Of what a provider counts: any JSON reader takes whole numbers up to here."""
+"""Bound of a provider's token counts; every JSON reader takes integers up to here."""
 _MOST_SHOWN_CHARS = 500
 
 
 class _UnreadableError(Exception):
-    """A reply is no chat completion; the message says why."""
+    """Failure to read a provider's reply as a chat completion; the message says why."""
 
 
 _UNREADABLE = (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, _UnreadableError)
-"""What reading a body that is no chat completion raises."""
+"""Exceptions raised while reading a body that is no chat completion."""
 _SAYS = frozenset({"content", "refusal", "tool_calls", "reasoning_content", "reasoning"})
-"""Keys of a message of which it has one, be it null."""
+"""Keys of which every message of a reply has at least one, perhaps null; else it would pass for an empty reply."""
 _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
-"""Providers refuse messages with other keys, the thoughts of earlier turns among them."""
+"""Keys of a message that are sent; providers refuse others, such as the reasoning of earlier turns."""
 
 
 @attrs.frozen(kw_only=True)
 class UpstreamPiece:
-    """What is new of one reply; the only piece of it where the reply is not streamed."""
+    """New part of one reply; the whole reply if it is not streamed."""
 
     choice: int = 0
-    """Which of the `n` replies."""
+    """Index of the reply among the `n` ones."""
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    """Whole calls, in OpenAI's shape; the id is empty where the provider gave none."""
+    """Complete calls in OpenAI's shape; the id is empty if the provider gave none."""
     finish_reason: FinishReason | None = None
-    """On the last piece of each choice."""
+    """Finish reason, on the last piece of each choice only."""
     logprobs: tuple[Mapping[str, Any], ...] = ()
-    """OpenAI's entries, one per token of the content, as they came."""
+    """Log-probabilities as the provider sent them, in OpenAI's form, one entry per token of the content."""
     usage: Usage | None = None
-    """On the last piece of all, where the provider tells."""
+    """Token counts, on the very last piece, if the provider sends them."""
 
 
 class Upstreams:
-    """The providers of a config, by the model names that agents use."""
+    """Upstreams of a config, by the model names that agents use."""
 
     def __init__(
         self,
@@ -90,22 +91,22 @@ class Upstreams:
         }
 
     def find(self, model: str) -> Upstream | None:
-        """Return the provider of a model; None where the policy answers."""
+        """Return the upstream of a model name; None if the policy answers it."""
         return self._by_name.get(model)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The model names that go elsewhere."""
+        """Model names that are answered by upstreams."""
         return tuple(self._by_name)
 
     def close(self) -> None:
-        """End all connections."""
+        """Close the connections to all providers."""
         for upstream in self._by_name.values():
             upstream.close()
 
 
 class Upstream:
-    """One model of one provider; every failure is a `RequestError` that says whose it is."""
+    """Client of one model of one provider; every failure is a `RequestError` that names the provider."""
 
     def __init__(
         self, name: str, config: UpstreamConfig, *, backoff: Backoff, sleep: Callable[[float], Awaitable[None]]
@@ -119,15 +120,19 @@ class Upstream:
             proxy=config.proxy,
             headers=self._authorization,
             silence_s=config.timeout_s,
-            retries=0,  # `_begun` counts them together with those after a status
+            retries=0,  # `_begun` retries both lost connections and refused requests, under one limit
         )
 
     async def complete(self, request: ChatRequest) -> tuple[UpstreamPiece, ...]:
-        """Return the whole reply: one piece per choice, the usage on the last."""
+        """Return the whole reply: one piece per choice, with the usage on the last piece.
+
+        A provider that ignores `n` is asked again until there are `n` choices.
+        """
         body = _body(request, self._config.model or self.name, stream=False)
         choices: list[UpstreamPiece] = []
         usage: Usage | None = None
-        while len(choices) < request.n:  # a provider that knows no `n` is asked for one at a time
+        # Providers that ignore `n` send one choice per request.
+        while len(choices) < request.n:
             reply = await self._begun(_body_of_rest(body, request.n, len(choices)))
             try:
                 data = await reply.read()
@@ -143,7 +148,7 @@ class Upstream:
         return (*choices[:-1], attrs.evolve(choices[-1], usage=usage))
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[UpstreamPiece, None]:
-        """Yield the reply as it comes; a tool call comes whole."""
+        """Yield the reply piece by piece as it arrives; tool calls are yielded only when they are complete."""
         body = _body(request, self._config.model or self.name, stream=True)
         done, used = 0, None
         while done < request.n:
@@ -154,7 +159,9 @@ class Upstream:
                 async with aclosing(events):
                     async for data in events:
                         for piece in self._read(pieces, reply, data):
-                            if piece.usage is not None:  # of this stream so far
+                            # A provider may send a growing usage with each event: the last one counts for this stream,
+                            # and `used` has the sum of the streams before it.
+                            if piece.usage is not None:
                                 usage = _sum(used, piece.usage)
                                 piece = attrs.evolve(piece, usage=usage)  # noqa: PLW2901
                             yield attrs.evolve(piece, choice=piece.choice + done)
@@ -176,20 +183,20 @@ class Upstream:
         except _UNREADABLE as error:
             raise self._unreadable(reply, error) from error
         if failed:
-            raise self._failure(502, "upstream_error", f"broke off: {self._said(data)}")
+            raise self._failure(502, "upstream_error", f"broke off its stream: {self._said(data)}")
         return new
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections to the provider."""
         self._client.close()
 
     # Sending.
 
     async def _begun(self, body: bytes) -> ServerReply:
-        """Return a reply that began with status 200, after retries where they may help; the caller closes it.
+        """Return a reply with status 200, after retries where they may help; the caller reads and closes it.
 
-        A call that the provider may have answered already is sent again, too: a chat completion changes nothing there,
-        and is paid once more at worst.
+        A call is also sent again if its connection broke and the provider may have answered already: a chat completion
+        has no side effects there, so the worst case is that it is paid twice.
         """
         for attempt in range(self._config.max_retries + 1):
             asked_s: float | None = None
@@ -209,20 +216,26 @@ class Upstream:
         raise AssertionError("the last attempt returns or raises")
 
     def _authorization(self) -> Mapping[str, str]:
-        """Read the key now: it may be set after the start, and is kept nowhere."""
+        """Return the header with the key; the environment is read at each call, so the key may be set late.
+
+        The key is kept nowhere.
+        """
         variable = self._config.api_key_env
         if variable is None:
             return {}
         key = os.environ.get(variable, "").strip()
         if not key or not key.isascii() or not key.isprintable():
-            state = "holds what no header can" if key else "is empty or not set"
-            raise self._failure(502, "upstream_key_missing", f"needs a key, and the variable {variable} {state}")
+            state = "has characters that no HTTP header can hold" if key else "is empty or not set"
+            raise self._failure(
+                502, "upstream_key_missing", f"needs a key, but the environment variable {variable} {state}"
+            )
         return {"authorization": f"Bearer {key}"}
 
-    # What can be wrong.
+    # Failures.
 
     def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> RequestError:
-        if status in _UNAUTHORIZED:  # what it says quotes parts of the key
+        # 502, as the agent's own key is good. The provider's text is left out, because it quotes parts of the key.
+        if status in _UNAUTHORIZED:
             sent = f"the key in {self._config.api_key_env}" if self._config.api_key_env else "a request without a key"
             return self._failure(502, "upstream_unauthorized", f"refused {sent} (status {status})")
         said = f"answered with status {status}: {self._said(data)}"
@@ -239,15 +252,16 @@ class Upstream:
 
     def _lost(self, error: ExchangeError) -> RequestError:
         if error.fault == "silent":
-            return self._failure(504, "upstream_timeout", f"said nothing for {self._config.timeout_s:g} s")
+            return self._failure(504, "upstream_timeout", f"sent nothing for {self._config.timeout_s:g} s")
         if error.fault == "too large":
             return self._failure(502, "upstream_error", f"sent too much: {error}")
-        return self._failure(502, "upstream_error", f"could not be asked: {error}")
+        return self._failure(502, "upstream_error", f"could not be called: {error}")
 
     def _unreadable(self, reply: ServerReply, error: Exception) -> RequestError:
         if isinstance(error, _UnreadableError):
             return self._failure(502, "upstream_error", str(error))
         kind = reply.headers.get("content-type", "no content type")
+        # Compressed replies are not unpacked: a small one may expand to any size.
         if packed := reply.headers.get("content-encoding", "").strip():
             kind += f" in the encoding {packed}, which it was asked not to use,"
         shown = f"{type(error).__name__}: {error}"[:_MOST_SHOWN_CHARS]
@@ -258,7 +272,7 @@ class Upstream:
         return RequestError(status, code, message, retry_after_s=retry_after_s)
 
     def _said(self, data: bytes) -> str:
-        """Return what the provider says, without the key that it may repeat."""
+        """Return the provider's error message, shortened and without the key, which it may quote."""
         text = data.decode(errors="replace")
         try:
             error = orjson.loads(data)["error"]
@@ -275,11 +289,12 @@ class Upstream:
 
 
 def _body(request: ChatRequest, model: str, *, stream: bool) -> dict[str, Any]:
-    """Translate a request; what the agent left out is left to the provider."""
+    """Build the JSON body of a request; options that the agent left out are left to the provider."""
     if request.prompts:
         raise RequestError(
-            400, "unsupported_value", f"model {model!r} answers chats only; send messages", param="prompt"
+            400, "unsupported_value", f"model {model!r} takes chat messages only; send messages", param="prompt"
         )
+    # Options unknown to us are chat completions' own, so this provider may know them; other APIs' mean nothing to it.
     body: dict[str, Any] = dict(request.ignored) if request.api == "chat" else {}
     for name, value in body.items():
         if was_cut(value):
@@ -303,7 +318,10 @@ def _body(request: ChatRequest, model: str, *, stream: bool) -> dict[str, Any]:
 
 
 def _body_of_rest(body: Mapping[str, Any], wanted: int, done: int) -> bytes:
-    """Ask for the replies that have not come yet, with another seed: the same one would bring the same reply again."""
+    """Encode the request for the replies that are still missing.
+
+    It has another seed, because the same seed would give the same reply again.
+    """
     rest = dict(body)
     if done:
         rest.pop("n", None)
@@ -327,6 +345,7 @@ def _tools(request: ChatRequest) -> dict[str, Any]:
         return {}
     wanted: Any = choice.mode
     if choice.names:
+        # Leaving out the other tools has the effect of `allowed_tools`.
         tools = [tool for tool in tools if tool["function"]["name"] in choice.names]
         if choice.mode == "required" and len(choice.names) == 1:
             wanted = {"type": "function", "function": {"name": choice.names[0]}}
@@ -346,7 +365,7 @@ def _response_format(request: ChatRequest) -> dict[str, Any] | None:
     raise RequestError(
         400,
         "unsupported_value",
-        f"model {request.model!r}: other providers take JSON schemas only, not {grammar.kind}",
+        f"model {request.model!r} is an upstream: upstreams take JSON schemas only, not {grammar.kind}",
         param="response_format",
     )
 
@@ -355,15 +374,19 @@ def _response_format(request: ChatRequest) -> dict[str, Any] | None:
 
 
 def _whole(body: Any, *, most: int) -> tuple[list[UpstreamPiece], Usage | None]:
-    """Read a reply of at most `most` choices, which may have fewer; they are numbered in their order."""
+    """Return the choices of a reply, ordered by index, and its usage.
+
+    There may be fewer than `most` choices. `_UnreadableError` if there is none, or one that was not asked for.
+    """
     found: dict[int, UpstreamPiece] = {}
     for position, choice in enumerate(body["choices"]):
         index = _index(choice, position, most)
         if index in found:
             raise _UnreadableError(f"sent choice {index} twice")
         message = choice["message"]
-        if message.keys().isdisjoint(_SAYS):  # not to be taken for a blank reply
-            raise _UnreadableError("sent a message that says nothing")
+        # Else a body of another format would pass for an empty reply of the model.
+        if message.keys().isdisjoint(_SAYS):
+            raise _UnreadableError("sent a message without content, refusal, reasoning or tool calls")
         calls = tuple(_call(call) for call in message.get("tool_calls") or ())
         found[index] = UpstreamPiece(
             choice=index,
@@ -379,16 +402,16 @@ def _whole(body: Any, *, most: int) -> tuple[list[UpstreamPiece], Usage | None]:
 
 
 def _index(choice: Any, position: int, most: int) -> int:
-    """Return the number of a choice, which is its position where the provider does not number them."""
+    """Return the index of a choice, which is its position if the provider sends none."""
     index = choice.get("index")
     index = position if index is None else index
     if type(index) is not int or not 0 <= index < most:
-        raise _UnreadableError(f"sent a choice with the index {index!r:.40} where it was asked for {most}")
+        raise _UnreadableError(f"sent a choice with the index {index!r:.40}, but was asked for {most} from index 0 on")
     return index
 
 
 class _Pieces:
-    """Reads the events of a stream; the fragments of a tool call are held until it is whole."""
+    """Reads the events of a stream; holds the fragments of a tool call until the call is complete."""
 
     def __init__(self, *, most: int) -> None:
         self._most = most
@@ -398,7 +421,10 @@ class _Pieces:
         self._finished: set[int] = set()
 
     def count_finished(self) -> int:
-        """Return how many choices came, those from 0 on; raises where one was cut off, or is missing among others."""
+        """Return how many choices the stream completed.
+
+        `_UnreadableError` if a choice was cut off, or if the completed ones are not numbered from 0 without a gap.
+        """
         if not self._finished:
             raise _UnreadableError("ended its stream without a finish reason")
         expected = set(range(len(self._finished)))
@@ -409,7 +435,7 @@ class _Pieces:
         return len(self._finished)
 
     def read(self, event: Any) -> list[UpstreamPiece]:
-        """Return what an event completes."""
+        """Return the pieces that an event completes; the last one has the usage if the event does."""
         pieces = [piece for choice in event.get("choices") or () for piece in self._choice(choice)]
         usage = _usage(event.get("usage"))
         if usage is not None:
@@ -441,8 +467,12 @@ class _Pieces:
         return [piece]
 
     def _add(self, number: int, fragment: Any) -> list[Mapping[str, Any]]:
-        """Append a fragment to its call; the first of another call ends the one before."""
+        """Append a fragment to its tool call, and return the calls that it completes.
+
+        The first fragment of a new call completes the calls before it, as no event marks the end of a call.
+        """
         calls = self._calls.setdefault(number, {})
+        # Without an index, a fragment belongs to the latest call.
         index = fragment.get("index")
         index = max(calls, default=0) if index is None else index
         if type(index) is not int:
@@ -457,7 +487,7 @@ class _Pieces:
 
 @attrs.define
 class _GrowingCall:
-    """A tool call that comes in fragments, which are joined once: at each of them, the cost would be quadratic."""
+    """Tool call that arrives in fragments; they are joined once at the end, since joining each has quadratic cost."""
 
     id: str = ""
     names: list[str] = attrs.field(factory=list)
@@ -467,6 +497,7 @@ class _GrowingCall:
         function = fragment.get("function") or {}
         self.id = fragment.get("id") or self.id
         self.names.append(function.get("name") or "")
+        # Some providers send the arguments as one object instead of fragments of its text.
         arguments = function.get("arguments")
         if isinstance(arguments, dict):
             self.arguments = [orjson.dumps(arguments).decode()]
@@ -481,7 +512,7 @@ def _call(call: Any) -> Mapping[str, Any]:
     function = call["function"]
     name, arguments, call_id = function["name"], function.get("arguments"), call.get("id") or ""
     if not isinstance(name, str) or not name or not isinstance(call_id, str):
-        raise _UnreadableError("sent a tool call without a name, or with an id that is no text")
+        raise _UnreadableError("sent a tool call without a name, or with an id that is no string")
     if not isinstance(arguments, str | None):
         arguments = orjson.dumps(arguments).decode()
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
@@ -491,7 +522,8 @@ def _text(value: Any) -> str:
     """Return content as text; some providers send a list of parts."""
     if isinstance(value, list):
         return "".join(_text(part.get("text")) for part in value)
-    if value is not None and not isinstance(value, str):  # not to be taken for a blank reply
+    # A wrong type must not pass for an empty reply of the model.
+    if value is not None and not isinstance(value, str):
         raise _UnreadableError(f"sent content of type {type(value).__name__}")
     return value or ""
 
@@ -499,15 +531,17 @@ def _text(value: Any) -> str:
 def _logprobs(choice: Any) -> tuple[Mapping[str, Any], ...]:
     entries = tuple((choice.get("logprobs") or {}).get("content") or ())
     if not all(isinstance(entry, dict) for entry in entries):
-        raise _UnreadableError("sent logprobs that are none")
+        raise _UnreadableError("sent logprobs whose entries are no objects")
     return entries
 
 
 def _finish_reason(value: Any, *, called: bool) -> FinishReason:
-    if value == "error":  # as brokers of several providers say it
+    # Not one of OpenAI's reasons, but brokers of several providers send it in a reply with status 200.
+    if value == "error":
         raise _UnreadableError("broke off with the finish reason error")
     if value in {"length", "content_filter"}:
         return "length" if value == "length" else "content_filter"
+    # Whether there are calls decides, not the provider's word for it.
     return "tool_calls" if called else "stop"
 
 
@@ -523,7 +557,7 @@ def _usage(value: Any) -> Usage | None:
 
 
 def _count(value: Any) -> int:
-    """Return a number of tokens; 0 for what is none."""
+    """Return a token count; 0 if the value is no valid count."""
     return value if type(value) is int and 0 <= value < _MOST_TOKENS else 0
 
 

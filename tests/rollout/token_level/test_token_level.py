@@ -164,7 +164,7 @@ def test_what_no_engine_does_is_refused_where_it_is_asked_for(make, told):
 def test_a_least_number_of_tokens_above_the_most_is_refused(play):
     asked = GenerationHyperparameters(min_new_tokens=9, max_new_tokens=8)
     record = play(one_call(lambda _: 1.0, gconfig=asked)).record
-    assert "min_tokens is 9, and max_tokens 8" in record.detail
+    assert "min_tokens is 9, above max_tokens, which is 8" in record.detail
 
 
 class Ends:

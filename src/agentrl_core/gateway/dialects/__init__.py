@@ -1,1 +1,1 @@
-"""The APIs that agents speak: one dialect each, from and to the values of `exchange`."""
+"""Translate the LLM APIs that agents use: one `Dialect` per API, from and to the types of `exchange`."""

@@ -1,7 +1,7 @@
-"""Bring Anthropic's messages and tools into the one form that templates see.
+"""Convert Anthropic's messages and tools to the form that chat templates render (OpenAI's shape).
 
-What is cached, cited or allowed to call leaves no trace in that form: clients add and move such marks from turn to
-turn, and the conversation stays the same.
+Marks such as `cache_control` and citations are dropped. Clients add and move them from turn to turn, and the
+conversation must still be recognised as the same.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 _ROLES = ("user", "assistant", "system")
 _Block: TypeAlias = "tuple[Mapping[str, Any], str]"
-"""A block, and where it stands in the request."""
+"""Content block and its path in the request, for errors."""
 
 
 def parse_messages(system: Any, messages: Any) -> tuple[Message, ...]:
-    """Check a conversation: in OpenAI's shape, results of tools are messages of their own."""
+    """Check a system prompt and messages, and return them as messages in OpenAI's shape.
+
+    There each tool result is a separate message. `RequestError` (400) names the field at fault.
+    """
     if messages is None:
         raise RequestError(400, "missing_required_parameter", "messages is missing", param="messages")
     if not isinstance(messages, list) or not messages:
@@ -34,8 +37,9 @@ def parse_messages(system: Any, messages: Any) -> tuple[Message, ...]:
         found.append({"role": "system", "content": text})
     for index, raw in enumerate(messages):
         for message in _messages(raw, f"messages[{index}]"):
+            # This API treats consecutive messages of one role as one turn.
             if message["role"] == "assistant" and found and found[-1]["role"] == "assistant":
-                _extend(found[-1], message)  # to this API, neighbours of one role are one turn
+                _extend(found[-1], message)
             else:
                 found.append(message)
     if found[-1]["role"] == "assistant":
@@ -50,7 +54,7 @@ def parse_messages(system: Any, messages: Any) -> tuple[Message, ...]:
 
 
 def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Check a list of tools with schemas of their own; return them in OpenAI's shape."""
+    """Check a list of custom tools and return them in OpenAI's shape."""
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -63,8 +67,8 @@ def _tool(tool: Any, where: str) -> Mapping[str, Any]:
         raise RequestError(
             400,
             "unsupported_tool",
-            f"{where}: tools of type {tool['type']!r} are Anthropic's own and do not exist here; "
-            "describe a custom tool by name, description and input_schema",
+            f"{where}: tools of type {tool['type']!r} are defined by Anthropic and not supported here; "
+            "define a custom tool with name, description and input_schema",
             param=where,
         )
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
@@ -80,7 +84,7 @@ def _tool(tool: Any, where: str) -> Mapping[str, Any]:
 
 
 def _messages(raw: Any, where: str) -> list[Message]:
-    """Return the messages that one of Anthropic's stands for."""
+    """Convert one of Anthropic's messages to one or more in OpenAI's shape."""
     if not isinstance(raw, dict):
         raise _wrong(where, "must be an object")
     role, content, inside = raw.get("role"), raw.get("content"), f"{where}.content"
@@ -94,7 +98,7 @@ def _messages(raw: Any, where: str) -> list[Message]:
 
 
 def _user(content: Any, where: str) -> list[Message]:
-    """Return the results of tools first, as they answer the turn before; then what the user says."""
+    """Convert a user's message: first the tool results, as they answer the turn before, then the user's content."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     found: list[Message] = []
@@ -107,6 +111,7 @@ def _user(content: Any, where: str) -> list[Message]:
         else:
             said.append((block, at))
     text = _parts(said)
+    # A message of tool results only has no user's text; an empty one is kept as the user's turn.
     if text or not found:
         found.append({"role": "user", "content": text})
     return found
@@ -124,7 +129,8 @@ def _assistant(content: Any, where: str) -> Message:
             thoughts.append(_text(block, "thinking", at))
         elif kind == "tool_use":
             calls.append(_call(block, at))
-        elif kind != "redacted_thinking":  # which no reply from here has: nobody could read it
+        # Redacted thinking is encrypted for Anthropic's models, and no reply from here has it: it is dropped.
+        elif kind != "redacted_thinking":
             raise _unsupported(kind, at, "text, thinking and tool_use")
     message: Message = {"role": "assistant", "content": "".join(texts)}
     if thought := "".join(thoughts):
@@ -152,7 +158,7 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _blocks(content: Any, where: str) -> list[_Block]:
-    """Return the blocks of a content; a string is one block of text."""
+    """Return the blocks of a content with their paths; a string counts as one block of text."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -167,7 +173,7 @@ def _blocks(content: Any, where: str) -> list[_Block]:
 
 
 def _parts(blocks: Sequence[_Block]) -> str | list[dict[str, Any]]:
-    """Return text, or parts where there are images."""
+    """Return blocks as text, or as a list of parts if there are images."""
     parts = [_part(block, at) for block, at in blocks]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -191,13 +197,13 @@ def _image(source: Any, where: str) -> dict[str, Any]:
         return image_part(source.get("url"), f"{where}.url")
     if kind == "file":
         raise RequestError(
-            400, "unsupported_content", f"{where}: there are no files here; send the image as base64", param=where
+            400, "unsupported_content", f"{where}: files are not supported; send the image as base64", param=where
         )
     raise _wrong(where, 'must look like {"type": "base64", "media_type": "image/png", "data": …}')
 
 
 def _plain(content: Any, where: str) -> str:
-    """Return a content that can only be text."""
+    """Return the text of a content that may hold text blocks only."""
     texts = []
     for block, at in _blocks(content, where):
         if block["type"] != "text":

@@ -1,4 +1,7 @@
-"""Speak Anthropic's Messages API: check requests, build replies."""
+"""Dialect of Anthropic's Messages API, `POST /v1/messages`: its requests and complete replies.
+
+`anthropic_content` parses the messages, `anthropic_stream` encodes streams.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _CHOICES: Mapping[str, Any] = {"auto": "auto", "any": "required", "tool": "requi
 
 
 class AnthropicMessages:
-    """`POST /v1/messages`."""
+    """Dialect of `POST /v1/messages`."""
 
     id_prefix = "msg_"
 
@@ -41,13 +44,13 @@ class AnthropicMessages:
             raise RequestError(
                 400,
                 "missing_required_parameter",
-                "max_tokens is missing; the Messages API wants it in every request",
+                "max_tokens is missing; the Messages API requires it in every request",
                 param="max_tokens",
             )
         return _request(fields, headers, max_tokens)
 
     def parse_count(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
-        """Check the body of `POST /v1/messages/count_tokens`, which asks for no reply."""
+        """Check the body of `POST /v1/messages/count_tokens`, which has no `max_tokens`."""
         return _request(Fields(body), headers, None)
 
     def response(self, reply: Reply, decode: Decode) -> dict[str, Any]:  # noqa: ARG002 - no logprobs in this API
@@ -99,7 +102,10 @@ def _request(fields: Fields, headers: Mapping[str, str], max_tokens: int | None)
 
 
 def _refuse_thread(value: Any) -> None:
-    """Refuse to hold a conversation for the client, by the code that lets Anthropic's SDK send all of it each time."""
+    """Refuse `thread`, which would have the gateway keep the conversation.
+
+    On this error code Anthropic's SDK falls back to sending the whole conversation with each request.
+    """
     if value is not None:
         raise RequestError(
             400,
@@ -110,7 +116,10 @@ def _refuse_thread(value: Any) -> None:
 
 
 def _thinking(value: Any, ignored: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the template's variable where the client decides; how much to think is up to the model."""
+    """Return the template variable `enable_thinking` if the client turns thinking on or off.
+
+    A token budget for thinking is ignored.
+    """
     if value is None:
         return {}
     kind = value.get("type") if isinstance(value, dict) else None
@@ -121,13 +130,14 @@ def _thinking(value: Any, ignored: dict[str, Any]) -> Mapping[str, Any]:
             f'thinking must look like {{"type": …}} with one of {", ".join(_THINKING)}',
             param="thinking",
         )
+    # Further keys, such as a token budget, have no effect; the trace lists them.
     if len(value) > 1:
         ignored["thinking"] = value
     return {"enable_thinking": kind == "enabled"} if kind in {"enabled", "disabled"} else {}
 
 
 def _grammar(fields: Fields, ignored: dict[str, Any]) -> Grammar | None:
-    """Check `output_config.format`, or `output_format` as its beta had it."""
+    """Check `output_config.format`, or `output_format` of the API's beta, and return its grammar."""
     config = Fields(fields.take("output_config") or {}, "output_config.")
     older, newer = fields.take("output_format"), config.take("format")
     if rest := config.rest():
@@ -145,17 +155,18 @@ def _grammar(fields: Fields, ignored: dict[str, Any]) -> Grammar | None:
 
 
 def _tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolChoice, bool]:
-    """Check `tool_choice`; also whether there may be several calls."""
+    """Check `tool_choice`, and return it with whether the reply may make several calls."""
     if value is None:
         return ToolChoice(), True
     fields = Fields(value, "tool_choice.")
     mode = _CHOICES.get(fields.text("type") or "")
     if mode is None:
         raise _wrong_choice(f".type must be one of {', '.join(_CHOICES)}")
+    # The API has no separate field for parallel calls; the flag is part of `tool_choice`.
     parallel = not fields.flag("disable_parallel_tool_use")
     names = [tool["function"]["name"] for tool in tools]
     if mode == "required" and not names:
-        raise _wrong_choice(" wants a call, but there are no tools")
+        raise _wrong_choice(" requires a call, but there are no tools")
     if value["type"] != "tool":
         return ToolChoice(mode=mode), parallel
     name = fields.text("name") or ""

@@ -1,4 +1,4 @@
-"""Pieces of replies in Anthropic's shape: content blocks, stop reasons, usage, errors, events."""
+"""Build the parts of replies in Anthropic's format: content blocks, stop reasons, usage, errors, events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentrl_core.types import Message
 
 SIGNATURE = "YWdlbnRybDp0aG91Z2h0cy1hcmUtcmVjb2duaXNlZC1ieS10aGVpci10ZXh0"
-"""Of every thinking block: clients must have one to send back, and nobody checks it."""
+"""Signature of every thinking block; clients require one and send it back, and the gateway does not check it."""
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -35,7 +35,7 @@ _FIRST_SERVER_ERROR = 500
 
 
 def content_blocks(output: Message) -> Iterator[dict[str, Any]]:
-    """Yield the blocks of a reply; one without text and calls has an empty text, which agents can read."""
+    """Yield the content blocks of a reply; if it has neither text nor calls, one empty text block for the agent."""
     if thought := output.get("reasoning_content"):
         yield {"type": "thinking", "thinking": thought, "signature": SIGNATURE}
     calls = output.get("tool_calls", ())
@@ -46,14 +46,15 @@ def content_blocks(output: Message) -> Iterator[dict[str, Any]]:
 
 
 def tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the block of a call, as yet without its input."""
+    """Build the block of a tool call with an empty input."""
     return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
 
 
 def input_of(call: Mapping[str, Any]) -> str:
-    """Return the JSON text of a call's input: as the model wrote it, so that numbers keep their digits.
+    """Return the JSON text of a call's input as the model wrote it, so that numbers keep their digits.
 
-    Other providers' models may write what is no object; an agent has to see that, and there is no other place for it.
+    An upstream's model may write arguments that are no JSON object. The input must be one, so the text is put under the
+    key `malformed_arguments`, where the agent can see it.
     """
     arguments: str = call["function"]["arguments"]
     try:
@@ -65,7 +66,7 @@ def input_of(call: Mapping[str, Any]) -> str:
 
 
 def stop_of(choice: Choice) -> dict[str, Any]:
-    """Say why a reply ended. Calls that are there can be made, even if a stop string ended it behind them."""
+    """Build the stop reason; a reply with tool calls ends by `tool_use`, even if a stop string ended it after them."""
     if choice.finish_reason == "length":
         reason = "max_tokens"
     elif choice.finish_reason == "tool_calls":
@@ -77,7 +78,7 @@ def stop_of(choice: Choice) -> dict[str, Any]:
 
 
 def usage_of(reply: Reply) -> dict[str, Any]:
-    """Build the usage; here `input_tokens` are those that were not cached."""
+    """Build the token counts; in this API `input_tokens` excludes cached tokens."""
     usage = reply.usage
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -89,7 +90,7 @@ def usage_of(reply: Reply) -> dict[str, Any]:
 
 
 def extras_of(reply: Reply) -> dict[str, Any]:
-    """Build what Anthropic's API does not have: errors in tool calls, and token ids where they are asked for."""
+    """Build the fields that Anthropic's API lacks: errors in tool calls, and token ids if the request asks for them."""
     interaction = reply.first.interaction
     extras: dict[str, Any] = {}
     if errors := interaction.output.get("tool_call_errors"):
@@ -103,7 +104,8 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     """Build the body of a refusal."""
     fallback = "api_error" if error.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
     message = shown(error)
-    if isinstance(error, ContextLengthError):  # clients look for these words
+    # Clients recognise this error by the words "prompt is too long".
+    if isinstance(error, ContextLengthError):
         most = error.context_length - 1
         message = f"prompt is too long: {error.prompt_tokens} tokens > {most} maximum ({error.code})"
     described = {

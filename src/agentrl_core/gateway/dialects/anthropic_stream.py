@@ -1,4 +1,4 @@
-"""Encode a streamed reply as Anthropic's events: one block of content after the other."""
+"""Encode a streamed reply as Anthropic's server-sent events, one content block after another."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _EMPTY_BLOCKS: Mapping[str, Mapping[str, Any]] = {
 
 @attrs.define(kw_only=True)
 class AnthropicWriter:
-    """Thoughts and text as they come, tool calls at the end.
+    """Encodes one streamed reply: reasoning and text as they come, tool calls at the end.
 
-    So the blocks have the order of a reply that is not streamed, even where the model speaks behind a call, and no
-    client begins to work on the calls of a reply that fails later and is in no record.
+    This gives the blocks the order of a reply that is not streamed, even if the model writes text after a call. And no
+    client starts to run the calls of a reply that fails later and is never recorded.
     """
 
     request: ChatRequest
     reply_id: str
     prompt_tokens: int
     _open: str = attrs.field(default="", init=False)
-    """Type of the block that was begun and not ended."""
+    """Type of the open block; empty if none is open."""
     _index: int = attrs.field(default=0, init=False)
-    """Of the open block, else of the next."""
+    """Index of the open block, else of the next one."""
     _has_text: bool = attrs.field(default=False, init=False)
 
     def begin(self) -> bytes:
-        """Encode the message without its content. How much of the prompt was cached is told at the end."""
+        """Encode the message without its content; the number of cached tokens is known only at the end."""
         usage = {
             "input_tokens": self.prompt_tokens,
             "cache_creation_input_tokens": 0,
@@ -68,7 +68,7 @@ class AnthropicWriter:
         return sse_event({"type": "message_start", "message": message})
 
     def delta(self, delta: Delta) -> bytes:
-        """Encode new thoughts and new text; empty bytes where there is neither."""
+        """Encode new reasoning and text; empty bytes if there is neither."""
         if not delta.reasoning and not delta.content:
             return b""
         events: list[Mapping[str, Any]] = []
@@ -81,9 +81,10 @@ class AnthropicWriter:
         return b"".join(map(sse_event, events))
 
     def end(self, reply: Reply) -> bytes:
-        """Encode the calls, why the reply ended, and the usage."""
+        """Encode the tool calls, the stop reason and the token counts."""
         calls = reply.first.interaction.output.get("tool_calls", ())
         events: list[Mapping[str, Any]] = []
+        # A reply that is not streamed has an empty text in this case.
         if not calls and not self._has_text:
             events += self._switch("text")
         events += self._close()
@@ -99,7 +100,7 @@ class AnthropicWriter:
         return sse_event(anthropic_error(error))
 
     def _switch(self, kind: str) -> Iterator[Mapping[str, Any]]:
-        """Begin a block unless it is open."""
+        """Close the open block and begin one of this type, unless it is open already."""
         if self._open == kind:
             return
         yield from self._close()
@@ -110,6 +111,7 @@ class AnthropicWriter:
     def _close(self) -> Iterator[Mapping[str, Any]]:
         if not self._open:
             return
+        # Clients need a signature to send the thinking block back; the API puts it at the block's end.
         if self._open == "thinking":
             yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
         yield {"type": "content_block_stop", "index": self._index}

@@ -1,4 +1,4 @@
-"""Take typed fields out of a JSON body, and name the field that has the wrong type."""
+"""Read typed fields of a JSON body; errors name the field and the type that was expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _MOST_INTEGER = 2**31 - 1
 
 
 class Fields:
-    """The fields of one JSON object; `rest` is what nobody took."""
+    """Fields of one JSON object; reading a field takes it out, so that `rest` returns the unknown ones.
+
+    `path` is the object's place in the body, for errors. Every method raises `RequestError` (400) for a wrong type.
+    """
 
     def __init__(self, body: Any, path: str = "") -> None:
         if not isinstance(body, dict):
@@ -29,7 +32,7 @@ class Fields:
         return self._left.pop(name, None)
 
     def text(self, name: str) -> str | None:
-        """Return the value of a string field."""
+        """Return the value of a string field; None where it is missing."""
         value = self.take(name)
         return None if value is None else self._checked(name, value, isinstance(value, str), "a string")
 
@@ -39,7 +42,10 @@ class Fields:
         return default if value is None else bool(self._checked(name, value, isinstance(value, bool), "a boolean"))
 
     def number(self, name: str, *, least: float = 0.0, above: float | None = None, most: float) -> float | None:
-        """Return the value of a number field from `least`, or strictly above `above`, to `most`."""
+        """Return the value of a number field; None where it is missing.
+
+        It must be between `least` and `most`, inclusive; with `above`, strictly above that.
+        """
         value = self.take(name)
         if value is None:
             return None
@@ -49,10 +55,11 @@ class Fields:
         return float(self._checked(name, value, good, f"a number {bounds}"))
 
     def integer(self, name: str, *, least: int, most: int = _MOST_INTEGER) -> int | None:
-        """Return the value of an integer field."""
+        """Return the value of an integer field between `least` and `most`, inclusive; None where it is missing."""
         value = self.take(name)
         if value is None:
             return None
+        # JSON's true and false are ints in Python.
         good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
         return int(self._checked(name, value, good, f"an integer from {least} to {most}"))
 
@@ -61,6 +68,7 @@ class Fields:
         return {name: value for name, value in self._left.items() if value is not None}
 
     def _checked(self, name: str, value: Any, good: bool, expected: str) -> Any:  # noqa: FBT001 - the outcome of a check
+        # `param` is the field's full path, as OpenAI's errors name it.
         if not good:
             param = f"{self._path}{name}"
             raise RequestError(400, "invalid_type", f"{param} must be {expected}, not {_shown(value)}", param=param)

@@ -1,4 +1,4 @@
-"""Describe the models that agents may ask for, in the words of OpenAI's and Anthropic's APIs at once."""
+"""Build the replies of `GET /v1/models`, with the fields of both OpenAI's and Anthropic's API."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 POLICY = "default"
-"""The name of the policy; every other name that no upstream has is the policy too."""
+"""Name of the policy; any other name that is no upstream's means the policy, too."""
 
 
 def list_models(upstreams: Sequence[str]) -> dict[str, Any]:
-    """Build the list of the policy and the models of upstreams."""
+    """Build the list of all models: the policy and the upstreams."""
     models = [describe_model(name, upstreams) for name in (POLICY, *upstreams)]
     page = {"has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}
     return {"object": "list", "data": models, **page}
 
 
 def describe_model(name: str, upstreams: Sequence[str]) -> dict[str, Any]:
-    """Build one model."""
+    """Build the description of one model."""
     return {
         "id": name,
         "object": "model",

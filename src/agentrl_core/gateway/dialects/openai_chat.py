@@ -1,4 +1,4 @@
-"""Speak OpenAI's chat completions: check requests, build replies, encode streams."""
+"""Dialect of OpenAI's chat completions, `POST /v1/chat/completions`: requests, replies and streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class OpenAIChat:
-    """`POST /v1/chat/completions`."""
+    """Dialect of `POST /v1/chat/completions`."""
 
     id_prefix = "chatcmpl-"
 
@@ -42,6 +42,7 @@ class OpenAIChat:
         refuse_functions(fields)
         messages = parse_messages(fields.take("messages"))
         tools = parse_tools(fields.take("tools"))
+        # `max_completion_tokens` replaced `max_tokens`; clients may send both.
         older, newer = fields.integer("max_tokens", least=1), fields.integer("max_completion_tokens", least=1)
         stream_options = Fields(fields.take("stream_options") or {}, "stream_options.")
         logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", least=0, most=MOST_TOP_LOGPROBS)
@@ -102,6 +103,7 @@ def _choice(index: int, choice: Choice, request: ChatRequest, decode: Decode) ->
         "finish_reason": choice.finish_reason,
         "logprobs": None,
     }
+    # An upstream's entries are passed on as they are, for its token ids are unknown.
     if choice.told_logprobs:
         built["logprobs"] = {"content": choice.told_logprobs, "refusal": None}
     elif request.logprobs:
@@ -113,7 +115,7 @@ def _choice(index: int, choice: Choice, request: ChatRequest, decode: Decode) ->
 
 @attrs.define
 class _Held:
-    """Tokens of one choice whose text has not been sent yet, and how many calls have been."""
+    """Tokens of one choice whose text is not sent yet, and the number of its tool calls that are."""
 
     ids: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
@@ -124,7 +126,10 @@ class _Held:
 
 @attrs.define(kw_only=True)
 class OpenAIChatWriter:
-    """Encodes one streamed reply: chunks of one id, `[DONE]` at the end."""
+    """Encodes one streamed reply as chunks with one id, and `[DONE]` at the end.
+
+    Token ids and log-probabilities are held back until there is text or a tool call to send with them.
+    """
 
     request: ChatRequest
     reply_id: str
@@ -134,11 +139,11 @@ class OpenAIChatWriter:
     _held: dict[int, _Held] = attrs.field(factory=lambda: defaultdict(_Held), init=False)
 
     def begin(self) -> bytes:
-        """Encode the chunks that name the role."""
+        """Encode the first chunk of each choice, which has the role."""
         return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.request.n))
 
     def delta(self, delta: Delta) -> bytes:
-        """Encode new text with all tokens since the last; empty bytes while there is none."""
+        """Encode new text or calls with all tokens since the last chunk; empty bytes if there are none."""
         held = self._held[delta.index]
         held.ids.extend(delta.ids)
         held.logprobs.extend(delta.logprobs)
@@ -184,6 +189,7 @@ class OpenAIChatWriter:
     ) -> bytes:
         choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
         frame = {**self._frame(), "choices": [choice]}
+        # As in OpenAI's streams: with `include_usage`, every chunk has the field, and only the last one has counts.
         if self.request.include_usage:
             frame["usage"] = None
         held = self._held[index]
@@ -201,6 +207,6 @@ class OpenAIChatWriter:
 
 
 def _errors(choice: Choice) -> Message:
-    """What the last chunk of a choice says beside its finish reason."""
+    """Build the delta of a choice's last chunk: the errors of its tool calls, if there are any."""
     errors = choice.interaction.output.get("tool_call_errors")
     return {"tool_call_errors": errors} if errors else {}

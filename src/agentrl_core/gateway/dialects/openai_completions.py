@@ -1,4 +1,4 @@
-"""Speak OpenAI's legacy completions: a prompt as text or token ids goes on as it is, without a chat template."""
+"""Dialect of OpenAI's legacy completions, `POST /v1/completions`: prompts of text or token ids, no chat template."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class Completions:
-    """`POST /v1/completions`."""
+    """Dialect of `POST /v1/completions`."""
 
     id_prefix = "cmpl-"
 
@@ -36,9 +36,9 @@ class Completions:
         n = fields.integer("n", least=1, most=MOST_CHOICES) or 1
         best_of = fields.integer("best_of", least=1)
         if best_of is not None and best_of != n:
-            raise _unsupported("best_of", f"{best_of} is not supported unless it equals n ({n}): ask for n and choose")
+            raise _unsupported("best_of", f"{best_of} is not supported unless it equals n ({n}): set n and choose")
         if fields.take("suffix"):
-            raise _unsupported("suffix", "is not supported: the policy goes on with a prompt, it does not fill gaps")
+            raise _unsupported("suffix", "is not supported: the policy continues a prompt and cannot fill a gap")
         echo, top = fields.flag("echo"), fields.integer("logprobs", least=0, most=_MOST_TOP_LOGPROBS)
         if echo and top is not None:
             raise _unsupported("echo", "with logprobs is not supported: a prompt's own logprobs are not computed")
@@ -102,7 +102,7 @@ def _choice(index: int, choice: Choice, reply: Reply, decode: Decode) -> dict[st
 
 
 def _echoed(request: ChatRequest, index: int, decode: Decode) -> str:
-    """Return the prompt's text where the reply repeats it."""
+    """Return the prompt's text if the request asks to repeat it (`echo`), else an empty text."""
     if not request.echo:
         return ""
     prompt = request.prompts[index // request.n]
@@ -111,18 +111,19 @@ def _echoed(request: ChatRequest, index: int, decode: Decode) -> str:
 
 @attrs.define(kw_only=True)
 class _Logprobs:
-    """Writes the logprobs of one choice, which know where in the text each token begins."""
+    """Builds the log-probabilities of one choice, with the offset in the text at which each token begins."""
 
     decode: Decode
     _offset: int = 0
     _incomplete: list[int] = attrs.field(factory=list, init=False)
-    """Tokens of a character that is not complete."""
+    """Ids of the tokens of a character that is not complete yet."""
 
     def of(self, ids: Sequence[int], logprobs: Sequence[float], top_logprobs: TopLogprobs) -> dict[str, Any]:
-        """Return every sampled token in the API's four lists, the one that ended the output included."""
+        """Return the API's four lists for all sampled tokens, including the one that ended the output."""
         return {
             "tokens": [self.decode((token,)) for token in ids],
             "token_logprobs": list(logprobs),
+            # Several tokens may decode to one text; reversed, the likeliest of them is set last and stays.
             "top_logprobs": [
                 {self.decode((token,)): logprob for token, logprob in reversed(likeliest)} for likeliest in top_logprobs
             ]
@@ -133,6 +134,7 @@ class _Logprobs:
     def _begin_of(self, token: int) -> int:
         begin = self._offset
         self._incomplete.append(token)
+        # A character may take several tokens: until it is complete they decode to replacement characters.
         text = self.decode(self._incomplete)
         if not text.endswith(_REPLACEMENT):
             self._offset += len(text)
@@ -142,7 +144,7 @@ class _Logprobs:
 
 @attrs.define(kw_only=True)
 class _Held:
-    """Tokens of one choice whose text has not been sent yet."""
+    """Tokens of one choice whose text is not sent yet."""
 
     logprobs_writer: _Logprobs
     ids: list[int] = attrs.field(factory=list)
@@ -152,7 +154,7 @@ class _Held:
 
 @attrs.define(kw_only=True)
 class CompletionsWriter:
-    """Encodes one streamed reply: chunks in the shape of the whole reply, `[DONE]` at the end."""
+    """Encodes one streamed reply as chunks in the format of the whole reply, and `[DONE]` at the end."""
 
     request: ChatRequest
     reply_id: str
@@ -165,14 +167,14 @@ class CompletionsWriter:
         self._held = defaultdict(lambda: _Held(logprobs_writer=_Logprobs(decode=self.decode)))
 
     def begin(self) -> bytes:
-        """Encode the prompts, where they are asked for."""
+        """Encode the prompts if the request asks to repeat them."""
         if not self.request.echo:
             return b""
         count = len(self.request.prompts) * self.request.n
         return b"".join(self._chunk(index, _echoed(self.request, index, self.decode)) for index in range(count))
 
     def delta(self, delta: Delta) -> bytes:
-        """Encode new text with all tokens since the last; empty bytes while there is none."""
+        """Encode new text with all tokens since the last chunk; empty bytes if there is none."""
         held = self._held[delta.index]
         held.ids.extend(delta.ids)
         held.logprobs.extend(delta.logprobs)
@@ -225,6 +227,7 @@ def _parse_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
         raise RequestError(400, "missing_required_parameter", "prompt is missing", param="prompt")
     if isinstance(value, str):
         return (value,)
+    # A list of numbers is one prompt of token ids, not a list of prompts.
     if _are_ids(value):
         return (tuple(value),)
     if not isinstance(value, list) or not all(isinstance(item, str) or _are_ids(item) for item in value):
@@ -239,6 +242,7 @@ def _parse_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
 def _are_ids(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
+    # `type(…) is`, as booleans are ints in Python, too.
     return all(type(item) is int for item in value) and min(value) >= 0 and max(value) <= _MOST_TOKEN_ID
 
 

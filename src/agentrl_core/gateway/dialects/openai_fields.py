@@ -1,4 +1,4 @@
-"""Fields of requests that OpenAI's APIs have in common."""
+"""Parse the request fields that several APIs share: tool choice, response format, stop strings, unknown fields."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.dialects.fields import Fields
 
 MOST_CHOICES = 128
-"""`n`, as in OpenAI's API."""
+"""Largest `n`, as in OpenAI's API."""
 MOST_TOP_LOGPROBS = 20
-"""`top_logprobs`, as in OpenAI's API."""
+"""Largest `top_logprobs`, as in OpenAI's API."""
 _MOST_STOP_STRINGS = 16
 _LONGEST_STOP_CHARS = 1000
-"""Of one stop string: the engine looks back over as many characters after every token."""
+"""Longest stop string; after every token the engine looks back over as many characters."""
 _LONGEST_KEPT_CHARS = 4096
-"""Of an unknown field's value; what is longer is shortened."""
+"""Most characters kept of an unknown field's value; longer values are shortened."""
 _MOST_KEPT_BYTES = 65_536
-"""Of all unknown fields together, shortened."""
+"""Size of all unknown fields together, after shortening, above which a request is refused."""
 
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-"""Of a chat template; not a request's to set by other names."""
+"""Variables of a chat template that the gateway sets itself; `chat_template_kwargs` must not contain them."""
 
 _FALSE = frozenset({"false", "0", "no"})
 _TRUE = frozenset({"true", "1", "yes"})
 
 
 def parse_trainable(headers: Mapping[str, str]) -> bool:
-    """Whether a call may be trained: `x-agentrl-trainable: false` says no."""
+    """Return whether a call may be trained: yes, unless it has the header `x-agentrl-trainable: false`."""
     value = headers.get("x-agentrl-trainable", "true").strip().lower()
     if value not in _TRUE | _FALSE:
         raise RequestError(400, "invalid_value", f"header x-agentrl-trainable is {value!r}; expected true or false")
@@ -43,7 +43,7 @@ def parse_trainable(headers: Mapping[str, str]) -> bool:
 
 
 def parse_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
-    """Check `tool_choice`: a word, or the name of the function that must be called."""
+    """Check `tool_choice`: a word, the function that must be called, or the tools that may or must be called."""
     if value is None or value == "auto":
         return ToolChoice()
     if value == "none":
@@ -51,6 +51,7 @@ def parse_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolCho
     if value == "required":
         return _required((), tools)
     kind = value.get("type") if isinstance(value, dict) else None
+    # OpenAI's form for several tools; mode and list are nested under the type's name.
     if kind == "allowed_tools":
         allowed = value.get("allowed_tools")
         mode = allowed.get("mode") if isinstance(allowed, dict) else None
@@ -81,7 +82,7 @@ def _name_in(choice: Any) -> str:
 
 
 def _known(names: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the names as they are if they are those of tools."""
+    """Return the names if each is that of a tool; `RequestError` (400) otherwise."""
     known = [tool["function"]["name"] for tool in tools]
     for name in names:
         if name not in known:
@@ -92,14 +93,14 @@ def _known(names: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> tuple[st
 
 
 def refuse_functions(fields: Fields) -> None:
-    """Refuse the fields that came before `tools`, which would otherwise be ignored as unknown ones."""
+    """Refuse `functions` and `function_call`, the predecessors of `tools`; ignoring them would drop all tools."""
     for name, newer in ("functions", "tools"), ("function_call", "tool_choice"):
         if fields.take(name) is not None:
             raise RequestError(400, "unsupported_value", f"{name} is not supported: use {newer}", param=name)
 
 
 def parse_response_format(value: Any) -> Grammar | None:
-    """Check `response_format`: text, any JSON object, or JSON of a schema."""
+    """Check `response_format` (text, a JSON object, or JSON of a schema) and return its grammar; None for text."""
     kind = value.get("type") if isinstance(value, dict) else None
     if value is None or kind == "text":
         return None
@@ -119,7 +120,7 @@ def parse_response_format(value: Any) -> Grammar | None:
 
 
 def parse_template_options(fields: Fields) -> Mapping[str, Any]:
-    """Check `chat_template_kwargs`, further variables of the chat template."""
+    """Check `chat_template_kwargs` and return these further variables of the chat template."""
     value = fields.take("chat_template_kwargs")
     if not isinstance(value, dict | None):
         raise RequestError(400, "invalid_type", "chat_template_kwargs must be an object", param="chat_template_kwargs")
@@ -127,14 +128,14 @@ def parse_template_options(fields: Fields) -> Mapping[str, Any]:
         raise RequestError(
             400,
             "invalid_value",
-            f"chat_template_kwargs has {', '.join(sorted(taken))}, which the request itself sets",
+            f"chat_template_kwargs has {', '.join(sorted(taken))}, which the request's own fields set; leave it out",
             param="chat_template_kwargs",
         )
     return value or {}
 
 
 def parse_stop(value: Any, name: str = "stop") -> tuple[str, ...]:
-    """Check the stop strings of the field `name`: one or several."""
+    """Check the stop strings of the field `name`, one string or a list, and return them."""
     strings = [value] if isinstance(value, str) else value or []
     if not isinstance(strings, list) or not all(isinstance(item, str) and item for item in strings):
         raise RequestError(400, "invalid_type", f"{name} must be a string or a list of strings, none empty", param=name)
@@ -151,10 +152,13 @@ def parse_stop(value: Any, name: str = "stop") -> tuple[str, ...]:
 
 
 def kept(unknown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the unknown fields as the trace keeps them: large values as the beginning of their JSON."""
+    """Return the unknown fields for the trace, with large values shortened to the beginning of their JSON.
+
+    `RequestError` (400) if there are too many.
+    """
     found: dict[str, Any] = {}
     for name, value in unknown.items():
-        # of a text only the beginning is looked at: to encode megabytes would hold up everybody else
+        # Only the beginning of a text is encoded: encoding megabytes would block the event loop.
         shown = value[: _LONGEST_KEPT_CHARS + 1] if isinstance(value, str) else value
         text = orjson.dumps(shown).decode()
         found[name] = value if len(text) <= _LONGEST_KEPT_CHARS else f"{text[:_LONGEST_KEPT_CHARS]}…"
@@ -166,7 +170,8 @@ def kept(unknown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def was_cut(value: Any) -> bool:
-    """Whether `kept` has shortened this value: then it is not what the agent sent."""
+    """Return whether `kept` shortened this value, so that it is not the agent's any more."""
+    # Shortened values are the only ones of this length that `kept` returns.
     return isinstance(value, str) and len(value) == _LONGEST_KEPT_CHARS + 1 and value.endswith("…")
 
 

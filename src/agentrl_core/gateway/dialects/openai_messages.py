@@ -1,4 +1,4 @@
-"""Check messages and tools in OpenAI's shape, and bring them into the one form that templates see."""
+"""Check chat completions' messages and tools, and normalise them to the form that chat templates render."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _OPTIONAL_TEXTS = ("name", "reasoning_content")
 
 
 def parse_messages(value: Any) -> tuple[Message, ...]:
-    """Check a list of messages: content becomes text, arguments JSON text; unknown keys and nulls are dropped."""
+    """Check and normalise a list of messages.
+
+    Content becomes text (or parts with images), `arguments` JSON text; unknown keys and nulls are dropped, so that the
+    same conversation is recognised when a client sends it with other keys.
+    """
     if value is None:
         raise RequestError(400, "missing_required_parameter", "messages is missing", param="messages")
     if not isinstance(value, list) or not value:
@@ -40,7 +44,10 @@ def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _plain(raw: Any) -> Message | None:
-    """Return a message of nothing but role and text, as most are; None where more must be looked at."""
+    """Return a message that has only role and text; None if it needs the full checks.
+
+    Most messages are of this kind, and a long conversation is checked again with each call.
+    """
     if type(raw) is not dict or len(raw) != 2:  # noqa: PLR2004 - role and content
         return None
     role, content = raw.get("role"), raw.get("content")
@@ -59,6 +66,7 @@ def _message(raw: Any, where: str) -> Message:
     for key in _OPTIONAL_TEXTS:
         if text := _text(raw, key, where):
             message[key] = text
+    # To ignore it, as other unknown keys, would hide the call from the policy.
     if role == "assistant" and raw.get("function_call") is not None:
         raise _wrong(f"{where}.function_call", "is not supported: use tool_calls")
     if role == "assistant" and (calls := raw.get("tool_calls")):
@@ -71,7 +79,7 @@ def _message(raw: Any, where: str) -> Message:
 
 
 def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
-    """Text, or a list of parts where there are images."""
+    """Return content as text, or as a list of parts if it has images."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -79,6 +87,7 @@ def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
     if not isinstance(value, list):
         raise _wrong(where, "must be text or a list of parts")
     parts = [_part(part, f"{where}[{index}]") for index, part in enumerate(value)]
+    # Text in parts and the same text as a string must give the same prompt, so parts are joined.
     texts = [part for part in parts if isinstance(part, str)]
     if len(texts) == len(parts):
         return "".join(texts)
@@ -86,7 +95,7 @@ def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
 
 
 def image_part(url: Any, where: str) -> dict[str, Any]:
-    """Make the part of an image, given as a data URL: the gateway fetches nothing."""
+    """Build the part of an image, which must be a data URL, as the gateway fetches no images."""
     if not isinstance(url, str) or not url.startswith("data:image/"):
         raise RequestError(
             400,
@@ -119,7 +128,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _wrong(where, 'must look like {"id": …, "type": "function", "function": {"name": …, "arguments": …}}')
     arguments = function.get("arguments")
-    if isinstance(arguments, dict):  # some frameworks send the object itself
+    # Some frameworks send the object itself.
+    if isinstance(arguments, dict):
         arguments = orjson.dumps(arguments).decode()
     if not isinstance(arguments, str | None):
         raise _wrong(f"{where}.function.arguments", "must be JSON text")

@@ -1,4 +1,4 @@
-"""Pieces of replies that OpenAI's APIs have in common: errors, usage, logprobs, events."""
+"""Build the parts of replies that OpenAI's APIs share: errors, usage, log-probabilities, server-sent events."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 
 
 def shown(error: RequestError) -> str:
-    """Return the message of a refusal; it may quote what UTF-8 cannot hold."""
+    """Return the message of a refusal, escaped where it quotes text that UTF-8 cannot encode."""
     return str(error).encode(errors="backslashreplace").decode()
 
 
 def usage_of(reply: Reply) -> dict[str, Any]:
-    """Build the usage of chat completions and completions."""
+    """Build the token counts in the format of chat completions and completions."""
     usage = reply.usage
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -46,20 +46,21 @@ def logprobs_of(
     top_logprobs: Sequence[Sequence[tuple[int, float]]],
     decode: Decode,
 ) -> dict[str, Any]:
-    """Build the logprobs of every sampled token, the one that ended the turn included."""
+    """Build the log-probabilities of all sampled tokens, including the one that ended the turn."""
     content = [
         {**token_logprob(token, logprob, decode), "top_logprobs": []}
         for token, logprob in zip(ids, logprobs, strict=True)
     ]
+    # There are no `top_logprobs` where the request asked for none.
     for entry, likeliest in zip(content, top_logprobs, strict=False):
         entry["top_logprobs"] = [token_logprob(token, logprob, decode) for token, logprob in likeliest]
     return {"content": content, "refusal": None}
 
 
 def token_logprob(token_id: int, logprob: float, decode: Decode) -> dict[str, Any]:
-    """Build one token with its logprob."""
+    """Build one token with its log-probability."""
     token = decode((token_id,))
-    whole = "\ufffd" not in token  # part of a character has no text of its own
+    whole = "\ufffd" not in token  # a token that is part of a character has no text, so its bytes are unknown
     return {"token": token, "logprob": logprob, "bytes": list(token.encode()) if whole else None}
 
 

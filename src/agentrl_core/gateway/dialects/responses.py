@@ -1,4 +1,8 @@
-"""Speak OpenAI's Responses API: check requests, build replies, encode streams."""
+"""Dialect of OpenAI's Responses API, `POST /v1/responses`; it combines the other `responses_…` modules.
+
+`responses_input` and `responses_fields` parse, `responses_output` and `responses_stream` encode, `responses_stored`
+serves earlier responses.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +37,14 @@ _TRUNCATIONS = (None, "auto", "disabled")
 
 
 class OpenAIResponses:
-    """`POST /v1/responses`."""
+    """Dialect of `POST /v1/responses`."""
 
     id_prefix = ID_PREFIX
 
     def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
         """Check a decoded JSON body; `RequestError` (400) names the field at fault."""
         fields = Fields(body)
+        # Taken from the body before the fields are read, as the response repeats them unchanged.
         asked = {name: body[name] for name in ECHOED if body.get(name) is not None}
         refuse_unsupported(fields)
         messages, replies = parse_input(fields.take("input"))
@@ -51,6 +56,7 @@ class OpenAIResponses:
             parse_include(fields.take("include")),
             fields.integer("top_logprobs", least=0, most=MOST_TOP_LOGPROBS),
         )
+        # Checked for its type only: this API's streams have no options with an effect here.
         Fields(fields.take("stream_options") or {}, "stream_options.")
         fields.flag("parallel_tool_calls")
         _check_metadata(fields)
@@ -95,14 +101,14 @@ class OpenAIResponses:
 
 
 def _named(error: RequestError) -> RequestError:
-    """What a chat knows as messages is the input here."""
+    """Return the error with `messages`, as the field is called in the gateway, renamed to this API's `input`."""
     if error.param != "messages":
         return error
     return RequestError(error.status, error.code, str(error), param="input")
 
 
 def _check_metadata(fields: Fields) -> None:
-    """Check the fields that have no effect here beyond being kept and repeated."""
+    """Check the fields that are only recorded and repeated in the response."""
     if fields.take("truncation") not in _TRUNCATIONS:
         raise RequestError(400, "invalid_value", 'truncation must be "auto" or "disabled"', param="truncation")
     if not isinstance(fields.take("metadata"), dict | None):

@@ -1,4 +1,4 @@
-"""Fields of requests as OpenAI's Responses API writes them: tools, tool choice, format of the text, include."""
+"""Parse the Responses API's own request fields: tools, tool choice, text format, include, reasoning."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 _LOGPROBS = "message.output_text.logprobs"
 _FUNCTION_KEYS = ("description", "parameters", "strict")
 _NO_THOUGHTS = ("none", "minimal")
-"""Reasoning efforts that mean: do not think."""
+"""Reasoning efforts that turn thinking off."""
 
 
 def refuse_unsupported(fields: Fields) -> None:
-    """Refuse what would need a service behind the API."""
+    """Refuse fields for services that the gateway lacks: background work, stored conversations and prompts."""
     if fields.flag("background"):
         raise _unsupported("background", "background responses are not supported: leave background out and wait")
     if fields.take("conversation") is not None:
         raise _unsupported(
-            "conversation", "conversations are not kept here: use previous_response_id, or send the items again"
+            "conversation", "conversations are not supported: use previous_response_id, or send the items again"
         )
     if fields.take("prompt") is not None:
         raise _unsupported("prompt", "stored prompts are not supported: send their text as instructions or input")
 
 
 def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Check tools, and bring them into the shape of chat completions, which templates know."""
+    """Check tools and return them in the shape of chat completions, which templates render."""
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -44,20 +44,21 @@ def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def tool_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool as the Responses API writes it."""
+    """Convert a tool from the shape of chat completions back to the Responses API's."""
     function = tool.get("function", {})
     described = {key: function.get(key) for key in _FUNCTION_KEYS}
     return {"type": "function", "name": function.get("name"), **described, "strict": bool(described["strict"])}
 
 
 def parse_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
-    """Check `tool_choice`: a word, a function that must be called, or the functions that may be called."""
+    """Check `tool_choice`: a word, a function that must be called, or the functions that may or must be called."""
     if value is None or isinstance(value, str):
         return parse_tool_choice(value, tools)
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "function" and isinstance(value.get("name"), str):
         return parse_tool_choice({"type": "function", "function": {"name": value["name"]}}, tools)
     if kind == "allowed_tools" and value.get("mode") in ("auto", "required") and isinstance(value.get("tools"), list):
+        # Unlike in chat completions, mode and list are not nested here.
         known = {tool["function"]["name"] for tool in tools}
         wanted = [tool.get("name") if isinstance(tool, dict) else None for tool in value["tools"]]
         names = [name for name in wanted if isinstance(name, str) and name in known]
@@ -76,7 +77,7 @@ def parse_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
 
 
 def parse_text_format(text: Any) -> Grammar | None:
-    """Check `text`: any text, any JSON object, or JSON of a schema."""
+    """Check `text` (any text, any JSON object, or JSON of a schema) and return its grammar; None for any text."""
     form = text.get("format") if isinstance(text, dict) else text
     if form is None:
         return None
@@ -97,16 +98,16 @@ def parse_text_format(text: Any) -> Grammar | None:
 
 
 def parse_include(value: Any) -> bool:
-    """Check `include`; whether logprobs are wanted."""
+    """Check `include` and return whether it asks for log-probabilities."""
     if not isinstance(value, list | None):
         raise RequestError(400, "invalid_type", "include must be a list of strings", param="include")
     return _LOGPROBS in (value or ())
 
 
 def parse_thinking(fields: Fields) -> Mapping[str, Any]:
-    """Check `reasoning` and `chat_template_kwargs`; the variables of the chat template that they ask for.
+    """Check `reasoning` and `chat_template_kwargs`, and return the chat template's variables that they set.
 
-    A template that knows no thoughts does not look at them.
+    Templates without reasoning ignore these variables.
     """
     reasoning = fields.take("reasoning")
     if not isinstance(reasoning, dict | None):
@@ -123,7 +124,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
         raise RequestError(
             400, "invalid_type", f'{where} must look like {{"type": "function", "name": …}}', param=where
         )
-    # `strict: false`, which the SDK must send, says no more than nothing.
+    # The SDK must send `strict`; false means the same as leaving it out, and must not make it another tool.
     described = {key: value for key in _FUNCTION_KEYS if (value := tool.get(key)) is not None and value is not False}
     return {"type": "function", "function": {"name": tool["name"], **described}}
 

@@ -1,7 +1,7 @@
-"""Bring the input items of OpenAI's Responses API into the one form of messages that templates see.
+"""Convert the Responses API's input items to messages in the form that chat templates render.
 
-One generation comes back as several items: thoughts, a message, calls. They become one assistant's message again,
-or the conversation would not be recognised.
+A client sends one earlier reply back as several items: reasoning, a message, calls. They must become one assistant's
+message again, or the conversation is not recognised as the one that was sampled.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _REASONING, _MESSAGE, _CALL = range(3)
-"""The order of a generation's items."""
+"""Ranks of item kinds, in the order in which a reply has them."""
 _ITEM_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{32})(?:_\d+)?")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def reply_of(item_id: Any) -> str:
-    """Return what the id of an item has in common with the id of the reply that it came in; empty if nothing."""
+    """Return the part of an item's id that it shares with its reply's id; empty if the gateway did not make the id."""
     match = _ITEM_ID.fullmatch(item_id) if isinstance(item_id, str) else None
     return match[1] if match else ""
 
 
 def parse_input(value: Any) -> tuple[tuple[Message, ...], frozenset[str]]:
-    """Check `input`, a text or a list of items: messages, and what the ids of earlier replies' items have in common."""
+    """Check `input`, a text or a list of items; return messages, and the id stems (`reply_of`) of earlier replies."""
     if value is None:
         raise RequestError(400, "missing_required_parameter", "input is missing", param="input")
     if isinstance(value, str):
@@ -47,34 +47,37 @@ def parse_input(value: Any) -> tuple[tuple[Message, ...], frozenset[str]]:
 
 @attrs.define
 class _Turn:
-    """An assistant's message that is put together of items."""
+    """Assistant's message that is assembled from items."""
 
     message: Message
     reply: str
-    """What the ids of its items have in common; empty as long as none has an id of ours."""
+    """Shared part of its items' ids (`reply_of`); empty while no item has an id from the gateway."""
     rank: int
-    """Of its last item."""
+    """Rank of its last item."""
 
     def takes(self, reply: str, rank: int) -> bool:
-        """Whether the next item may be of the same generation."""
+        """Return whether the next item may belong to the same reply."""
         if reply and self.reply:
             return reply == self.reply
-        return rank > self.rank or rank == _CALL  # a second message is a second turn, a second call is not
+        # Without ids, the order of items decides: a reply has several calls, but one message and one reasoning item.
+        return rank > self.rank or rank == _CALL
 
 
 class _Conversation:
-    """Messages that grow item by item."""
+    """Builds messages item by item."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._open: _Turn | None = None
-        """The turn that the last item was part of."""
+        """Turn that the last item belongs to; None if it was no assistant's."""
         self.replies: dict[str, _Turn] = {}
+        """Turns by the shared part of their items' ids."""
 
     def add(self, item: Any, where: str) -> None:
-        """Append one item."""
+        """Add one item to its turn, or as a message; `RequestError` (400) names the item if it is invalid."""
         if not isinstance(item, dict):
             raise _wrong(where, "must be an object")
+        # The SDK's short form of a message has no type.
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":
             self._add_message(item, where)
@@ -113,9 +116,10 @@ class _Conversation:
         self._open = None
 
     def _turn(self, item: dict[str, Any], rank: int) -> Message:
-        """Return the assistant's message that an item is part of."""
+        """Return the assistant's message that an item belongs to, appending a new one if there is none."""
         reply = reply_of(item.get("id"))
-        turn = self.replies.get(reply) if reply else None  # results may stand between the calls of one reply
+        # Found by id even if it is not the last turn: clients may put tool results between the calls of one reply.
+        turn = self.replies.get(reply) if reply else None
         if turn is None and self._open is not None and self._open.takes(reply, rank):
             turn = self._open
         if turn is None:
@@ -131,7 +135,7 @@ class _Conversation:
 
 
 def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
-    """Return text, or parts where images occur."""
+    """Return content as text, or as a list of parts if there are images."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -162,7 +166,8 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 def _call(item: dict[str, Any], where: str) -> dict[str, Any]:
     arguments = item.get("arguments")
-    if isinstance(arguments, dict):  # some frameworks send the object itself
+    # Some frameworks send the object itself.
+    if isinstance(arguments, dict):
         arguments = orjson.dumps(arguments).decode()
     if not isinstance(arguments, str | None):
         raise _wrong(f"{where}.arguments", "must be JSON text")
@@ -174,13 +179,14 @@ def _call(item: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _thoughts(item: dict[str, Any], where: str) -> str:
-    """Return the text of a reasoning item; encrypted thoughts are none of ours."""
+    """Return the text of a reasoning item; encrypted reasoning is not the gateway's and is ignored."""
     found = []
     for key in "content", "summary":
         parts = item.get(key) or []
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
             raise _wrong(f"{where}.{key}", "must be a list of parts")
         found.append("".join(_text(part, "text", f"{where}.{key}") for part in parts))
+    # The content has the reasoning in full, so the summary counts only without it.
     return found[0] or found[1]
 
 

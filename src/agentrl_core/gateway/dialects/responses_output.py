@@ -1,6 +1,6 @@
-"""Build what OpenAI's Responses API answers: the response and its output items.
+"""Build the Responses API's response object and its output items (reasoning, message, calls).
 
-The ids of items derive from the response's, so a reply that is told again has the same ones.
+Ids of items are derived from the response's id, so a response that is sent again has the same ids.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ECHOED: Mapping[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""Fields that a response repeats of its request, as they are where the request has none."""
+"""Request fields that a response repeats, with the values for a request without them."""
 
 
 def echo_of(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the repeated fields; values that the trace kept shortened are left out."""
+    """Return the request fields that a response repeats, with defaults for those that the trace shortened."""
     return {
         name: asked[name] if name in asked and isinstance(asked[name], _kind_of(name)) else default
         for name, default in ECHOED.items()
@@ -52,36 +52,36 @@ def _kind_of(name: str) -> type | tuple[type, ...]:
 
 
 def item_id(kind: str, response_id: str, number: int = 0) -> str:
-    """Id of an output item: `rs` (thoughts), `msg` (message) or `fc` (call)."""
+    """Return the id of an output item; `kind` is `rs` (reasoning), `msg` (message) or `fc` (call)."""
     stem = f"{kind}_{response_id.removeprefix(ID_PREFIX)}"
     return f"{stem}_{number}" if number or kind == "fc" else stem
 
 
 def reasoning_item(identity: str, text: str, status: str) -> dict[str, Any]:
-    """Build the item of a reply's thoughts."""
+    """Build the item of a reply's reasoning."""
     content = [reasoning_part(text)] if text else []
     return {"id": identity, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
 def reasoning_part(text: str) -> dict[str, Any]:
-    """Build the content of thoughts."""
+    """Build the content part of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
 
 
 def message_item(identity: str, parts: Sequence[Mapping[str, Any]], status: str) -> dict[str, Any]:
-    """Build the item of what a reply says."""
+    """Build the item of a reply's message."""
     return {"id": identity, "type": "message", "role": "assistant", "status": status, "content": parts}
 
 
 def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Build the content of a message."""
+    """Build the content part of a message item."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def call_item(
     identity: str, call: Mapping[str, Any], status: str = "completed", arguments: str | None = None
 ) -> dict[str, Any]:
-    """Build the item of a call; `arguments` in place of its own."""
+    """Build the item of a tool call, with `arguments` in place of the call's own if given."""
     function = call["function"]
     return {
         "id": identity,
@@ -94,16 +94,20 @@ def call_item(
 
 
 def has_message(interaction: Interaction) -> bool:
-    """Whether a reply has a message item, be it an empty one: a turn that came to its end without calls has one."""
+    """Return whether a reply has a message item.
+
+    A reply without text has an empty one if it ended normally and makes no calls, so that agents find a message.
+    """
     output = interaction.output
     if output.get("content"):
         return True
+    # A reply cut in its reasoning never came to a message; its reasoning item is the incomplete one.
     cut_in_thought = interaction.finish_reason is FinishReason.LENGTH and output.get("reasoning_content")
     return not output.get("tool_calls") and not cut_in_thought
 
 
 def output_items(interaction: Interaction, logprobs: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """Build the items of a reply."""
+    """Build all output items of a reply."""
     output, response_id = interaction.output, interaction.id
     items = []
     if reasoning := output.get("reasoning_content"):
@@ -114,6 +118,7 @@ def output_items(interaction: Interaction, logprobs: Sequence[Mapping[str, Any]]
     items += [
         call_item(item_id("fc", response_id, number), call) for number, call in enumerate(output.get("tool_calls", ()))
     ]
+    # A call is only among the items if it was complete, so the cut never falls into one.
     if interaction.finish_reason is FinishReason.LENGTH and items[-1]["type"] != "function_call":
         items[-1]["status"] = "incomplete"
     return items
@@ -153,7 +158,7 @@ def response_of(reply: Reply, decode: Decode) -> dict[str, Any]:
 
 
 def frame(response_id: str, echo: Mapping[str, Any], *, model: str, created_at: int) -> dict[str, Any]:
-    """Build a response before its first token; how it is sampled is settled at its end."""
+    """Build a response before its first token, with no output; sampling parameters are filled in at its end."""
     return {
         "id": response_id,
         "object": "response",
@@ -178,7 +183,7 @@ def logprobs_of(
     top_logprobs: Sequence[Sequence[tuple[int, float]]],
     decode: Decode,
 ) -> list[dict[str, Any]]:
-    """Build the logprobs of sampled tokens; part of a character has no bytes of its own."""
+    """Build the log-probabilities of sampled tokens; a token that is only part of a character has no `bytes`."""
     content = [
         {**_logprob(token, logprob, decode), "top_logprobs": []} for token, logprob in zip(ids, logprobs, strict=True)
     ]

@@ -1,4 +1,7 @@
-"""Look up earlier replies of a session as OpenAI's Responses API shows them, rebuilt from what was recorded."""
+"""Serve a session's earlier responses, their input and items by id, rebuilt from recorded interactions.
+
+This is the Responses API's server-side state: `GET /v1/responses/…` and `item_reference`s.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def with_referenced_items(body: Any, ledger: Ledger) -> Any:
-    """Put the items themselves in the place of `item_reference`s; `RequestError` (400) for an unknown one."""
+    """Return the body with each `item_reference` replaced by its item; `RequestError` (400) for an unknown one."""
     items = body.get("input") if isinstance(body, dict) else None
     if not isinstance(items, list) or not any(map(_is_reference, items)):
         return body
@@ -31,9 +34,9 @@ def with_referenced_items(body: Any, ledger: Ledger) -> Any:
 
 
 def stored_response(response_id: str, ledger: Ledger, chat: Chat) -> dict[str, Any]:
-    """Rebuild a response but for its logprobs, and the usage of an upstream's.
+    """Rebuild a response, without its log-probabilities and without the token counts of an upstream's response.
 
-    `RequestError` (404) where this session never gave it.
+    `RequestError` (404) if this session has no such response.
     """
     node = _stored(response_id, ledger)
     interaction = node.interaction
@@ -52,16 +55,21 @@ def stored_response(response_id: str, ledger: Ledger, chat: Chat) -> dict[str, A
     )
     reply = Reply(request=ChatRequest(api="responses", model=interaction.model, echo=echo), choices=(choice,))
     body = response_of(reply, chat.decode)
+    # An upstream's counts are not stored, and zeros would be wrong.
     return {**body, "usage": None} if interaction.upstream else body
 
 
 def stored_input(response_id: str, ledger: Ledger) -> dict[str, Any]:
-    """List the items that a reply answered, the latest first; instructions are none of them."""
+    """List the input items of a response, latest first, without the instructions.
+
+    `RequestError` (404) if this session has no such response.
+    """
     node = _stored(response_id, ledger)
     items: list[dict[str, Any]] = []
     for message in _messages(node):
         if not message.get(INSTRUCTIONS):
             items += _items(message, f"{response_id.removeprefix(ID_PREFIX)}_in{len(items)}")
+    # OpenAI's API lists input items in descending order by default.
     items.reverse()
     first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
     return {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False}
@@ -70,12 +78,14 @@ def stored_input(response_id: str, ledger: Ledger) -> dict[str, Any]:
 def _stored(response_id: str, ledger: Ledger) -> Node:
     node = ledger.find(response_id)
     if node is None:
-        raise RequestError(404, "not_found", f"Response with id '{response_id}' not found: it is none of this session")
+        raise RequestError(
+            404, "not_found", f"Response with id '{response_id}' not found: this session has no such reply"
+        )
     return node
 
 
 def _messages(node: Node) -> list[Message]:
-    """All messages of the request that a reply answered."""
+    """Return all messages of the request that a reply answered, those of its lineage included."""
     found: list[Message] = []
     for item in node.lineage():
         found += item.interaction.messages
@@ -106,7 +116,7 @@ def _referenced(identity: Any, ledger: Ledger, where: str) -> dict[str, Any]:
 
 
 def _items(message: Message, identity: str) -> list[dict[str, Any]]:
-    """Write a canonical message as input items."""
+    """Convert a message back to input items."""
     role, content = message["role"], message.get("content") or ""
     kind = "output_text" if role == "assistant" else "input_text"
     parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -1,4 +1,4 @@
-"""Encode a streamed reply as OpenAI's Responses API does: numbered events, one item after the other."""
+"""Encode a streamed reply as the Responses API's numbered events, one output item after another."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True)
 class _OpenItem:
-    """The thoughts or the message that grow at present."""
+    """Output item (reasoning or message) that is being streamed."""
 
     kind: str
-    """`rs` or `msg`."""
+    """Kind of item: `rs` (reasoning) or `msg` (message)."""
     where: dict[str, Any]
-    """Its id and its place, as all of its events name them."""
+    """Fields that identify the item in each of its events: its id and its indices."""
     texts: list[str] = attrs.field(factory=list)
     logprobs: list[Mapping[str, Any]] = attrs.field(factory=list)
 
@@ -50,30 +50,30 @@ class _OpenItem:
 class ResponsesWriter:
     """Encodes one streamed reply.
 
-    Text behind a call, or behind a later thought, begins another message item; the final response, as one that is
-    not streamed, has it all in one.
+    Text after a call, or after later reasoning, starts another message item. The final response has all text in one
+    message, like a response that is not streamed.
     """
 
     request: ChatRequest
     begun: Mapping[str, Any]
-    """The response before its first token."""
+    """Response object as it is before the first token."""
     decode: Decode
     _number: int = attrs.field(default=0, init=False)
-    """Of the next event."""
+    """Sequence number of the next event."""
     _counts: dict[str, int] = attrs.field(factory=lambda: {"rs": 0, "msg": 0, "fc": 0}, init=False)
-    """Items begun, by kind."""
+    """Number of items begun, by kind."""
     _open: _OpenItem | None = attrs.field(default=None, init=False)
     _held: list[Mapping[str, Any]] = attrs.field(factory=list, init=False)
-    """Logprobs of tokens whose text has not been sent yet."""
+    """Log-probabilities of tokens whose text is not sent yet."""
 
     def begin(self) -> bytes:
-        """Encode the response as it is before its first token."""
+        """Encode the response as it is before the first token."""
         return self._event("response.created", response=self.begun) + self._event(
             "response.in_progress", response=self.begun
         )
 
     def delta(self, delta: Delta) -> bytes:
-        """Encode what is new; empty bytes where there is nothing to tell yet."""
+        """Encode new reasoning, text and calls; empty bytes if there are none."""
         if self.request.logprobs:
             self._held += delta.told_logprobs or logprobs_of(delta.ids, delta.logprobs, delta.top_logprobs, self.decode)
         if not delta.is_visible:
@@ -83,13 +83,15 @@ class ResponsesWriter:
             events += [self._switch("rs"), self._grow("response.reasoning_text.delta", delta.reasoning)]
         if delta.content:
             events += [self._switch("msg"), self._text(delta.content)]
+        # Calls are complete when they come, so each opens and closes its own item at once.
         if delta.tool_calls:
             events += [self._close("completed"), *map(self._call, delta.tool_calls)]
         return b"".join(events)
 
     def end(self, reply: Reply) -> bytes:
-        """Encode the ends of what is open, and the whole response."""
+        """Encode the end of the open item, and the whole response."""
         events = []
+        # Agents look for a message item, which a reply without text gets only here.
         if not self._counts["msg"] and has_message(reply.first.interaction):
             events.append(self._switch("msg"))
         response = response_of(reply, self.decode)
@@ -97,7 +99,10 @@ class ResponsesWriter:
         return b"".join(events)
 
     def error(self, error: RequestError) -> bytes:
-        """Encode a failure in the middle of the stream: flat as documented, and nested as OpenAI's SDK raises it."""
+        """Encode a failure in the middle of the stream.
+
+        Its fields are flat, as OpenAI documents them, and also nested under `error`, where OpenAI's SDK reads them.
+        """
         described = openai_error(error)["error"]
         flat = {key: described[key] for key in ("code", "message", "param")}
         return self._event("error", **flat, error=described)
@@ -108,7 +113,7 @@ class ResponsesWriter:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     def _place(self, kind: str) -> dict[str, Any]:
-        """Return the id and the place of a new item."""
+        """Return the id and the output index of a new item, and count it."""
         place = {
             "item_id": item_id(kind, self.begun["id"], self._counts[kind]),
             "output_index": sum(self._counts.values()),
@@ -117,7 +122,7 @@ class ResponsesWriter:
         return place
 
     def _switch(self, kind: str) -> bytes:
-        """Have an item of this kind open."""
+        """Encode the end of the open item and the begin of one of this kind, unless it is open already."""
         if self._open is not None and self._open.kind == kind:
             return b""
         closing = self._close("completed")
@@ -150,6 +155,7 @@ class ResponsesWriter:
             return b""
         text = "".join(item.texts)
         if item.kind == "msg":
+            # Tokens without text of their own, such as the one that ends the turn, belong to the last text.
             item.logprobs += self._held
             self._held = []
             part = text_part(text, item.logprobs)

@@ -1,1 +1,1 @@
-"""What a session said before, and how a prompt goes on from its exact ids."""
+"""Keep each session's finished calls and build new prompts from the exact token ids that were sampled before."""

@@ -1,7 +1,8 @@
-"""Remember a session's finished calls, and let a request go on from the exact ids of the one that it continues.
+"""Find the earlier call that a chat request continues, and build its prompt from that call's exact token ids.
 
-What was sampled is what is trained: a prompt that continues an earlier call starts with that call's prompt and
-output ids verbatim, whatever the client made of the text, and only what is new is rendered and tokenized.
+Clients send the whole conversation as text with each call. To render and tokenize all of it again may give other ids
+than were sampled. So a prompt that continues an earlier call begins with that call's prompt and output ids verbatim,
+and only the new messages are rendered and tokenized. Then the ids that are trained are the ids that were sampled.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ if TYPE_CHECKING:
 
 
 INSTRUCTIONS = "instructions"
-"""Key of a message that holds instructions for one reply, which a later one does not inherit."""
+"""Key that marks a message as the Responses API's `instructions`, which later replies do not inherit."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class Node:
-    """One finished call in the session's tree."""
+    """One finished call in the session's tree; its children are the calls that continued from it."""
 
     interaction: Interaction
     parent: Node | None
     length: int
-    """Messages of the conversation up to and including its output; 0 where there is no conversation."""
+    """Number of messages in the conversation up to and including the output; 0 for a prompt without messages."""
     _ids: tuple[int, ...] | None
-    """Prompt and output of the whole lineage. Kept by the tips of the tree only: memory grows with what is
-    new in each call, not with its whole prompt."""
+    """Prompt and output ids of the whole lineage, else None. Only the leaves of the tree keep them: so memory grows
+    with the new part of each call, not with its whole prompt."""
 
     @property
     def last_id(self) -> int:
-        """The last sampled token."""
+        """Id of the last sampled token."""
         return self.interaction.output_ids[-1]
 
     def full_ids(self) -> tuple[int, ...]:
-        """Prompt and output of the whole lineage. [T]."""
+        """Return the prompt and output ids of the whole lineage. [T]."""
         ids = self._ids
         if ids is None:
             return tuple(
@@ -58,7 +59,7 @@ class Node:
         return ids
 
     def lineage(self) -> list[Node]:
-        """The calls from the root to this one, inclusive."""
+        """Return the calls from the root to this one, inclusive."""
         found: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -68,35 +69,36 @@ class Node:
         return found
 
     def release(self) -> None:
-        """Drop the full ids: a child holds them now."""
+        """Drop the full ids, because a child holds them now; `full_ids` still works, but more slowly."""
         self._ids = None
 
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """The prompt of one call, and where it hangs in the session's tree."""
+    """Prompt of one call, with the earlier call that it continues."""
 
     ids: tuple[int, ...]
-    """What the engine sees. [T]."""
+    """Ids of the whole prompt, as the engine sees it. [T]."""
     new_ids: tuple[int, ...]
-    """The part after the parent's prompt and output. [T]."""
+    """Ids after the parent's prompt and output. [T]."""
     parent: Node | None
+    """Earlier call whose ids the prompt begins with; None for a new root."""
     fingerprint: Fingerprint | None
-    """Of all the request's messages; the output is added when it is known. None where there are no messages."""
+    """Hash chain of the request's messages, to which the output is added later; None for a prompt without messages."""
     messages: tuple[Message, ...]
     images: tuple[str, ...] = ()
-    """Data URLs of the images that the ids have places for."""
+    """Data URLs of the images that the ids have placeholders for."""
     text: str = ""
-    """All of a prompt that came without messages."""
+    """Text of a whole prompt without messages; empty for a chat."""
 
     @property
     def new_messages(self) -> tuple[Message, ...]:
-        """The messages after the parent's output."""
+        """Messages after the parent's output."""
         return self.messages if self.parent is None else self.messages[self.parent.length :]
 
 
 class Ledger:
-    """The tree of one session's finished calls, indexed by the digest of their conversation."""
+    """Tree of one session's finished calls, indexed by the digest of their conversations; thread-safe."""
 
     def __init__(self) -> None:
         self._by_digest: dict[int, list[Node]] = {}
@@ -105,10 +107,10 @@ class Ledger:
         """Sampled tool calls by their ids."""
         self._lock = threading.Lock()
         self.raw: RawCalls[Node] = RawCalls()
-        """The calls without messages."""
+        """Index of the calls without messages (legacy completions)."""
 
     def add(self, chat: Chat, prompt: Prompt, interaction: Interaction) -> Node:
-        """Append a finished call."""
+        """Append a finished call of the policy, so that later requests can continue it."""
         node = Node(
             interaction=interaction,
             parent=prompt.parent,
@@ -118,6 +120,7 @@ class Ledger:
         if prompt.fingerprint is None:
             self.raw.add(node, prompt.text + chat.decode(interaction.output_ids), node.full_ids())
         else:
+            # Both forms of an output lead to this call: as it was sent, and with the stop string put back.
             outputs = [interaction.output, *_with_stop_string(chat, interaction)]
             digests = [digest for output in outputs for digest in prompt.fingerprint.after(output)]
             with self._lock:
@@ -125,26 +128,27 @@ class Ledger:
                 self._calls.update((call["id"], call) for call in interaction.output.get("tool_calls", ()))
                 for digest in digests:
                     self._by_digest.setdefault(digest, []).append(node)
+        # A second child of this parent rebuilds the ids from its lineage.
         if prompt.parent is not None:
             prompt.parent.release()
         return node
 
     def note(self, interaction: Interaction) -> None:
-        """Remember a call of an upstream, which has no ids to go on from: a later one may name it as its previous."""
+        """Append a call of an upstream; it has no ids to continue from, but a request may name it as its `previous`."""
         node = Node(interaction=interaction, parent=None, length=len(interaction.messages) + 1, ids=())
         with self._lock:
             self._by_id[interaction.id] = node
 
     def find(self, interaction_id: str) -> Node | None:
-        """Return a finished call of this session; None where it has no such."""
+        """Return a finished call of this session by its interaction's id; None if there is none."""
         with self._lock:
             return self._by_id.get(interaction_id)
 
     def as_sampled(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages with the arguments of sampled tool calls as they were sampled.
+        """Return the messages with the arguments of tool calls replaced by the text that was sampled.
 
-        Many clients know them as objects only and write them anew: a template that prints their text would show the
-        policy other text than its own.
+        Many clients parse the arguments and serialize them again, perhaps with other whitespace. A template that
+        renders their text would then show the policy another text than its own.
         """
         return tuple(
             {**message, "tool_calls": [self._as_sampled(call) for call in calls]}
@@ -160,17 +164,17 @@ class Ledger:
         return {**call, "function": {**call["function"], "arguments": sampled["function"]["arguments"]}}
 
     def conversation(self, request: ChatRequest) -> list[Message]:
-        """Return the messages up to and with the reply that a request names as its `previous` one, and its own.
+        """Return the conversation up to and including the request's `previous` reply, followed by its own messages.
 
-        Instructions were for one reply only; the request's come first. `RequestError` (400) where this session never
-        gave that reply.
+        Instructions of earlier requests are left out, as they hold for one reply only; the request's own come first.
+        `RequestError` (400) if this session has no such reply.
         """
         node = self.find(request.previous or "")
         if node is None:
             raise RequestError(
                 400,
                 "previous_response_not_found",
-                f"Previous response with id '{request.previous}' not found: it is no reply of this session",
+                f"Previous response with id '{request.previous}' not found: this session has no such reply",
                 param="previous_response_id",
             )
         calls = (item.interaction for item in node.lineage())
@@ -184,7 +188,11 @@ class Ledger:
     def ancestors(
         self, digests: Sequence[int], messages: Sequence[Message], named: Collection[str | None] = ()
     ) -> list[Node]:
-        """Earlier calls that the conversation continues, the longest first; of equal ones a `named` one."""
+        """Return the earlier calls that the conversation continues, longest first; of equal texts, a `named` call.
+
+        `digests` are those of the `messages`' prefixes, one per message.
+        """
+        # Only an assistant's message can end an earlier call's conversation.
         with self._lock:
             return [
                 _best(nodes, messages[index], named)
@@ -194,11 +202,16 @@ class Ledger:
 
 
 def _with_stop_string(chat: Chat, interaction: Interaction) -> list[Message]:
-    """Return the output with the stop string that ended it: agents put a closing tag back for which they stopped."""
+    """Return the output with the stop string that ended it appended, else nothing.
+
+    The output lacks its stop string. Agents that stop at a closing tag often append the tag before they send the
+    message back, and must be recognised, too.
+    """
     stop, content = interaction.sampling.stop, interaction.output.get("content")
     if not stop or not content:
         return []
     text = chat.reply_text(interaction.output_ids)
+    # The stop string that comes first in the sampled text is the one that ended it.
     found = min(((at, string) for string in stop if (at := text.find(string)) >= 0), default=None)
     return [] if found is None else [{**interaction.output, "content": content + found[1]}]
 
@@ -206,9 +219,11 @@ def _with_stop_string(chat: Chat, interaction: Interaction) -> list[Message]:
 def build_prompt(
     chat: Chat, request: ChatRequest, ledger: Ledger, history: Literal["exact", "template"], *, most_tokens: int
 ) -> Prompt:
-    """Continue the longest earlier call whose messages and output begin the request, else start a new root.
+    """Build a chat request's prompt: continue the longest earlier call that the request begins with, else a new root.
 
-    `TooManyTokensError` where what is new surely has more than `most_tokens`.
+    With history `exact`, the earlier call's ids are taken verbatim. With `template`, all is rendered again, and the
+    prompt continues only a call whose ids that rendering left unchanged. `TooManyTokensError` if the new part is
+    certain to have more than `most_tokens`.
     """
     fingerprint = Fingerprint(request.tools)
     messages = request.messages
@@ -218,11 +233,12 @@ def build_prompt(
         raise RequestError(
             400,
             "unsupported_content",
-            "messages: this model's chat template has no place for images; send text only",
+            "messages: this model's chat template does not support images; send text only",
             param="messages",
         )
     ancestors = ledger.ancestors(digests, messages, {request.previous, *request.shown})
     if history == "exact" and ancestors:
+        # If the template allows no continuation of the longest one, everything is rendered again below.
         parent = ancestors[0]
         new_ids = chat.continuation_ids(
             messages[: parent.length],
@@ -243,7 +259,8 @@ def build_prompt(
             )
     messages = ledger.as_sampled(messages)
     ids = chat.prompt_ids(messages, request.tools, request.template_options, most_tokens=most_tokens)
-    if history == "template":  # a render that changed the past forks from the last call that it left untouched
+    # A rendering that changed the past forks from the last call that it left unchanged.
+    if history == "template":
         for parent in ancestors:
             past = parent.full_ids()
             if ids[: len(past)] == past:
@@ -259,9 +276,9 @@ def build_prompt(
 
 
 def _best(nodes: Sequence[Node], message: Message, named: Collection[str | None]) -> Node:
-    """Of calls with the same text, the one that the client means by ids or by thoughts that came back; else the latest.
+    """Return the call that the client means among calls with the same conversation; the latest if it does not say.
 
-    A client names the reply, or tells it by the ids of its tool calls, or by sending its thoughts.
+    Clients identify a reply by its id, by the ids of its tool calls, or by its reasoning, in this order of preference.
     """
     if len(nodes) == 1:
         return nodes[0]

@@ -1,4 +1,4 @@
-"""Rebuild what a session said before from its stored calls: another process answered them."""
+"""Rebuild a session's ledger and retries from the store, when another process answered its earlier calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def restore(ledger: Ledger, chat: Chat, interactions: Sequence[Interaction]) -> None:
-    """Fill an empty ledger with the policy's calls, given in order of completion."""
+    """Fill an empty ledger from stored interactions, given in order of completion."""
     nodes: dict[str, Node] = {}
     for interaction in interactions:
         if interaction.upstream:
@@ -31,13 +31,14 @@ def restore(ledger: Ledger, chat: Chat, interactions: Sequence[Interaction]) -> 
 
 
 def restore_attempts(attempts: Attempts, chat: Chat, episode: Episode) -> None:
-    """Let clients that missed their reply ask for it again by its name.
+    """Restore the attempts that have an `Idempotency-Key`, so that retries get their stored replies.
 
-    Whether a reply without one was sent, nobody knows any more.
+    Attempts without a key are not restored: it is not stored whether their replies were sent.
     """
     by_key: dict[str, list[Interaction]] = {}
     for interaction in episode.interactions:
-        # Twins have one key, the choices of one call one id but for their number.
+        # Several calls may have the same retry key, so the call's id is part of this one. The choices of one call have
+        # the same id up to the dot.
         by_key.setdefault(f"{interaction.retry_key} {interaction.id.partition('.')[0]}", []).append(interaction)
     for choices in by_key.values():
         key = RetryKey.parse(choices[0].retry_key)
@@ -46,7 +47,7 @@ def restore_attempts(attempts: Attempts, chat: Chat, episode: Episode) -> None:
 
 
 def _choice_of(chat: Chat, episode: Episode, interaction: Interaction) -> Choice:
-    """Return what the client hears of a stored reply; its likeliest tokens and its stop string are not stored."""
+    """Return the client's view of a stored reply, without `top_logprobs` and stop string, which are not stored."""
     ids = episode.full_ids(interaction)
     prompt_ids = ids[: len(ids) - len(interaction.output_ids)]
     thoughts = interaction.output.get("reasoning_content", "")
@@ -60,8 +61,9 @@ def _choice_of(chat: Chat, episode: Episode, interaction: Interaction) -> Choice
 
 
 def _prompt_of(chat: Chat, interaction: Interaction, parent: Node | None) -> Prompt:
-    """Return the prompt that a stored call had."""
+    """Rebuild the prompt of a stored call."""
     new_ids = interaction.prompt_ids
+    # An interaction stores only what its prompt adds to its parent's, so the whole is put together along the lineage.
     ids = new_ids if parent is None else parent.full_ids() + new_ids
     past = [] if parent is None else [item.interaction for item in parent.lineage()]
     if interaction.api == "completions":
@@ -81,10 +83,10 @@ def _prompt_of(chat: Chat, interaction: Interaction, parent: Node | None) -> Pro
 
 
 def _answering(messages: Sequence[Message], before: Sequence[Message]) -> list[Message]:
-    """Return new messages with their tool results tied to the calls that they answer.
+    """Return new messages whose tool results name the calls that they answer.
 
-    A client that renames the calls does so in the history, too, which is not stored: its results answer the last
-    calls in their order.
+    A client that renames calls does so in the history and in the results alike, but only the results are stored. If no
+    result names a known call, the results are taken as answers to the last calls, in their order.
     """
     known = [call["id"] for call in before[-1].get("tool_calls", ())] if before else []
     results = [message.get("tool_call_id") for message in messages if message["role"] == "tool"]

@@ -1,7 +1,8 @@
-"""Find the earlier call that a prompt without messages goes on from: agents that template by themselves send it all.
+"""Find the earlier call that a prompt without messages continues: an index of raw prompts by prefix.
 
-A prompt which begins with the prompt and output of an earlier call continues from that call's ids. A text does so only
-where it shows all that was sampled, the token or the string that ended the output included.
+Agents that render the template themselves send the whole text, or its token ids, with each call (legacy completions).
+A prompt that begins with an earlier call's prompt and output continues from that call's ids. A text must contain all
+that was sampled, including the token or string that ended the output.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class RawCalls(Generic[_Node]):
-    """The calls of one session that had no messages, by their text and by their ids; thread-safe."""
+    """Index of one session's calls without messages, by text and by token ids; thread-safe."""
 
     def __init__(self) -> None:
         self._by_text: _Prefixes[_Node] = _Prefixes()
@@ -29,21 +30,22 @@ class RawCalls(Generic[_Node]):
         self._lock = threading.Lock()
 
     def add(self, node: _Node, text: str, ids: Sequence[int]) -> None:
-        """Keep a call by its prompt and output; a text with half a character in it is none that a client can send."""
+        """Add a call by its prompt and output."""
         with self._lock:
             self._by_ids.add(_bytes_of(ids), node)
+            # A text with half a character in it cannot come back: a client cannot send that half.
             if _REPLACEMENT not in text:
                 self._by_text.add(text.encode(), node)
 
     def begins_text(self, text: str) -> tuple[_Node, str] | None:
-        """Return the longest call with which `text` begins, and the rest of it."""
+        """Return the longest call that `text` begins with, and the rest of the text; None if there is none."""
         encoded = text.encode()
         with self._lock:
             node, length = self._by_text.longest(encoded)
         return None if node is None else (node, encoded[length:].decode())
 
     def begins_ids(self, ids: tuple[int, ...]) -> tuple[_Node, tuple[int, ...]] | None:
-        """Return the longest call with which `ids` [T] begin, and the rest of them."""
+        """Return the longest call that `ids` [T] begin with, and the rest of the ids; None if there is none."""
         encoded = _bytes_of(ids)
         with self._lock:
             node, length = self._by_ids.longest(encoded)
@@ -51,7 +53,10 @@ class RawCalls(Generic[_Node]):
 
 
 class _Prefixes(Generic[_Node]):
-    """Byte strings by their digests; the longest that begins another is found in one pass over that one."""
+    """Nodes by the digest of a byte string; finds the longest one that is a prefix of given data in one pass.
+
+    Only digests are kept, grouped by length, so memory does not grow with the length of the prompts.
+    """
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
@@ -70,6 +75,7 @@ class _Prefixes(Generic[_Node]):
         for length in self._lengths:
             if length > len(data):
                 break
+            # One running hash over the data; a copy of it at each known length is looked up among those prefixes.
             hasher.update(view[hashed:length])
             hashed = length
             node = self._nodes[length].get(hasher.copy().digest())

@@ -1,4 +1,4 @@
-"""Make the prompt of a call that comes without messages, as a text or as token ids."""
+"""Build the prompt of a legacy completion, which comes as text or token ids and is used without a chat template."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def raw_prompt(chat: Chat, prompt: str | tuple[int, ...], earlier: RawCalls[Node], *, most_tokens: int) -> Prompt:
-    """Go on from the exact ids of the longest earlier call with which the prompt begins, else begin anew.
+    """Build a prompt that continues from the ids of the longest earlier call that it begins with, else a new root.
 
-    `TooManyTokensError` where what is new surely has more than `most_tokens`.
+    `TooManyTokensError` if the new part is certain to have more than `most_tokens`. `RequestError` (400) for an empty
+    prompt, or for ids outside the vocabulary.
     """
     if not prompt:
         raise RequestError(400, "invalid_value", "prompt is empty; there is nothing to continue", param="prompt")
@@ -26,6 +27,7 @@ def raw_prompt(chat: Chat, prompt: str | tuple[int, ...], earlier: RawCalls[Node
             return _prompt(prompt, tuple(chat.encode(prompt, most_tokens=most_tokens)), None, prompt)
         parent, rest = continued
         return _prompt(prompt, chat.encode_continuation(rest, most_tokens=most_tokens), parent, rest)
+    # Before the search below: decoding and hashing ids that cannot fit would be wasted.
     if len(prompt) > most_tokens:
         raise TooManyTokensError(len(prompt))
     if max(prompt) >= chat.vocab_size:

@@ -1,1 +1,1 @@
-"""Agents that run elsewhere: they open, end and reward sessions by themselves."""
+"""Serve online agents: agents outside of the run, which open, end and reward their own sessions over HTTP."""

@@ -1,4 +1,4 @@
-"""The key of those who may open sessions: from the environment, or made for one run."""
+"""Read, create and check the admin key, which is needed to open and reward online sessions."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEAST_KEY = 16
-"""Characters of a key that a person may choose."""
+"""Least number of characters of a key that a user or an agent chooses."""
 
 
 class Admin:
-    """Knows the admin key by its digest; without one, nobody is admin."""
+    """Checks requests for the admin key, of which only the digest is kept; without a key, refuses all."""
 
     def __init__(self, key: str | None) -> None:
         self._digest = None if key is None else digest_of(key)
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Refuse a request without the key."""
+        """Raise `RequestError` (401 or 403) if a request lacks the admin key."""
         key = key_of(headers)
         if key is None:
-            raise RequestError(401, "invalid_api_key", "send the admin key, as Bearer or x-api-key")
+            raise RequestError(401, "invalid_api_key", "this URL needs the admin key; send it as Bearer or x-api-key")
         if not self.has(key):
-            raise RequestError(403, "not_admin", "this takes the admin key; see gateway.admin_key_env")
+            raise RequestError(403, "not_admin", "this URL needs the admin key; see gateway.admin_key_env")
 
     def has(self, key: str) -> bool:
         """Whether `key` is the admin key."""
@@ -40,21 +40,26 @@ class Admin:
 
 
 def key_from_environment(variable: str) -> str | None:
-    """Return the admin key that the user chose, which goes to no agent; `ConfigError` for one that can be guessed."""
+    """Return the admin key that the user set in `variable`, None without one, and hide the variable from agents.
+
+    `ConfigError` if the key is short enough to be guessed.
+    """
+    # Agents run as child processes and would inherit the variable.
     withhold(variable)
     key = os.environ.get(variable)
     if key is not None and len(key) < LEAST_KEY:
         raise ConfigError(
             f"the environment variable {variable} holds an admin key of {len(key)} characters; expected at least "
-            f"{LEAST_KEY}, `openssl rand -hex 32` for one; unset it to have one made"
+            f"{LEAST_KEY}; create one with `openssl rand -hex 32`, or unset the variable and the run creates one"
         )
     return key
 
 
 def make_key(path: Path) -> str:
-    """Make a key for this run, and write it where only its user can read it."""
+    """Create a key for this run and write it to `path`, readable by its user only; `RunError` if it cannot."""
     key = secrets.token_urlsafe(32)
     try:
+        # O_EXCL below refuses an existing file: one with wider permissions, or a link, would expose the key.
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(key)
@@ -64,7 +69,7 @@ def make_key(path: Path) -> str:
 
 
 def exposed(host: str, variable: str) -> str | None:
-    """Say what is wrong with listening on `host` without a chosen admin key; None where nothing is."""
+    """Return an error message if other machines can reach `host` and the user chose no admin key; else None."""
     if is_loopback(host) or os.environ.get(variable):
         return None
     return (

@@ -1,7 +1,7 @@
-"""The pages by which agents from elsewhere open, end and reward their sessions, as AReaL's clients know them.
+"""HTTP routes by which online agents open, end, reward and export sessions, compatible with AReaL's clients.
 
 `POST /rl/start_session`, `/rl/end_session`, `/rl/set_reward`, `/export_trajectories`, `/grant_capacity`; and
-`GET /rl/sessions`, which AReaL lacks.
+`GET /rl/sessions`, which AReaL does not have.
 """
 
 from __future__ import annotations
@@ -31,18 +31,22 @@ if TYPE_CHECKING:
     from agentrl_core.types import Task
 
 _REFRESH_WAIT_S = 120.0
-"""How long an agent that comes again waits for its next slot, as AReaL's does."""
+"""Longest wait of an agent for its next slot; AReaL's value."""
 
 _LONGEST_TASK_ID = 500
 _MOST_BYTES = 65_536
-"""Of a body; all that a page of these is told is a few short fields."""
+"""Largest body; these routes take a few short fields only."""
 
 _TLS = re.compile(r"(?:^|[,;\s]|proto=\"?)https(?=\"?(?:[,;\s]|$))", re.IGNORECASE)
-"""Matches `X-Forwarded-Proto` or `Forwarded` where the request came by TLS to any of several proxies."""
+"""Pattern of `X-Forwarded-Proto` and `Forwarded` headers for a request that used TLS to at least one proxy."""
 
 
 class Control:
-    """The pages. `url()` is where the gateway listens, `public_url` how others reach it, `version()` the policy's."""
+    """Routes of online sessions.
+
+    `url()` is the address at which the gateway listens, `public_url` the one at which agents reach it, `version()` the
+    current policy version.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class Control:
         self._version = version
 
     def pages(self) -> Mapping[str, Page]:
-        """Route -> page."""
+        """Return the pages by route."""
         return {
             "/rl/start_session": Page(self._start, "POST", self._check_admin),
             "/rl/end_session": Page(self._end, "POST", self._check_session),
@@ -85,10 +89,10 @@ class Control:
             self._check_session(request)
 
     async def _start(self, request: HttpRequest) -> HttpResponse:
-        """Open a session on the first slot that training wants sampled, else on one that was granted.
+        """Open a session for the first slot that training offers, else use up a granted session.
 
-        In online training a key that comes again ends the session that it has and goes on to the next slot, as in
-        AReaL's online mode; elsewhere it is refused while that session is open, as by AReaL's proxy.
+        In online training, a key that belongs to an open session ends that session and waits for the next slot, as in
+        AReaL's online mode. Outside of it, such a key is refused, as by AReaL's proxy.
         """
         claim = self._claim(Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES)))
         holder = self._sessions.holder(claim.api_key) if claim.api_key is not None else None
@@ -97,8 +101,10 @@ class Control:
             if not self._leases.training or holder.visit is None:
                 raise session_active()
             await self._visits.end(holder)
+        # The end of its old session lets the scheduler offer another slot, so such an agent waits and gets no 429.
         lease = await self._leases.wait(claim, timeout_s=_REFRESH_WAIT_S) if again else self._leases.take(claim)
         if lease is not None:
+            # The lease is taken; a client that disconnects must not cancel the future that the run completes.
             session = await asyncio.shield(asyncio.wrap_future(lease.opened))
             return self._opened(request, session, lease.task, is_eval=lease.is_eval)
         if not self._leases.take_grant():
@@ -109,12 +115,13 @@ class Control:
     def _claim(self, fields: Fields) -> Claim:
         task_id, api_key = fields.text("task_id"), fields.text("api_key")
         if not task_id or len(task_id) > _LONGEST_TASK_ID:
-            raise _wrong("task_id", f"a text of 1 to {_LONGEST_TASK_ID} characters that says what the agent works on")
+            raise _wrong("task_id", f"a text of 1 to {_LONGEST_TASK_ID} characters that names the agent's task")
         if api_key is not None:
             if not (api_key.isascii() and api_key.isprintable() and " " not in api_key and len(api_key) >= LEAST_KEY):
-                raise _wrong("api_key", f"at least {LEAST_KEY} ASCII characters without blanks")
+                raise _wrong("api_key", f"at least {LEAST_KEY} ASCII characters without spaces")
+            # With the admin key as a session's key, its agent could open and reward any session.
             if self._admin.has(api_key):
-                raise _wrong("api_key", "another key than the admin's: a session's key is its agent's")
+                raise _wrong("api_key", "another key than the admin key, which agents must not have")
         return Claim(task_id=task_id, api_key=api_key)
 
     def _opened(self, request: HttpRequest, session: Session, task: Task | None, *, is_eval: bool) -> HttpResponse:
@@ -128,10 +135,10 @@ class Control:
         return json_response(body)
 
     def _base_url(self, request: HttpRequest) -> str:
-        """Return the address at which the agent goes on: the configured one, else that at which it has asked.
+        """Return the session's `base_url` for the agent: the configured address, else the one of this request.
 
-        A proxy's word that it was asked by TLS is taken from anybody: a client that makes it up gets an address that is
-        safer than its own, and no session's key goes out in clear because the word was not heard.
+        A proxy's header that it received the request by TLS is believed from any client. A client that forges it only
+        gets an https address. To ignore a true one would make agents send their keys unencrypted.
         """
         if self._public_url:
             return self._public_url.rstrip("/")
@@ -146,14 +153,14 @@ class Control:
         return json_response({"interaction_count": count})
 
     async def _reward(self, request: HttpRequest) -> HttpResponse:
-        """Reward a call. With the admin key, `session_id` names the session: its agent may be gone."""
+        """Set the reward of a call; with the admin key, `session_id` names the session, whose agent may be gone."""
         fields = Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES))
         session_id, interaction_id = fields.text("session_id"), fields.text("interaction_id")
         value, final = fields.take("reward"), fields.take("final")
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise _wrong("reward", "a finite number")
         if not isinstance(final, bool | None):
-            raise _wrong("final", "true where no more rewards follow, false where some do")
+            raise _wrong("final", "true if no more rewards follow, else false")
         if self._admin.has(key_of(request.headers) or ""):
             session = self._visit(session_id)
         else:
@@ -162,6 +169,7 @@ class Control:
         return json_response({"message": "success"})
 
     async def _list(self, _request: HttpRequest) -> HttpResponse:
+        # The counts of restored sessions are only known once their calls are loaded.
         sessions = self._sessions.visits()
         for session in sessions:
             await self._visits.load(session)
@@ -171,7 +179,7 @@ class Control:
         return json_response({"capacity": self._leases.grant()})
 
     async def _export(self, request: HttpRequest) -> HttpResponse:
-        """Wait until a session has ended, return its calls, and forget it."""
+        """Wait until a session has ended, return its calls, and remove it."""
         fields = Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES))
         session_id, drop = fields.text("session_id"), fields.flag("drop_retry_orphans")
         discount = fields.number("discount", most=1.0)
@@ -179,14 +187,14 @@ class Control:
         session = self._visit(session_id)
         visit = session.visit
         if visit is None or visit.owned:
-            raise RequestError(409, "in_training", "the run trains on this session; see it with `agentrl trace show`")
+            raise RequestError(409, "in_training", "the run trains on this session; view it with `agentrl trace show`")
         await visit.until(lambda: visit.over)
         taken = await self._visits.close(session)
         if taken is None:
             raise session_ended()
         rewards, interactions = taken
         outcome, reason = (Outcome.SCORED, "") if rewards else (Outcome.REJECTED, "no_reward")
-        # to its end even if the client leaves: nobody could finish a session that is closed
+        # Shielded from a client's disconnect: the session is closed, so no later request could finish its record.
         await asyncio.shield(self._visits.finish(session, outcome, reason=reason, rewards=rewards))
         record = Record(id=session.record_id, run_id="", task_id=visit.task_id, group_id="", sample_index=0)
         rows = trajectories(
@@ -200,7 +208,7 @@ class Control:
 
     def _visit(self, session_id: str | None) -> Session:
         if not session_id:
-            raise _wrong("session_id", "the id that /rl/start_session gave")
+            raise _wrong("session_id", "the session_id that /rl/start_session returned")
         session = self._sessions.visit_of(session_id)
         if session is None:
             raise RequestError(

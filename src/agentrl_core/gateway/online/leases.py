@@ -1,4 +1,4 @@
-"""Capacity that waits for agents from elsewhere: slots that training wants sampled, and sessions that were granted."""
+"""Hand waiting slots to online agents: the slots that training offers, and the sessions that the admin granted."""
 
 from __future__ import annotations
 
@@ -23,32 +23,36 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Claim:
-    """What an agent said when it opened a session."""
+    """Request of an online agent to open a session."""
 
     task_id: str
+    """Task that the agent says it works on."""
     api_key: str | None = attrs.field(default=None, repr=False)
-    """A key of its own choice for the session."""
+    """API key that the agent chose for the session; None: the gateway creates one."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class Lease:
-    """One slot that training wants sampled: from the scheduler's admission to the session that fills it."""
+    """One slot that training offers: lives from the scheduler's admission until a session fills it."""
 
     task: Task | None
-    """None, until somebody takes it, where the agent says what it works on."""
+    """Task of the slot; None until an agent takes the slot and names its task."""
     is_eval: bool
+    """Whether the slot's record is an evaluation."""
     reserved: bool
-    """Whether it is for an agent that works on its task, and for no other."""
+    """Whether only an agent that names this task may take the slot."""
     claimed: concurrent.futures.Future[Claim] = attrs.field(factory=concurrent.futures.Future, init=False)
+    """Future of the agent's claim, for the run."""
     opened: concurrent.futures.Future[Session] = attrs.field(factory=concurrent.futures.Future, init=False)
+    """Future of the session that the run opens, for the agent's request."""
 
 
 class Leases:
-    """Who wants a session sampled; thread-safe, of no event loop."""
+    """Queue of the slots that wait for online agents; thread-safe, usable from several event loops."""
 
     def __init__(self) -> None:
         self.training = False
-        """Whether a scheduler offers leases: then an agent that comes again with its key goes on to the next one."""
+        """Whether a scheduler offers leases; then an agent that starts again with its key gets the next slot."""
         self._waiting: list[Lease] = []
         self._granted = 0
         self._lock = threading.Lock()
@@ -56,12 +60,12 @@ class Leases:
 
     @property
     def waiting(self) -> int:
-        """Slots that nobody has taken yet."""
+        """Number of slots that no agent has taken yet."""
         return len(self._waiting)
 
     @contextlib.contextmanager
     def offer(self, task: Task | None, *, is_eval: bool = False, reserved: bool = False) -> Iterator[Lease]:
-        """Let an agent take a slot while the context lasts; who took it and got no session is told to come again."""
+        """Offer a slot while the context lasts; an agent that took it and got no session gets 429 (`no_capacity`)."""
         lease = Lease(task=task, is_eval=is_eval, reserved=reserved)
         with self._lock:
             self._waiting.append(lease)
@@ -69,15 +73,17 @@ class Leases:
         try:
             yield lease
         finally:
+            # ValueError: an agent has taken the lease already.
             with self._lock, contextlib.suppress(ValueError):
                 self._waiting.remove(lease)
             if not lease.opened.done():
                 lease.opened.set_exception(no_capacity())
 
     def take(self, claim: Claim) -> Lease | None:
-        """Hand the first slot of the agent's task to it, or else the first of any; None where none waits."""
+        """Take the first slot of the agent's task, else the first that is not reserved; None if none waits."""
         with self._lock:
             its_own = (item for item in self._waiting if item.task is not None and item.task.id == claim.task_id)
+            # A slot with another task is as good: the agent gets that task in the reply.
             others = (item for item in self._waiting if not item.reserved)
             lease = next(its_own, None) or next(others, None)
             if lease is not None:
@@ -87,7 +93,7 @@ class Leases:
         return lease
 
     async def wait(self, claim: Claim, *, timeout_s: float) -> Lease | None:
-        """Like `take`, but wait until a slot is there, or the time is over."""
+        """Take a slot as `take` does, but wait for one up to `timeout_s`; None after that."""
         end = time.monotonic() + timeout_s
         with self._changed.listen() as changed:
             while (lease := self.take(claim)) is None and (left := end - time.monotonic()) > 0:
@@ -97,23 +103,24 @@ class Leases:
         return lease
 
     def grant(self) -> int:
-        """Allow one more session outside training; how many are allowed now."""
+        """Allow one more session outside training, and return how many are allowed now."""
         with self._lock:
             self._granted += 1
             return self._granted
 
     def take_grant(self) -> bool:
-        """Use one of the sessions that were granted, if there is one."""
+        """Use up one granted session; return False if there is none."""
         with self._lock:
             self._granted -= (found := self._granted > 0)
         return found
 
 
 def no_capacity() -> RequestError:
-    """Make the refusal of a session that nobody wants sampled now."""
+    """Build the error (429) for an agent for which there is no slot and no granted session."""
     return RequestError(
         429,
         "no_capacity",
-        "no session is wanted now: training waits for those that run, or POST /grant_capacity has allowed no more",
+        "no session is wanted now; try again later: training waits for running sessions, or none was granted by "
+        "POST /grant_capacity",
         retry_after_s=1.0,
     )

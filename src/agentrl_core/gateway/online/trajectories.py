@@ -1,4 +1,4 @@
-"""Write a session's calls as AReaL exports them: a row of token ids, masks and rewards for each call or each leaf."""
+"""Convert an online session's calls to AReaL's export format: rows of token ids, masks, log-probabilities, rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from agentrl_core.types import Episode, Interaction
 
 _NOT_SAMPLED = -1
-"""Policy version, and turn, of a prompt's tokens."""
+"""Policy version and turn of tokens that the policy did not sample."""
 
 
 def trajectories(
@@ -22,11 +22,13 @@ def trajectories(
     style: Literal["individual", "concat"],
     drop_retry_orphans: bool,
 ) -> dict[str, Any]:
-    """Map the ids of the policy's calls to their rows.
+    """Return the rows to train on, by the ids of the policy's calls.
 
-    `individual`: a row for each call, of which its own output is trained. `concat`: for each leaf, with the outputs
-    of all calls that led to it. Rewards are discounted as AReaL does, along the order of completion.
+    `individual` makes one row per call, whose loss mask covers its own output. `concat` makes one row per leaf, whose
+    mask covers the outputs of all calls that led to it. Rewards are discounted along the order of completion, as by
+    AReaL.
     """
+    # Upstreams' replies have no token ids, and calls marked as not trainable must not be trained elsewhere either.
     calls = [item for item in episode.interactions if item.trainable]
     if drop_retry_orphans:
         calls = without_retry_orphans(calls)
@@ -45,7 +47,7 @@ def trajectories(
 
 
 def discounted(calls: Sequence[Interaction], rewards: Mapping[str, float], discount: float) -> dict[str, float]:
-    """Return `R_i = r_i + discount * R_(i+1)`, `r_i` being 0 where no reward came."""
+    """Return each call's `R_i = r_i + discount * R_(i+1)`, where `r_i` is 0 for a call without a reward."""
     returns: dict[str, float] = {}
     later = 0.0
     for item in reversed(calls):
@@ -55,13 +57,14 @@ def discounted(calls: Sequence[Interaction], rewards: Mapping[str, float], disco
 
 
 def without_retry_orphans(calls: Sequence[Interaction]) -> list[Interaction]:
-    """Leave out calls that a client has asked for again: of equal prompts, those that were continued, else the latest.
+    """Return the calls without those that a client retried: of equal prompts, keep the continued ones, else the latest.
 
-    Two samples of one prompt that were wanted look the same.
+    This also drops intended samples of the same prompt (best of n), as they look the same as retries.
     """
     continued = {item.parent for item in calls}
     twins: dict[str, list[Interaction]] = {}
     for item in calls:
+        # New messages and parent together are the whole prompt.
         twins.setdefault(json.dumps([item.parent, item.messages], sort_keys=True), []).append(item)
     kept = set()
     for same in twins.values():
@@ -71,7 +74,7 @@ def without_retry_orphans(calls: Sequence[Interaction]) -> list[Interaction]:
 
 
 def _row(episode: Episode, last: Interaction, total: float, own: float, *, whole: bool) -> dict[str, list[Any]]:
-    """Make the row of a call; `whole`: earlier outputs of the policy count as its output, too."""
+    """Build the row of a call; with `whole`, the mask also covers the policy's earlier outputs in its lineage."""
     row: dict[str, list[Any]] = {name: [] for name in ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids")}
 
     def add(ids: Sequence[int], mask: int, logprobs: Sequence[float], versions: Sequence[int], turn: int) -> None:

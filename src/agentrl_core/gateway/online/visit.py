@@ -1,4 +1,4 @@
-"""What a session has beyond others when an agent from elsewhere opened it: its state, its rewards, who waits for it."""
+"""Hold the additional state of an online agent's session: open, ended or closed, its rewards, and waiting for both."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ if TYPE_CHECKING:
     from agentrl_core.types import Interaction
 
 State: TypeAlias = Literal["open", "ended", "closed"]
-"""An ended session takes no more calls, but rewards; a closed one nothing."""
+"""State of an online session: an ended one takes rewards but no calls, a closed one neither."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class Visit:
-    """An outside agent's stay. The session's lock guards what changes."""
+    """State that only online sessions have; the session's lock guards the fields that change."""
 
     task_id: str
-    """What the agent says it works on."""
+    """Task that the agent says it works on."""
     owned: bool
-    """Whether training waits for it; otherwise it waits to be exported."""
+    """Whether training waits for the session; if not, it waits to be exported."""
     opened_at: float
-    """Unix seconds."""
+    """Time of opening, in Unix seconds."""
     state: State = "open"
     over: bool = False
-    """Whether all its calls are finished and stored, or aborted."""
+    """Whether the session has ended and all its calls are stored or aborted."""
     rewards: dict[str, float] = attrs.field(factory=dict)
-    """Interaction id -> reward."""
+    """Rewards by interaction id."""
     num_rewards: int = 0
-    """Rewards that came, those that replaced another one too."""
+    """Number of rewards received, including those that replaced an earlier one."""
     final: bool = False
-    """Whether whoever rewards the session has said that no more rewards follow."""
+    """Whether the latest reward said that no more rewards follow."""
     whole_for: str = ""
-    """Id of the call that was the last one when a reward for the whole session came."""
+    """Id of the call that was the last one when a reward for the whole session came; empty if none came."""
     _changed: Wakeups = attrs.field(factory=Wakeups, init=False)
 
     def wake(self) -> None:
-        """Let those look again who wait for a change."""
+        """Wake the tasks in `until`, so that they check their condition again."""
         self._changed.wake()
 
     def settle(self, session: Session) -> dict[str, float]:
-        """Take the rewards: those who send another one are told that it comes too late."""
+        """Close the session and return its rewards; later rewards are refused with 410."""
         with session.lock:
             self.state = "closed"
             return dict(self.rewards)
 
     def has_all_rewards(self, session: Session) -> bool:
-        """Whether no reward of an ended session is to be waited for.
+        """Whether an ended session needs to wait for no more rewards.
 
-        That is so once it was said, once the whole session was rewarded behind its last call, and once each call was.
+        True if a reward was `final`, if the whole session was rewarded after its last call, or if each call has one.
         """
         if self.final:
             return True
@@ -68,8 +68,9 @@ class Visit:
             return calls <= self.rewards.keys() or (last is not None and self.whole_for == last.id)
 
     async def until(self, holds: Callable[[], bool], *, timeout_s: float = math.inf) -> bool:
-        """Wait until `holds()`, which is asked after each change; False after `timeout_s`."""
+        """Wait until `holds()` is true, checking it after each `wake`; return False after `timeout_s`."""
         end = time.monotonic() + timeout_s
+        # Listening begins before the first check, so that no change between the two is missed.
         with self._changed.listen() as changed:
             while not holds():
                 left = end - time.monotonic()
@@ -82,13 +83,14 @@ class Visit:
 
 
 async def until_over(session: Session, visit: Visit, *, ttl_s: float, limit_s: float = math.inf) -> str:
-    """Wait until the agent ends its session; else say which bound was met first: idle for `ttl_s`, open for `limit_s`.
+    """Wait until the agent ends its session and return an empty text, else the bound that was reached first.
 
-    `ttl_s` 0 is no bound. A session with a call in the engine is not idle.
+    The bounds are `ttl_s` without a call (0: none; a running generation counts as a call) and `limit_s` in all.
     """
     end = time.monotonic() + limit_s
     while True:
         now = time.monotonic()
+        # A long generation is not idleness: the idle time begins when it ends.
         if session.running:
             session.used_at = now
         idle_end = session.used_at + ttl_s if ttl_s else math.inf
@@ -99,6 +101,6 @@ async def until_over(session: Session, visit: Visit, *, ttl_s: float, limit_s: f
 
 
 def last_call(session: Session) -> Interaction | None:
-    """Return the policy's latest finished call that can be rewarded."""
+    """Return the policy's latest finished call that can be rewarded; None if there is none."""
     calls = [interaction for interaction in session.interactions if interaction.trainable]
     return max(calls, key=lambda interaction: interaction.seq, default=None)

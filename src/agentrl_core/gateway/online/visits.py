@@ -1,4 +1,8 @@
-"""Sessions of agents from elsewhere: opened by their request, kept in the store, ended and rewarded by themselves."""
+"""Open, restore, reward and close the sessions of online agents, and keep them in the store.
+
+`control` has the HTTP routes that call this, `visit` the state of one session, `leases` the slots that are waiting.
+Training waits for an owned session; any other is granted by the admin and ends when it is exported or has expired.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +33,16 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 SESSIONS = "sessions"
-"""Task set of what agents say they work on outside training: none of the config's sets, whose ids they may repeat."""
+"""Task set of sessions outside training. It is separate from the config's sets, because agents may repeat their ids."""
 _KEPT_OF_A_POLICY = ("temperature", "max_tokens", "training")
-"""What a restarted gateway takes from the store; the rest is in the model and the config."""
+"""Fields of a session's `SamplingPolicy` that are stored; a restarted gateway takes the rest from model and config."""
 
 
 class Visits:
-    """All sessions that outlive their process. `policy(…)` makes sampling rules; by default those of training."""
+    """All online sessions of a run; the store keeps them, so they outlive the process.
+
+    `policy(…)` builds sampling rules: those of training, with the given fields replaced.
+    """
 
     def __init__(
         self,
@@ -55,13 +62,16 @@ class Visits:
         self._policy = policy
         self._clock = clock
         self.ttl_s = ttl_s
-        """How long a session may be idle; 0: for ever."""
+        """Time after which an idle session is closed, in seconds; 0: never."""
         self._watches: set[asyncio.Task[None]] = set()
 
     async def open(
         self, record: Record, claim: Claim, *, url: str, policy: SamplingPolicy, seed_key: tuple[int, ...], owned: bool
     ) -> Session:
-        """Let the agent of a claim make the calls of an announced record; it is in the store when this returns."""
+        """Open the session of a record that is in the store; the session is stored, too, when this returns.
+
+        `owned` tells whether training waits for it. `RequestError` (409) if the claim's API key is in use.
+        """
         visit = Visit(task_id=claim.task_id, owned=owned, opened_at=self._clock())
         session = self._sessions.open(
             record, url=url, policy=policy, seed_key=seed_key, api_key=claim.api_key, visit=visit
@@ -77,6 +87,7 @@ class Visits:
             policy={name: getattr(policy, name) for name in _KEPT_OF_A_POLICY},
             opened_at=visit.opened_at,
         )
+        # A session that is not in the store would not survive a restart, so the agent must not get it.
         try:
             await self._store.add_session(row)
         except BaseException:
@@ -85,7 +96,7 @@ class Visits:
         return session
 
     async def open_granted(self, claim: Claim, *, url: str, version: int) -> Session:
-        """Open a session outside training: recorded, and exported by whoever asks for it first."""
+        """Open a session outside training: its calls are recorded, and the first export takes them."""
         now, group_id = self._clock(), uuid.uuid4().hex[:16]
         record = Record(
             id=uuid.uuid4().hex[:16],
@@ -93,7 +104,7 @@ class Visits:
             task_id=claim.task_id,
             group_id=group_id,
             sample_index=0,
-            is_eval=True,  # no trainer takes its group
+            is_eval=True,  # so that no trainer takes its group
             task_set=SESSIONS,
             started_at=now,
         )
@@ -108,7 +119,10 @@ class Visits:
         return session
 
     async def restore(self) -> int:
-        """Go on with the sessions that an earlier process left in the store; how many are open."""
+        """Load the sessions that an earlier process left in the store; return how many of them are open.
+
+        Their calls are not loaded yet: `load` does that before a session is used.
+        """
         rows = await self._store.sessions(self._run_id)
         self._sessions.remember_ends(
             digest for row in rows if row.state == "closed" for digest in (row.key_hash, row.token_hash)
@@ -127,7 +141,7 @@ class Visits:
         return sum(row.state == "open" for row in living)
 
     async def load(self, session: Session) -> None:
-        """Read the past of a session that another process opened, unless it is known."""
+        """Read the calls of a restored session from the store, unless that was done before."""
         if not session.forgotten:
             return
         episode = await self._store.episode(session.record_id)
@@ -135,6 +149,7 @@ class Visits:
         num_calls = self._service.count_calls(session, interactions)
         num_forwarded = self._service.count_forwarded(session, interactions)
         with session.lock:
+            # Another call may have loaded them while this one waited for the store.
             if session.forgotten:
                 session.interactions.extend(interactions)
                 session.num_calls, session.num_forwarded = num_calls, num_forwarded
@@ -145,7 +160,10 @@ class Visits:
                 session.forgotten = False
 
     async def end(self, session: Session) -> int:
-        """End a session as its agent asks; the number of its finished calls. `RequestError` (410) the second time."""
+        """End a session at its agent's request and return the number of its finished calls.
+
+        Rewards are still accepted. `RequestError` (410) if it has ended before.
+        """
         visit = _visit(session)
         await self.load(session)
         with session.lock:
@@ -158,9 +176,10 @@ class Visits:
     async def reward(
         self, session: Session, value: float, interaction_id: str | None, *, final: bool | None = None
     ) -> None:
-        """Reward a finished call of the policy, without an id the last one; rewarding it again replaces its reward.
+        """Set the reward of a finished policy call, of the last one without an id; a later reward replaces it.
 
-        `final`: whether it completes the session's rewards; None: as `Visit.has_all_rewards` says.
+        `final` tells whether more rewards follow; if None, `Visit.has_all_rewards` decides. `RequestError` (400) for
+        an unknown call, (410) if the session is closed.
         """
         visit = _visit(session)
         await self.load(session)
@@ -172,6 +191,7 @@ class Visits:
                 raise RequestError(400, "no_interaction", "no call of this session has finished: nothing to reward")
             if interaction_id is None:
                 interaction_id = last.id
+                # Without an id the reward is for the whole session, unless the agent says with `final` what follows.
                 visit.whole_for = last.id if final is None else ""
             elif not any(item.id == interaction_id and item.trainable for item in session.interactions):
                 raise RequestError(
@@ -187,9 +207,10 @@ class Visits:
         visit.wake()
 
     async def close(self, session: Session) -> tuple[Mapping[str, float], tuple[Interaction, ...]] | None:
-        """Take a session's rewards and calls, in order of completion, and forget it; None if it was taken before."""
+        """Close a session and return its rewards and its calls in order of completion; None if it is closed already."""
         visit = _visit(session)
         await self.load(session)
+        # State and rewards change under one lock: of two exports one gets the session, and no reward is lost between.
         with session.lock:
             taken, visit.state, session.closed = visit.state == "closed", "closed", True
             rewards = dict(visit.rewards)
@@ -202,7 +223,7 @@ class Visits:
     async def finish(
         self, session: Session, outcome: Outcome, *, reason: str = "", rewards: Mapping[str, float]
     ) -> None:
-        """Write how a session outside training ended."""
+        """Write the outcome of a session outside training to the store."""
         record = Record(
             id=session.record_id,
             run_id=self._run_id,
@@ -219,28 +240,35 @@ class Visits:
         await self._store.finish_group(self._run_id, session.group_id, usable=False)
 
     def _watch(self, session: Session) -> None:
-        """See to it that an idle session outside training ends."""
+        """Start the task that closes a session outside training when it has been idle for `ttl_s`."""
         if self.ttl_s and not session.closed:
+            # The event loop keeps weak references to tasks only, so the set keeps them alive.
             watch = asyncio.ensure_future(self._expire(session))
             self._watches.add(watch)
             watch.add_done_callback(self._watches.discard)
 
     async def _expire(self, session: Session) -> None:
+        # `close` returns None if an export has taken the session in the meantime; then its outcome is written there.
         if await until_over(session, _visit(session), ttl_s=self.ttl_s) and (await self.close(session)) is not None:
             _logger.info("session %s was idle for %g s and is closed", session.record_id, self.ttl_s)
             await self.finish(session, Outcome.TIMED_OUT, reason="", rewards={})
 
     async def _finish_calls(self, session: Session, visit: Visit) -> None:
-        """Abort what runs, wait for what is being stored, and tell those who wait for the session."""
+        """Abort running calls, wait for pending writes, and wake the tasks that wait for the session's end."""
         try:
             await self._service.abort_all(session)
             await self._save(session, visit)
+        # Also after a failure: an export or the run would otherwise wait for ever.
         finally:
             visit.over = True
             visit.wake()
 
     async def _save(self, session: Session, visit: Visit) -> None:
-        """Write where the session stands, again if that changed: another thread's newer write may have come first."""
+        """Write a session's state and rewards to the store, and repeat until they did not change during the write.
+
+        Two threads may write at once, and the older state may arrive last. The thread that wrote it then sees the
+        change and writes again.
+        """
         written = None
         while True:
             with session.lock:
@@ -252,7 +280,7 @@ class Visits:
 
 
 def describe(session: Session) -> dict[str, Any]:
-    """Tell of a session what is no secret."""
+    """Describe a session for `GET /rl/sessions`, without its secrets."""
     visit = _visit(session)
     return {
         "session_id": session.record_id,

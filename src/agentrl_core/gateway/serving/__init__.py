@@ -1,1 +1,1 @@
-"""HTTP: the server, its limits, the routes, and the client that reaches them in process."""
+"""HTTP side of the gateway: server, connection limits, routes, and a client that reaches the routes in process."""

@@ -1,8 +1,8 @@
-"""One client's connection: its limits, and the end of the answer that it waits for when it leaves.
+"""uvicorn's protocol class for one TCP connection, with limits on its client and an abort when the client disconnects.
 
-ASGI only tells that a client left to who waits for it, which takes a second task for every request: 60 µs of CPU
-time. Nor does uvicorn bound how long a request may take to arrive, how large its head is, or how long a client may
-leave its reply unread.
+ASGI reports a disconnect only to a task that waits for it. A second task per request would cost 60 µs of CPU time, so
+the connection cancels the answer itself. It also bounds what uvicorn does not: the time in which a request must arrive,
+the size of its head, and the time for which a client may leave its response unread.
 """
 
 from __future__ import annotations
@@ -29,54 +29,60 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 CONNECTION = "agentrl.connection"
-"""Key of a request's scope: the `Connection` that it came by."""
+"""Key of the request's `Connection` in the ASGI scope."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b"3\r\n:\n\n\r\n"
-"""As a chunk of a stream of events, which is the only kind of response that comes in pieces."""
+"""Chunk with a comment of server-sent events, which clients ignore; only event streams are sent in chunks here."""
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.01, 1.0
-"""How often a client that sends no more is asked whether it still reads: each time half as often."""
+"""First and longest time between probes of a client that closed its sending side; each time is twice the last one."""
 
 
 _turns = itertools.count()
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's side of a connection. Its requests are answered one at a time, pipelined ones too."""
+    """Server side of one TCP connection; requests are answered one at a time, also pipelined ones."""
 
     def __init__(self, *args: Any, limits: Limits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._answering: asyncio.Task[Any] | None = None
         self._current: Any = None
-        """The request that is answered, or was last."""
+        """Request that is being answered, or was answered last."""
         self._gone = False
+        """Whether the client disconnected or was refused; nothing more is answered."""
         self._in_head = False
+        """Whether the parser is inside a request's head."""
         self._asks_upgrade = False
         """Whether the head that was just read asks for another protocol."""
         self._arrived = 0
+        """Size of the latest data."""
         self._wire_bytes = 0
-        """Of the request that is arriving."""
+        """Bytes received of the request that is arriving."""
         self._request_since: float | None = None
-        """When the request began that is still arriving."""
+        """Time at which the arriving request began, in the loop's seconds; None while none is arriving."""
         self._idle_since = self._unread_since = self._refused_at = 0.0
         self._idle_turn = next(_turns)
-        """Orders connections by when they became idle: the loop's clock is too coarse for that."""
+        """Number that orders connections by when they became idle; the loop's clock is too coarse for that."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def has_whole_body(self) -> bool:
-        """Whether the body of the request to be answered is here: reading it waits for nobody."""
+        """Whether the body of the current request has arrived, so that reading it does not wait for the client."""
         return not self._current.more_body
 
     @property
     def announced_bytes(self) -> int | None:
-        """The length of that body; None where its client does not tell it."""
+        """Content-Length of the current request; None without that header."""
         return next((int(value) for name, value in self._current.scope["headers"] if name == b"content-length"), None)
 
     @contextmanager
     def answering(self) -> Iterator[bool]:
-        """Cancel what the current task does inside when the client leaves; yields whether it has left already."""
+        """Cancel the current task inside this context if the client disconnects; yields whether it already has.
+
+        A cancellation by a disconnect ends the context quietly; any other one is passed on.
+        """
         self._answering = asyncio.current_task()
         try:
             yield self._gone
@@ -87,28 +93,31 @@ class Connection(HttpToolsProtocol):
             self._answering = None
 
     def refuse(self, response: HttpResponse) -> None:
-        """Send the last response of this connection; what the client still sends is read for a moment, and dropped.
+        """Send a last response and close the connection soon after; data that still arrives is read and dropped.
 
-        To close at once would reset the connection of a client that is sending, and it would not see the response.
+        Closing at once would reset the connection of a client that is still sending, and it would not see the response.
         """
         if self._gone or self.transport.is_closing():
             return
         started = self._is_busy and self._current.response_started
         self._leave()
-        if started:  # another answer was on its way: nothing can be put into it
+        # Another response is partly sent, so this one cannot be written.
+        if started:
             self.transport.abort()
             return
         self._refused_at = self.loop.time()
+        # `write_eof` tells the client that this is all, while its data can still be read.
         self.transport.write(last_response(response))
         self.transport.write_eof()
         self.flow.resume_reading()
         self._watch_in(self._limits.linger_s)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Take a client in, unless there are too many."""
+        """Accept a connection; with too many, close the longest idle one, refuse this one or drop it."""
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         surplus = len(self.connections) - self._limits.connections
+        # A refused connection stays open for `linger_s`, so the number of these is bounded as well.
         if surplus > self._limits.surplus:
             transport.abort()
         elif surplus > 0 and not self._take_place():
@@ -117,9 +126,10 @@ class Connection(HttpToolsProtocol):
             self._watch_in(self._limits.shortest_s)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come; a request that breaks a limit or HTTP's rules is refused."""
+        """Parse data; refuse a request that breaks a limit or is invalid HTTP."""
         self._arrived = len(data)
         self._wire_bytes += self._arrived
+        # A refused client may still send, so that it can read the refusal, but not without end.
         if self._gone:
             if self._wire_bytes > self._limits.wire_bytes:
                 self.transport.abort()
@@ -127,6 +137,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
+            # httptools wraps what the callbacks below raise; the refusal is its context.
             cause = error.__context__
             if isinstance(cause, RequestError):
                 self._turn_away(cause.status, cause.code, str(cause))
@@ -139,10 +150,11 @@ class Connection(HttpToolsProtocol):
                 self._turn_away(413, "request_too_large", f"the request exceeds {self._limits.wire_bytes} bytes")
 
     def _parse(self, data: bytes) -> None:
-        """Parse data as HTTP/1.1, whatever protocol its clients would rather speak.
+        """Parse data as HTTP/1.1 and ignore requests to upgrade to another protocol.
 
-        At a head that asks for another one the parser stops, as if the rest were in that; but this server may go on
-        in HTTP/1.1 (RFC 9110, 7.8), which Java's own client counts on. A new parser gets the head without the wish.
+        The parser stops at a head with an `Upgrade` header, as if the rest were in the new protocol. A server may
+        continue in HTTP/1.1 (RFC 9110, 7.8), and Java's own client relies on that. So a new parser gets the same head
+        without that header.
         """
         while True:
             try:
@@ -151,7 +163,8 @@ class Connection(HttpToolsProtocol):
                 data = self._head_without_upgrade() + data[stop.args[0] :]
                 self._asks_upgrade = False
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's first one
+                # uvicorn sets the same leniency for the connection's first parser.
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             else:
                 return
 
@@ -161,77 +174,90 @@ class Connection(HttpToolsProtocol):
         return b"".join([start, *headers, b"\r\n"])
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio lets it return whether to stay open
-        """Go on answering one who only sends no more; one who has left does not acknowledge an interim response."""
+        """Keep the connection open if the client closed only its sending side and waits for an answer.
+
+        From here, a client that closed both sides looks the same. Probes tell the two apart: the machine of a client
+        that is gone answers them with a reset.
+        """
         if self._gone or not self._is_busy or self._request_since is not None:
             return False
         self.cycle.keep_alive = False
-        if self.scope["http_version"] == "1.1":  # older ones know no interim responses
+        # HTTP/1.0 has no interim responses, so its clients cannot be probed.
+        if self.scope["http_version"] == "1.1":
             self._probe(_FIRST_PROBE_S)
         return True
 
     def pause_writing(self) -> None:
-        """Note that the client does not read what it is sent."""
+        """Start the clock of `unread_s`: the client does not read its response."""
         super().pause_writing()
         self._unread_since = self.loop.time()
 
     def on_message_begin(self) -> None:
-        """Let the request know its connection."""
+        """Start the clock and the byte count of a new request, and put this connection into its scope."""
         super().on_message_begin()
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # a scope may have keys of the server
         self._request_since = self.loop.time()
+        # The data that began this request may also hold the end of the one before; that is counted here, too.
         self._in_head, self._wire_bytes = True, self._arrived
         if len(self.pipeline) >= self._limits.pipelined:
             raise RequestError(400, "too_many_requests", "too many requests before the first answer")
 
     def on_url(self, url: bytes) -> None:
-        """Bound the URL."""
+        """Refuse a URL that is too long."""
         super().on_url(url)
         if len(self.url) > self._limits.url_bytes:
             raise RequestError(414, "url_too_long", f"the URL exceeds {self._limits.url_bytes} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take the headers before the body; those behind it would come after the check of the client's key."""
+        """Keep a header; those after the body (trailers) are ignored, as the client's key has been checked by then."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Bound the headers."""
+        """Refuse too many or too large headers, and a wrong number of Host headers."""
         self._in_head = False
         if len(self.headers) > self._limits.headers:
             raise RequestError(431, "headers_too_large", f"more than {self._limits.headers} headers")
         if sum(map(len, map(b"".join, self.headers))) > self._limits.head_bytes:
             raise RequestError(431, "headers_too_large", f"the headers exceed {self._limits.head_bytes} bytes")
+        # RFC 9112, 3.2. Sessions' tokens are accepted by the Host header, so it must be unambiguous.
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
-            raise RequestError(400, "invalid_http", f"a request names one host, this one has {hosts} Host headers")
+            raise RequestError(400, "invalid_http", f"expected one Host header; this request has {hosts}")
         self._asks_upgrade = self.parser.should_upgrade()
         if not self._asks_upgrade:
             super().on_headers_complete()
         elif self.parser.get_method() == b"CONNECT":
-            raise RequestError(400, "invalid_http", "this is no proxy: it opens no tunnels")
+            raise RequestError(400, "invalid_http", "the gateway is no proxy; CONNECT is not supported")
 
     def on_message_complete(self) -> None:
-        """Stop the request's clock."""
-        if self._asks_upgrade:  # the same request is parsed once more
+        """Stop the clock of a request's arrival."""
+        # The same request is parsed again without its Upgrade header.
+        if self._asks_upgrade:
             return
         super().on_message_complete()
         self._request_since = None
         self._idle_since = self.loop.time()
 
     def on_response_complete(self) -> None:
-        """Go on to the next request. uvicorn's own would set a timer each time, to see whether one comes."""
+        """Start the next pipelined request.
+
+        Replaces uvicorn's method, which sets a keep-alive timer after each response; one timer per connection is
+        cheaper.
+        """
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
         self._idle_since, self._idle_turn = self.loop.time(), next(_turns)
-        if self._request_since is not None:  # it may have waited for this
+        # The next request's time begins now: its client may have been held back until this response was sent.
+        if self._request_since is not None:
             self._request_since = self._idle_since
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the running answer: nobody waits for it any more."""
+        """Cancel the running answer, which nobody waits for any more."""
         super().connection_lost(exc)
         self._leave()
         if self._timer is not None:
@@ -243,12 +269,13 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a request whose head is here waits for its answer."""
+        """Whether a request whose head has arrived is not answered yet."""
         return self._current is not None and not self._current.response_complete
 
     @property
     def _is_arriving(self) -> bool:
-        """Whether the client has yet to send a part of the request whose turn it is."""
+        """Whether the request whose turn it is has not arrived completely."""
+        # A pipelined request is not late while it waits behind another one.
         in_turn = not self._is_busy or (self.cycle is self._current and not self._in_head)
         return in_turn and self._request_since is not None
 
@@ -256,7 +283,7 @@ class Connection(HttpToolsProtocol):
         return not (self._gone or self._is_busy or self._request_since is not None or self.transport.is_closing())
 
     def _take_place(self) -> bool:
-        """Close the connection that has been idle longest, if there is one beside this."""
+        """Close the longest idle connection other than this one; return False if none is idle."""
         others = [other for other in cast("set[Connection]", self.connections) if other is not self]
         idle = [other for other in others if other._is_idle()]  # noqa: SLF001 - of the same class
         if not idle:
@@ -268,18 +295,20 @@ class Connection(HttpToolsProtocol):
         self.refuse(turned_away(status, code, message))
 
     def _leave(self) -> None:
-        """Cancel the running answer, and send none to the requests behind it."""
+        """Cancel the running answer, and drop the requests that wait behind it."""
         self._gone = True
         self.pipeline.clear()
         if self._current is not None:
+            # uvicorn then drops what is still sent to it, and its `receive` returns a disconnect.
             self._current.disconnected = True
-            self._current.waiting_for_100_continue = False  # who still reads the body would write a word to the client
+            # Else uvicorn would write "100 Continue" to the client when the body is read, after the last response.
+            self._current.waiting_for_100_continue = False
             self._current.message_event.set()
         if self._answering is not None:
             self._answering.cancel()
 
     def _probe(self, wait_s: float) -> None:
-        """Send what a client must ignore: the system of one that has closed resets the connection, which ends it."""
+        """Send bytes that a client must ignore; if the client is gone, its machine resets the connection."""
         if self._gone or self.transport.is_closing():
             return
         if not self._current.response_started:
@@ -289,10 +318,11 @@ class Connection(HttpToolsProtocol):
         self.loop.call_later(wait_s, self._probe, min(2 * wait_s, _LAST_PROBE_S))
 
     def _watch(self) -> None:
-        """End the connection of a client that is late; otherwise look again when it next can be."""
+        """Close the connection if its client is late, else set the timer to when it can next be late."""
         left = self._due() - self.loop.time()
         if left > 0:
             self._watch_in(min(left, self._limits.shortest_s))
+        # A refusal can only be written while no other response is partly sent.
         elif self._is_arriving and not self._gone and (self._in_head or not self._current.response_started):
             self._turn_away(408, "request_timeout", f"the request was not here after {self._limits.request_s:g} s")
         else:
@@ -304,7 +334,7 @@ class Connection(HttpToolsProtocol):
         self._timer = self.loop.call_later(seconds, self._watch)
 
     def _due(self) -> float:
-        """When the client is late, unless it does something before."""
+        """Return the time at which the client is late if it does nothing until then, in the loop's seconds."""
         limits = self._limits
         if self._refused_at:
             return self._refused_at + limits.linger_s
@@ -312,6 +342,7 @@ class Connection(HttpToolsProtocol):
             return self._unread_since + limits.unread_s
         if self._request_since is not None and self._is_arriving:
             return self._request_since + limits.request_s
+        # A generation may take any time, and its client is not idle while it waits.
         if self._is_busy:
             return float("inf")
         return self._idle_since + (limits.idle_s if self.cycle is not None else limits.request_s)

@@ -1,4 +1,4 @@
-"""How much time, room and patience one client gets from the server."""
+"""Limits of one client's connection: sizes and times after which the server refuses or drops it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_CONNECTIONS = 4096
 
 
 def most_connections() -> int:
-    """Return how many connections the process can hold; half of its file handles are left to everything else."""
+    """Return how many connections the process may hold; half of its file handles stay free for everything else."""
     if sys.platform == "win32":
         return _MOST_CONNECTIONS
     import resource
@@ -23,31 +23,32 @@ def most_connections() -> int:
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """Of one connection, but for `connections`."""
+    """Limits of one connection, except `connections` and `surplus`, which are the server's."""
 
     connections: int = attrs.field(factory=most_connections)
-    """Beyond it a newcomer takes the place of the one that has been idle longest, or is told to come again."""
+    """Number of open connections; a further one replaces the longest idle one, or gets 503."""
     surplus: int = 128
-    """Connections beyond `connections` that are told so; even later ones are dropped without a word."""
+    """Number of connections beyond `connections` that get a 503; still further ones are dropped without a response."""
     url_bytes: int = 8192
     head_bytes: int = 65_536
-    """Of the request line and all headers."""
+    """Size of the request line and all headers."""
     headers: int = 128
+    """Number of headers of a request."""
     wire_bytes: int = 2 * MAX_BODY_BYTES
-    """Of one request with what frames its body: a body may be in chunks, which may be tiny."""
+    """Size of one request as sent; larger than its body, which may come in tiny chunks with a header each."""
     pipelined: int = 16
-    """Requests that may wait behind the one that is answered."""
+    """Number of requests that may wait behind the one that is being answered."""
     request_s: float = 60.0
-    """From the first byte of a request to its last."""
+    """Time from the first byte of a request to its last."""
     unread_s: float = 60.0
-    """How long a client may take to read some 50 KB of what it was sent."""
+    """Time in which a client must read some 50 KB of its response."""
     idle_s: float = 75.0
-    """Between requests; clients give up earlier (httpx after 5 s, aiohttp 15 s), so that no request meets a closing
-    connection."""
+    """Time between requests. Clients close idle connections earlier (httpx after 5 s, aiohttp after 15 s), so that no
+    request meets a connection that the server is closing."""
     linger_s: float = 2.0
-    """How long a client that was turned away may still send, so that it reads why."""
+    """Time for which a refused client's data is still read, so that it receives the refusal."""
 
     @property
     def shortest_s(self) -> float:
-        """The least time in which a client can be late."""
+        """Shortest of the time limits: no client can be late before it."""
         return min(self.request_s, self.unread_s, self.idle_s)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of all routes, `GET /v1/openapi.json`: for code generators, and for fuzzers of this gateway."""
+"""Build the OpenAPI document of all routes, `GET /v1/openapi.json`, for code generators and for fuzz tests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SESSION: Sequence[Schema] = ({"bearer": []}, {"x-api-key": []})
 _REFUSALS = {
     400: "The request is wrong; `error.param` names the field.",
     401: "No key, or one that was never issued.",
-    403: "The key is another's.",
-    404: "This session has no such thing.",
-    409: "Not in this state.",
+    403: "The key belongs to another session, or is not the admin key.",
+    404: "Unknown URL, or an id that is not in this session.",
+    409: "Not possible in the session's present state.",
     410: "The session has ended.",
     413: "The body is larger than 16 MiB.",
     429: "No capacity; try again later.",
     500: "The gateway, the engine or the store failed.",
-    502: "Another provider failed.",
+    502: "An upstream failed.",
     503: "The gateway is at a limit or is closing; try again later.",
 }
 _CALL_REFUSALS = (400, 401, 403, 404, 410, 413, 429, 500, 502, 503)
@@ -36,7 +36,7 @@ _ADMIN_REFUSALS = (400, 401, 403, 409, 410, 413, 429, 500, 503)
 
 @functools.cache
 def document() -> bytes:
-    """Encode the document."""
+    """Return the document as JSON; it is the same for all clients and built once."""
     return orjson.dumps(
         {
             "openapi": "3.1.0",
@@ -45,9 +45,10 @@ def document() -> bytes:
             "paths": {**_calls(), **_pages(), **_control()},
             "components": {
                 "securitySchemes": {
-                    "bearer": {"type": "http", "scheme": "bearer", "description": "A session's key, or the admin's."},
+                    "bearer": {"type": "http", "scheme": "bearer", "description": "A session's key, or the admin key."},
                     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
                 },
+                # The module's upper-case constants: CHAT_REQUEST becomes ChatRequest.
                 "schemas": {
                     name.title().replace("_", ""): value
                     for name, value in vars(schemas).items()
@@ -59,7 +60,7 @@ def document() -> bytes:
 
 
 def _calls() -> dict[str, Any]:
-    """Describe the routes that sample."""
+    """Describe the routes of LLM calls."""
     routes = {
         "/v1/chat/completions": ("ChatRequest", "ChatReply", "OpenaiError"),
         "/v1/completions": ("CompletionRequest", "CompletionReply", "OpenaiError"),
@@ -78,7 +79,7 @@ def _calls() -> dict[str, Any]:
                 "requestBody": _body(request),
                 "responses": {
                     "200": {
-                        "description": "The reply; events where `stream` is true.",
+                        "description": "The reply; server-sent events if `stream` is true.",
                         "content": {**_json(_named(reply)), "text/event-stream": {"schema": _named("Event")}},
                     },
                     **_refusals(_CALL_REFUSALS, error),
@@ -120,7 +121,7 @@ def _pages() -> dict[str, Any]:
 
 
 def _control() -> dict[str, Any]:
-    """Describe the routes of AReaL's clients; all but the session's own take the admin key."""
+    """Describe the routes of online sessions; all but those for a session's own key need the admin key."""
     posts: dict[str, tuple[str, str | None, str | Schema]] = {
         "/rl/start_session": ("Open a session", "StartRequest", "Session"),
         "/rl/end_session": (
@@ -129,7 +130,7 @@ def _control() -> dict[str, Any]:
             shaped({"interaction_count": {"type": "integer", "minimum": 0}}),
         ),
         "/rl/set_reward": (
-            "Reward a call, by the session's key; or by the admin's, with its id",
+            "Reward a call, with the session's key, or with the admin key and its id",
             "RewardRequest",
             shaped({"message": one_of("success")}),
         ),

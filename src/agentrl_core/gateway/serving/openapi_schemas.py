@@ -1,7 +1,7 @@
-"""The shapes that the gateway's OpenAPI document names: what requests may hold, what replies and refusals do hold.
+"""JSON schemas of requests, replies and errors for the OpenAPI document.
 
-A request may have further fields, which have no effect and are kept for the trace. What OpenAI and Anthropic document
-in full (messages, items, blocks, tools) is told here as far as the gateway checks it.
+A request may have further fields, which are ignored and kept for the trace. Messages, items, blocks and tools, which
+OpenAI and Anthropic document in full, are described as far as the gateway checks them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _MOST_INTEGER = 2**31 - 1
 
 
 def listed(items: Schema, **more: Any) -> Schema:
-    """Make the schema of a list."""
+    """Build the schema of a list."""
     return {"type": "array", "items": items, **more}
 
 
 def shaped(required: dict[str, Schema], /, **optional: Schema) -> Schema:
-    """Make the schema of an object that may have further fields."""
+    """Build the schema of an object that may have further fields."""
     return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
 
 
 def one_of(*values: str | None) -> Schema:
-    """Make the schema of one of some words."""
+    """Build the schema of a choice among words."""
     return {"enum": list(values)}
 
 
@@ -46,6 +46,7 @@ def _up_to(most: float, *, above: bool = False) -> Schema:
     return {"type": ["number", "null"], "exclusiveMinimum" if above else "minimum": 0, "maximum": most}
 
 
+# The bounds below repeat those of `openai_fields`, which checks them.
 _STOP_STRING: Schema = {"type": "string", "minLength": 1, "maxLength": 1000}
 _STOP: Schema = {"anyOf": [{"type": "null"}, _STOP_STRING, listed(_STOP_STRING, maxItems=16)]}
 _FUNCTION_TOOL = shaped({"function": shaped({"name": _TEXT})}, type=one_of("function"))
@@ -59,7 +60,7 @@ _CHAT_MESSAGE = shaped(
     tool_call_id=_MAYBE_TEXT,
 )
 _SAMPLED: dict[str, Schema] = {
-    "model": {**_MAYBE_TEXT, "description": "A configured upstream's name; every other one is the policy."},
+    "model": {**_MAYBE_TEXT, "description": "A configured upstream's name; any other name is the policy."},
     "top_p": _up_to(1.0, above=True),
     "stream": _FLAG,
     "return_token_ids": _FLAG,
@@ -152,7 +153,7 @@ MESSAGES_REQUEST: Schema = {
 }
 START_REQUEST = shaped(
     {"task_id": {"type": "string", "minLength": 1, "maxLength": 500}},
-    api_key={"type": ["string", "null"], "minLength": 16, "description": "A key of the agent's own choice."},
+    api_key={"type": ["string", "null"], "minLength": 16, "description": "A key that the agent chooses."},
 )
 REWARD_REQUEST = shaped({"reward": _NUMBER}, interaction_id=_MAYBE_TEXT, session_id=_MAYBE_TEXT, final=_FLAG)
 EXPORT_REQUEST = shaped(
@@ -234,6 +235,6 @@ SESSIONS = shaped(
 )
 EXPORT = shaped({"session_id": _ID, "interactions": {"type": "object", "additionalProperties": {"type": "object"}}})
 EVENT = shaped({"data": _TEXT}, event=_TEXT)
-"""Of a stream; the data are JSON as the API's own documentation has it, in OpenAI's APIs `[DONE]` at last."""
+"""Event of a stream; its data are JSON as each API documents it, and `[DONE]` at the end in OpenAI's APIs."""
 OPENAI_ERROR = shaped({"error": shaped({"message": _TEXT, "type": _TEXT, "param": _MAYBE_TEXT, "code": _TEXT})})
 ANTHROPIC_ERROR = shaped({"type": one_of("error"), "error": shaped({"type": _TEXT, "message": _TEXT})})

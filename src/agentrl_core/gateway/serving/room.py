@@ -1,6 +1,6 @@
-"""Bound the memory that bodies of requests take while they are read, in all and for one client.
+"""Bound the memory of large request bodies that are being read, in total and per client.
 
-A body that finds no room stays in its client's hands: what is not read fills the connection, and the client waits.
+A body without room is not read. TCP's back-pressure then makes its client wait.
 """
 
 from __future__ import annotations
@@ -18,34 +18,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UNCOUNTED_BYTES = 2**20
-"""A body up to this size needs no room: the number of connections bounds those."""
+"""Largest body that needs no room: the limit on connections bounds the memory of these."""
 
 
 @attrs.frozen(kw_only=True)
 class RoomSize:
-    """Sizes of the room for large bodies."""
+    """Limits of the memory for large bodies."""
 
     total_bytes: int = 32 * MAX_BODY_BYTES
+    """Size of all bodies together."""
     client_bytes: int = 4 * MAX_BODY_BYTES
-    """Of bodies with one key, or one token in their URLs."""
+    """Size of the bodies of one client: of one key, or of one token in the URL."""
     wait_s: float = 20.0
     """Longest wait of a body for room; a third of the time that a request may take to arrive."""
 
 
 class BodyRoom:
-    """The room that large bodies have until they are parsed. For one event loop, but `free` may be called anywhere."""
+    """Memory budget of large bodies, from their arrival until they are parsed.
+
+    Belongs to one event loop, but the function that `take` returns may be called on any thread.
+    """
 
     def __init__(self, size: RoomSize) -> None:
         self._size = size
         self._taken: Counter[bytes] = Counter()
-        """Bytes by client."""
+        """Bytes taken, by client."""
         self._waiting: list[tuple[bytes, int, asyncio.Future[None]]] = []
-        """In order of arrival."""
+        """Client, size and future of each body that waits, in order of arrival."""
 
     async def take(self, client: bytes, num_bytes: int) -> Callable[[], None]:
-        """Wait for room for a body; returns what frees it again, which may be called more than once.
+        """Wait for room for a body, and return the function that frees it again; it may be called more than once.
 
-        `RequestError` (503) where there is none in time.
+        `RequestError` (503) if there is no room in time.
         """
         if num_bytes <= UNCOUNTED_BYTES:
             return _nothing
@@ -53,6 +57,7 @@ class BodyRoom:
             self._taken[client] += num_bytes
         else:
             await self._wait(client, num_bytes)
+        # `held` is emptied by the first call of `free`, so that later calls do nothing.
         loop, held = asyncio.get_running_loop(), [num_bytes]
 
         def free() -> None:
@@ -68,15 +73,17 @@ class BodyRoom:
             async with asyncio.timeout(self._size.wait_s):
                 await room
         except TimeoutError:
-            if not room.done() or room.cancelled():  # else it became free in the same turn of the loop
+            # Else the room was given in the same turn of the loop in which the wait ended, and is kept.
+            if not room.done() or room.cancelled():
                 raise RequestError(
                     503,
                     "no_room",
-                    f"other large bodies took all room for {self._size.wait_s:g} s; try again",
+                    f"other large bodies used all memory reserved for them for {self._size.wait_s:g} s; try again",
                     retry_after_s=1.0,
                 ) from None
         except asyncio.CancelledError:
-            if room.done() and not room.cancelled():  # it had just become free
+            # The room was just given to a body that will not use it.
+            if room.done() and not room.cancelled():
                 self._give_back(client, [num_bytes])
             raise
         finally:
@@ -93,6 +100,7 @@ class BodyRoom:
         self._taken[client] -= held.pop()
         if not self._taken[client]:
             del self._taken[client]
+        # All that wait are tried: a body that does not fit must not hold up a smaller one, or another client's.
         for entry in tuple(self._waiting):
             waiting_client, num_bytes, room = entry
             if not room.done() and self._fits(waiting_client, num_bytes):
@@ -102,4 +110,4 @@ class BodyRoom:
 
 
 def _nothing() -> None:
-    """Free the room of a body that took none."""
+    """Do nothing: a body that took no room frees none."""

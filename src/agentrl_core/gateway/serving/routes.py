@@ -1,4 +1,7 @@
-"""Route HTTP requests to what answers them: one function for real sockets and for calls in process."""
+"""Route each HTTP request by its URL: check method, key and quotas, then call a dialect's answerer or a page.
+
+Requests from sockets and from inside the process both come through `Api.handle`. LLM calls go on to `answering`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session, SessionBook
 
-# Possessive, as a path of many prefixes would be tried from each of them.
+# Possessive quantifiers: with backtracking, a path of many /v1 prefixes would be tried again from each of them.
 _PATH = re.compile(r"(?:/s/(?P<token>[^/]+))?+(?:/v1)*+(?P<route>/.*)?", re.DOTALL)
 _TOKEN = re.compile(r"(/s/)[^/]+")
 _LONGEST_QUOTE = 200
@@ -48,9 +51,10 @@ _MODELS = "/models"
 
 
 class Api:
-    """All routes. Another API is one more `Dialect` in `_dialects`; `pages` are those of other parts.
+    """Route table of the gateway; to add an LLM API, add its `Dialect` to `_dialects`.
 
-    `before(session)` is awaited before its calls are looked at.
+    `pages` are routes of other parts (online sessions). `before(session)` is awaited before each call of a session: it
+    holds back paused sessions and loads the history of restored ones.
     """
 
     def __init__(
@@ -91,11 +95,14 @@ class Api:
 
     @property
     def fatal(self) -> RunError | None:
-        """What ended the engine or the store, if anything did."""
+        """First error that ended the engine or the store; None while both work."""
         return self._answerer.fatal
 
     def refuse_early(self, request: HttpRequest) -> HttpResponse | None:
-        """Refuse a call that its method, path and headers already rule out; `request.body` is not looked at."""
+        """Return the refusal of a request that its method, path or key already rule out, else None.
+
+        The server asks this before it reads a body, so that unauthorized clients cannot make it hold large bodies.
+        """
         route = _split(request.path)[1]
         try:
             if route in self._dialects:
@@ -108,13 +115,14 @@ class Api:
         return None
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer a request; every failure becomes an error in the shape of the API that was called."""
+        """Answer a request; every failure becomes an error response in the format of the API that was called."""
         token, route = _split(request.path)
         dialect = self._dialects.get(route)
         try:
             if dialect is not None:
                 _check_method(request, "POST")
                 session = self._sessions.authorize(token, request.headers, local=request.local)
+                # Checked after the wait of `before`: the quota counts the replies that run when a call begins.
                 await self._before(session)
                 self._quotas.take(session)
                 return await self._answerer.answer(dialect, request, session)
@@ -123,7 +131,7 @@ class Api:
             return _error_response(route, as_refusal(error))
 
     async def ask(self, session: Session, request: ChatRequest, id_prefix: str) -> Reply:
-        """Do a call of a session that comes as values: by the same gate, rules and records as one over HTTP."""
+        """Answer a session's call that comes as Python values, under the same checks as a call over HTTP."""
         session.check_open()
         session.used_at = time.monotonic()
         await self._before(session)
@@ -138,6 +146,7 @@ class Api:
             self._session(request)
 
     def _page(self, request: HttpRequest, route: str) -> Page:
+        # Routes that end in an id are not in the table.
         page = self._pages.get(route)
         if page is None and route.startswith(f"{_RESPONSES}/"):
             page = self._response_page
@@ -167,7 +176,7 @@ class Api:
         return json_response(describe_model(name, self._forwarder.names))
 
     async def _count_tokens(self, request: HttpRequest) -> HttpResponse:
-        """Count the prompt that the engine would see; nothing is sampled or stored."""
+        """Return the token count of the prompt that the engine would see; nothing is sampled or stored."""
         session = self._session(request)
         await self._before(session)
         dialect = AnthropicMessages()
@@ -184,7 +193,7 @@ class Api:
         return json_response({"input_tokens": num_tokens})
 
     async def _response(self, request: HttpRequest) -> HttpResponse:
-        """Show an earlier response, or the items that it answered."""
+        """Return an earlier response of the session, or its input items."""
         session = self._session(request)
         await self._before(session)
         response_id, _, page = _split(request.path)[1].removeprefix(f"{_RESPONSES}/").partition("/")
@@ -196,28 +205,31 @@ class Api:
 
 
 def too_large(path: str) -> HttpResponse:
-    """Refuse a body over `MAX_BODY_BYTES`."""
+    """Build the refusal of a body over `MAX_BODY_BYTES`."""
     return refused_at(path, RequestError(413, "request_too_large", f"the body exceeds {MAX_BODY_BYTES} bytes"))
 
 
 def refused_at(path: str, refusal: RequestError) -> HttpResponse:
-    """Refuse a request in the shape of the API that its path belongs to."""
+    """Build the refusal of a request in the format of the API that its path belongs to."""
     return _error_response(_split(path)[1], refusal)
 
 
 def client_of(path: str, headers: Mapping[str, str]) -> bytes:
-    """Return what stands for the client of a request: its key, or the token in its URL."""
+    """Return a digest that identifies a request's client: of its key, else of the token in its URL."""
     return digest_of(key_of(headers) or _split(path)[0] or "")
 
 
 def _split(path: str) -> tuple[str | None, str]:
-    """Return the session's token in a path, if there is one, and the route behind it."""
+    """Split a path into the session's token, None if it has none, and the route without `/v1`."""
     match = _PATH.fullmatch(path)
     return (match["token"], match["route"] or "/") if match else (None, path)
 
 
 def _shown(route: str) -> str:
-    """Quote a route that is none: it may be a session's URL behind a wrong prefix, and agents' errors are stored."""
+    """Return an unknown route, shortened and without a session's token, for an error message.
+
+    The route may be a session's URL behind a wrong prefix, and the store keeps the errors that agents raise.
+    """
     return _TOKEN.sub(r"\1…", route)[:_LONGEST_QUOTE]
 
 
@@ -227,6 +239,7 @@ def _check_method(request: HttpRequest, allowed: str) -> None:
 
 
 def _error_response(route: str, refusal: RequestError) -> HttpResponse:
-    """Refuse in the shape of the API that the route belongs to."""
+    """Build the refusal in the format of the API that the route belongs to: Anthropic's, else OpenAI's."""
+    # OpenAI's format also for unknown URLs and pages.
     dialect: Dialect = AnthropicMessages() if route.startswith(_MESSAGES) else OpenAIChat()
     return refused(dialect, refusal)

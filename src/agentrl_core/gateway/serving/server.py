@@ -1,4 +1,7 @@
-"""Serve the gateway's routes over HTTP, on a thread and an event loop of its own."""
+"""Run uvicorn on its own thread and event loop, and pass each HTTP request on to `Gateway.handle`.
+
+A request's head is checked before its body is read, so unauthorized clients cannot fill the memory.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +32,27 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.serving.connection import Message, Receive, Scope, Send
 
 _GRACE_S = 2
-"""How long running replies may take when the server closes."""
+"""Time for running replies to end when the server closes."""
 
 _PROXY_HEADER = re.compile(
     r"via|forwarded|x-forwarded\b.*|x-original-.*|x-real-ip|(x-|true-|fastly-|fly-)?(cluster-)?client-ip|cdn-loop|cf-.*"
     r"|x-envoy-.*|x-amz(n|-cf)-.*|x-azure-.*|x-appengine-.*|x-cloud-trace-context|x-remote-(addr|ip)|x-proxy.*|ngrok-.*"
     r"|tailscale-.*|x-arr-.*"
 )
-"""Names of headers which tell that a proxy on this machine speaks for someone who may be on another."""
+"""Names of headers that proxies add: the request may then come from another machine, through a proxy on this one."""
 _HOST = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:]*))(?::\d*)?")
-"""A Host header: an IPv6 address or another name, and a port."""
+"""Pattern of a Host header: an IPv6 address in brackets, or a name or IPv4 address; then perhaps a port."""
 
 Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
 RefuseEarly = Callable[[HttpRequest], HttpResponse | None]
-"""Answers, of a request without its body, what needs no body to be refused."""
+"""Function that returns the refusal of a request whose head alone rules it out, else None."""
 
 
 class GatewayServer:
-    """uvicorn on its own thread."""
+    """HTTP server of a gateway: uvicorn on its own thread; the port is bound at construction.
+
+    `RunError` if the port cannot be opened.
+    """
 
     def __init__(
         self,
@@ -68,29 +74,30 @@ class GatewayServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=False,  # paths carry the sessions' tokens
+            access_log=False,  # the log would have the sessions' tokens, which are in the paths
             server_header=False,
-            proxy_headers=False,  # whoever is behind a proxy is not on this machine: `_request` sees to it
+            proxy_headers=False,  # uvicorn would replace the peer's address, which `_is_local` needs
             timeout_graceful_shutdown=_GRACE_S,
         )
         self._server = _NotifyingServer(config)
         self._thread = threading.Thread(target=self._serve, name="agentrl-gateway", daemon=True)
 
     def start(self) -> None:
-        """Return when requests are accepted."""
+        """Start the thread and return when requests are accepted; `RunError` if the server does not start."""
         self._thread.start()
         self._server.ready.wait()
         if not self._server.started:
-            raise RunError("gateway: the HTTP server did not start; its error is above")
+            raise RunError("gateway: the HTTP server did not start; see its error above")
 
     def close(self) -> None:
-        """Stop accepting, let running replies end for a moment, and join the thread; idempotent."""
+        """Stop accepting, give running replies a short time to end, and join the thread; idempotent, blocks."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
         self._socket.close()
 
     def _serve(self) -> None:
+        # Set also after a failure to start, or `start` would wait for ever.
         try:
             self._server.run(sockets=[self._socket])
         finally:
@@ -98,7 +105,7 @@ class GatewayServer:
 
 
 class _NotifyingServer(uvicorn.Server):
-    """Says when it has started, so that nobody has to poll."""
+    """uvicorn's server with an event that is set when it has started, or has failed to."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -110,7 +117,7 @@ class _NotifyingServer(uvicorn.Server):
 
 
 class _Endpoint:
-    """The ASGI side of `Handle`."""
+    """ASGI application that converts between ASGI messages and the gateway's requests and responses."""
 
     def __init__(self, handle: Handle, refuse_early: RefuseEarly, room: BodyRoom) -> None:
         self._handle = handle
@@ -118,10 +125,11 @@ class _Endpoint:
         self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; a client that disconnects cancels it. Strangers' bodies are not read."""
+        """Answer one request; a disconnect of its client cancels it. Bodies of unauthorized clients are not read."""
         connection: Connection = scope[CONNECTION]
         request = _request(scope)
         try:
+            # A body that is here already is small enough to hold; `Gateway.handle` checks that request itself.
             if not connection.has_whole_body:
                 request.on_body_taken = await self._admit(request, connection)
             try:
@@ -133,7 +141,10 @@ class _Endpoint:
             connection.refuse(refused.response)
 
     async def _admit(self, request: HttpRequest, connection: Connection) -> Callable[[], None]:
-        """Wait until a body may come; returns what frees its room in memory. `_RefusedError` where it may not."""
+        """Wait until a body may be read, and return the function that frees its room in memory.
+
+        `_RefusedError` if the client is not authorized, or the body is too large or finds no room.
+        """
         if (refusal := self._refuse_early(request)) is not None:
             raise _RefusedError(refusal)
         announced = connection.announced_bytes
@@ -155,7 +166,7 @@ class _Endpoint:
 
 
 class _RefusedError(Exception):
-    """The connection ends with a response to a request that was not read."""
+    """Request that is refused without reading its body; the connection closes after the response."""
 
     def __init__(self, response: HttpResponse) -> None:
         super().__init__(response.status)
@@ -163,20 +174,21 @@ class _RefusedError(Exception):
 
 
 def _request(scope: Scope) -> HttpRequest:
-    """Return a request whose body is still to come."""
+    """Build a request from an ASGI scope; its body is read later."""
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     local = _is_local(scope["client"], headers)
     return HttpRequest(method=scope["method"], path=scope["path"], headers=headers, body=b"", local=local)
 
 
 def _is_local(peer: tuple[str, int] | None, headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from this machine, as far as one can see.
+    """Return whether a request comes from this machine and not through a proxy, as far as its head shows.
 
-    A proxy on this machine gives itself away by the headers that it adds, or by the name under which its client knows
-    it. One that adds none and writes its own Host cannot be told from an agent: see `gateway.url_tokens`.
+    A proxy on this machine is recognised by the headers that it adds, or by a Host that is not this machine's. A proxy
+    that adds no headers and sets the Host itself looks like a local agent; `gateway.url_tokens` is for that case.
     """
     if peer is None or not _is_own(peer[0]) or any(map(_is_proxys, headers)):
         return False
+    # HTTP/1.0 clients may send no Host; their address, which was checked, then decides.
     host = _HOST.fullmatch(headers.get("host", "localhost"))
     return host is not None and _is_own(host["address"] or host["name"])
 
@@ -188,25 +200,27 @@ def _is_proxys(header: str) -> bool:
 
 @functools.lru_cache(1024)
 def _is_own(host: str) -> bool:
-    """Whether a name or an address means the machine of whoever uses it."""
+    """Return whether a name or an address denotes the local machine: localhost, loopback or the unspecified address."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    # A dual-stack socket reports IPv4 peers as mapped addresses such as ::ffff:127.0.0.1.
     address = getattr(address, "ipv4_mapped", None) or address
     return address.is_loopback or address.is_unspecified
 
 
 async def _read_body(receive: Receive, path: str) -> bytes:
-    """Read the whole body, empty where the client left; `_RefusedError` where it is too large."""
+    """Read the whole body; empty if the client disconnected. `_RefusedError` if it is too large."""
     pieces: list[bytes] = []
     size = 0
     while True:
         message: Message = await receive()
         if message["type"] == "http.disconnect":
             return b""
+        # Counted even if a Content-Length was checked: a body in chunks announces none.
         piece: bytes = message.get("body", b"")
         size += len(piece)
         if size > MAX_BODY_BYTES:
@@ -217,7 +231,7 @@ async def _read_body(receive: Receive, path: str) -> bytes:
 
 
 async def _gathered(response: HttpResponse) -> HttpResponse:
-    """Make one piece of a stream: HTTP/1.0 has no chunks."""
+    """Collect a stream into one body, for HTTP/1.0, which has no chunked encoding."""
     if isinstance(response.body, bytes):
         return response
     async with aclosing(response.body) as pieces:
@@ -231,6 +245,7 @@ async def _send(response: HttpResponse, send: Send) -> None:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
         return
+    # A client that disconnects cancels this task; `aclosing` then aborts the generation behind the stream.
     async with aclosing(response.body) as pieces:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         async for piece in pieces:
@@ -239,10 +254,11 @@ async def _send(response: HttpResponse, send: Send) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Open the socket to listen at; 0 takes any free port. Raises `RunError` where that cannot be."""
+    """Open the socket that the server listens on; port 0 takes any free port. `RunError` if it cannot be opened."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    if sys.platform != "win32":  # there it would let two servers share the port
+    # On Windows this option would let two servers share the port.
+    if sys.platform != "win32":
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -1,4 +1,4 @@
-"""The HTTP client that agents borrow: calls to the gateway stay in process, all others go out as usual.
+"""HTTP client that agents share: its calls to the gateway stay in process, calls to other hosts use sockets as usual.
 
 An SDK call over a socket costs more than twice the CPU time of the same call in process.
 """
@@ -21,14 +21,18 @@ Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
 class InProcessTransport(httpx2.AsyncBaseTransport):
-    """Hands requests to the gateway without a socket, on the caller's event loop."""
+    """httpx transport that passes requests to the gateway without a socket, on the caller's event loop."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Answer a request; cancelling it aborts the generation."""
+        """Send a request to the gateway; cancelling it aborts the generation.
+
+        `ReadTimeout` after the client's read timeout.
+        """
         body = await request.aread()
+        # httpx leaves timeouts to the transport. There is no connection here, so the read timeout covers the answer.
         timeout_s: float | None = request.extensions.get("timeout", {}).get("read")
         try:
             async with asyncio.timeout(timeout_s):
@@ -40,6 +44,7 @@ class InProcessTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(response.status, headers=response.headers, stream=_Stream(response.body, timeout_s))
 
     async def _answer(self, request: httpx2.Request, body: bytes) -> HttpResponse:
+        # The same limit as over a socket, where the server checks it.
         if len(body) > MAX_BODY_BYTES:
             return too_large(request.url.path)
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -47,7 +52,7 @@ class InProcessTransport(httpx2.AsyncBaseTransport):
 
 
 class _Stream(httpx2.AsyncByteStream):
-    """A reply that arrives piece by piece."""
+    """Streamed response body; the client's read timeout holds for each piece."""
 
     def __init__(self, body: AsyncGenerator[bytes, None], timeout_s: float | None) -> None:
         self._body = body
@@ -65,12 +70,12 @@ class _Stream(httpx2.AsyncByteStream):
             yield piece
 
     async def aclose(self) -> None:
-        """Stop reading; what is still being generated is aborted."""
+        """Stop reading; a running generation is aborted."""
         await self._body.aclose()
 
 
 class _WithoutTokens(logging.Filter):
-    """Takes sessions' tokens out of what httpx2 logs, the URL of every request."""
+    """Log filter that removes sessions' tokens: httpx2 logs the URL of every request."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = without_secrets(record.getMessage()), ()
@@ -81,10 +86,11 @@ _WITHOUT_TOKENS = _WithoutTokens()
 
 
 class InProcessClient(SharedClient):
-    """A client that reaches the gateway without a socket, and other hosts as ever."""
+    """Shared client that reaches the gateway without a socket, and other hosts over the network."""
 
     def __init__(self, handle: Handle, url: str) -> None:
-        logging.getLogger("httpx2").addFilter(_WITHOUT_TOKENS)  # once, however many clients there are
+        # The filter is one object, which a logger adds only once, even for many clients.
+        logging.getLogger("httpx2").addFilter(_WITHOUT_TOKENS)
         super().__init__(
             mounts={url.replace("http://", "all://"): InProcessTransport(handle)},
             verify=ssl_context(),

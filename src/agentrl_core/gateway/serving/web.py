@@ -1,4 +1,4 @@
-"""What goes over HTTP: requests, responses, and JSON in both."""
+"""Types of HTTP requests, responses and pages, independent of the server; decoding of JSON bodies within limits."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ MAX_BODY_BYTES = 16 * 2**20
 """Largest request body; a million tokens of text are about 4 MB."""
 
 MAX_DEPTH = 100
-"""Deepest nesting of a request's JSON: what a template, a parser and a store can take without a thought."""
+"""Deepest nesting of a request's JSON; templates, parsers and stores handle it without further checks."""
 
 MAX_CONTAINERS = 100_000
-"""Objects and arrays in a request's JSON: some ten thousand messages have as many."""
+"""Most objects and arrays in a request's JSON; some ten thousand messages have as many."""
 MAX_VALUES = 1_000_000
-"""Items and keys in a request's JSON: the token ids of the longest prompts."""
+"""Most items and keys in a request's JSON; enough for the token ids of the longest prompts."""
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _PIECE_BYTES = 2**20
 _GZIP = b"\x1f\x8b"
 _JSON = (("content-type", "application/json"),)
 EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
-"""Headers of a stream."""
+"""Headers of a streamed response."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class HttpRequest:
-    """What a client sent."""
+    """HTTP request, from a socket or from inside the process."""
 
     method: str
     path: str = attrs.field(repr=False)
-    """May hold a session's token, as the headers its key."""
+    """Path of the URL; not shown, as it may contain a session's token."""
     headers: Mapping[str, str] = attrs.field(repr=False)
-    """Names in lower case."""
+    """Headers by lower-case name; not shown, as they contain keys."""
     body: bytes
     local: bool = True
-    """Whether it comes from this machine."""
+    """Whether the request comes from this machine and not through a proxy."""
     on_body_taken: Callable[[], None] = attrs.field(default=lambda: None, repr=False)
-    """Called when the body needs its room in memory no more; perhaps on another thread, and more than once."""
+    """Callback when the body no longer needs its room in memory; may be called on another thread and repeatedly."""
 
     def take_body(self) -> bytes:
-        """Return the body and give it up: a request lives as long as its generation, and a body may be large."""
+        """Return the body and drop it here: a request lives as long as its generation, and the body may be large."""
         body, self.body = self.body, b""
         self.on_body_taken()
         return body
@@ -60,44 +60,47 @@ class HttpRequest:
 
 @attrs.frozen(kw_only=True)
 class HttpResponse:
-    """What it gets back."""
+    """HTTP response, complete or streamed."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = _JSON
     body: bytes | AsyncGenerator[bytes, None]
-    """A stream's owner closes it; closing it early aborts the generation."""
+    """Body; the receiver of a stream closes it, and closing it early aborts the generation."""
 
 
 @attrs.frozen
 class Page:
-    """What answers a route that is no dialect's."""
+    """Handler of a route that is no LLM API: health, models, sessions."""
 
     answer: Callable[[HttpRequest], Awaitable[HttpResponse]]
+    """Function that answers an authorized request."""
     method: str = "GET"
     check: Callable[[HttpRequest], object] = lambda _: None
-    """Refuses, by `RequestError`, those who may not ask; it does not look at the body, which may not be there yet."""
+    """Function that raises `RequestError` for an unauthorized request; the body may not have arrived yet."""
 
 
 def decode_body(body: bytes, *, most_bytes: int = MAX_BODY_BYTES) -> Any:
-    """Read a JSON body; `RequestError` (400) where it is none, too deep or of too many values."""
+    """Decode a JSON body; `RequestError` (400) if it is invalid, too deep or of too many values, (413) if too large."""
     if len(body) > most_bytes:
         raise RequestError(413, "request_too_large", f"the body exceeds {most_bytes} bytes")
+    # Before decoding: once orjson has begun, nothing stops it from building millions of objects.
     containers = _count_containers(body)
     try:
         value = in_one_go(len(body), lambda: orjson.loads(body))
     except orjson.JSONDecodeError as error:
-        found = "compressed: send it as it is" if body.startswith(_GZIP) else f"not valid JSON: {error}"
+        found = "compressed; send it uncompressed" if body.startswith(_GZIP) else f"not valid JSON: {error}"
         raise RequestError(400, "invalid_json", f"the body is {found}") from error
-    # Counting brackets is enough for all but large bodies.
+    # JSON cannot be nested deeper than it has brackets, and most bodies have few: then no walk is needed.
     if containers > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise RequestError(400, "invalid_json", f"the body is nested deeper than {MAX_DEPTH} levels")
     return value
 
 
 def _count_containers(body: bytes) -> int:
-    """Return the most objects and arrays that a body may have.
+    """Return an upper bound of the number of objects and arrays in a body, without decoding it.
 
-    Refuses more values than JSON of any use has: making them holds up everything else in the process.
+    `RequestError` (400) for more values than any useful request has: creating them as Python objects would block the
+    whole process.
     """
     containers = _count(body, b"[") + _count(body, b"{")
     if len(body) <= MAX_CONTAINERS:
@@ -106,11 +109,13 @@ def _count_containers(body: bytes) -> int:
     if containers <= MAX_CONTAINERS and separators <= MAX_VALUES:
         return containers
     strings = 0
-    for string in _STRING.finditer(body):  # what strings hold does not count
+    # The first count was too high because of brackets and commas inside of strings, or it is correct: find out.
+    for string in _STRING.finditer(body):
         start, end = string.span()
         containers -= body.count(b"[", start, end) + body.count(b"{", start, end)
         separators -= body.count(b",", start, end)
         strings += 1
+        # Keys and values: more strings than this are too many values in any case.
         if strings > 2 * MAX_VALUES:
             break
     if containers > MAX_CONTAINERS or separators > MAX_VALUES or strings > 2 * MAX_VALUES:
@@ -123,12 +128,13 @@ def _count_containers(body: bytes) -> int:
 
 
 def _count(body: bytes, character: bytes) -> int:
-    """Count a character piece by piece: no other thread runs while one is counted."""
+    """Count a character piece by piece, as no other thread runs while one piece is counted."""
     return sum(body.count(character, start, start + _PIECE_BYTES) for start in range(0, len(body), _PIECE_BYTES))
 
 
 def _is_deeper(value: Any, limit: int) -> bool:
-    """Whether JSON is nested in more than `limit` levels of arrays and objects."""
+    """Return whether decoded JSON is nested in more than `limit` levels of arrays and objects."""
+    # Level by level instead of recursively, as the nesting may exceed Python's recursion limit.
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(limit):
         if not level:
@@ -143,12 +149,13 @@ def _is_deeper(value: Any, limit: int) -> bool:
 
 
 def refused(dialect: Dialect, refusal: RequestError) -> HttpResponse:
-    """Refuse a request in the shape of its API."""
+    """Build the response of a refusal in the format of its API, with `Retry-After` if the error has a time."""
     wait = refusal.retry_after_s
-    after = () if wait is None else (("retry-after", str(math.ceil(wait))),)  # whole seconds, as HTTP has it
+    # HTTP allows whole seconds only; rounded up, so that no retry comes too early.
+    after = () if wait is None else (("retry-after", str(math.ceil(wait))),)
     return HttpResponse(status=refusal.status, headers=(*_JSON, *after), body=orjson.dumps(dialect.error(refusal)))
 
 
 def json_response(value: Any, *, status: int = 200) -> HttpResponse:
-    """Answer with JSON."""
+    """Build a response with a JSON body."""
     return HttpResponse(status=status, body=orjson.dumps(value))
