@@ -65,7 +65,7 @@ class NotFiniteError(TrainingError):
 
 
 class Guard:
-    """Policy for updates that would not be finite (`trainer.non_finite`): stop, or retry without the bad records."""
+    """Handler of updates that would not be finite (`trainer.non_finite`): stop, or retry without the bad records."""
 
     def __init__(self, policy: Literal["stop", "skip"], names: Sequence[str], *, ranks: Ranks = ALONE) -> None:
         self._policy, self._names, self._ranks = policy, names, ranks
