@@ -55,7 +55,7 @@ def test_what_fits_is_returned_as_it_is(batch, output):
         (lambda found: attrs.evolve(found, metrics={"a": (torch.ones(3), 3)}), r"as \(a Tensor of shape \[3\], int\)"),
         (
             lambda found: attrs.evolve(found, metrics={"value": (1.0, 1)}),
-            r"'value' but loss/value is the learner's own",
+            r"'value' but loss/value is a metric of the learner",
         ),
         (
             lambda found: attrs.evolve(found, metrics={"loss/a": (1.0, 1)}),
@@ -99,7 +99,7 @@ def test_a_correction_is_blamed_for_its_own_shape(batch):
     [
         (["proximal"], r"its `needs` is \['proximal'\]; expected a frozenset"),
         ("proximal", "its `needs` is 'proximal'; expected a frozenset"),
-        (frozenset({"values"}), "names values, which no learner computes; it may name proximal, reference, entropy"),
+        (frozenset({"values"}), "names values, which no learner computes; expected proximal, reference, entropy"),
     ],
 )
 def test_needs_of_another_form_are_told(needs, said):
