@@ -145,7 +145,7 @@ def test_a_reply_ends_with_its_first_stop_token(directory, tmp_path):
                 {"role": "assistant", "content": "x"},
             ],
             {},
-            r"demos\.jsonl:2: messages\.0\.content: found parts of the type image_url; .* text alone",
+            r"demos\.jsonl:2: messages\.0\.content: found parts of the type image_url; .* text only",
         ),
         (DIALOGUE, {"stop": "<think>"}, r"demos\.jsonl:2: messages\.1: .*stop tokens \['<think>'\]"),
     ],

@@ -38,7 +38,7 @@ class Corrected:
         return self._any("whole_sequences")
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """Per-token loss; aggregation and its denominator are the trainer's."""
+        """Return the corrected loss per token [N]; the trainer aggregates and divides it."""
         output = made_by(self.calculator, batch)
         for item in self.corrections:
             changed = made_by(item, batch, output)
