@@ -165,6 +165,7 @@ def blamed(name: str, where: str) -> Iterator[None]:
     """Turn exceptions of a component into `TrainingError` with its name, its source line, and what it worked on."""
     try:
         yield
+    # Errors of this project already say where they come from.
     except AgentRLError:
         raise
     except Exception as error:

@@ -77,6 +77,7 @@ class InsertionOrderCredit:
         returns: dict[str, float] = {}
         later = 0.0
         for node in reversed(episode.interactions):
+            # A reward of another model's call passes to the policy's call before it without a discount.
             later = given.get(node.id, 0.0) + (self.turn_discount if node.trainable else 1.0) * later
             returns[node.id] = later
         return returns

@@ -61,6 +61,7 @@ class ZeroVariance:
 
     def keep(self, group: Group, advantages: Mapping[str, float]) -> bool:
         """Return whether any advantage differs from 0 and the rewards differ by at least `min_range`."""
+        # The rewards as given: shaping changes only what advantages see.
         rewards = [reward for episode in group.episodes if (reward := episode.record.reward) is not None]
         if self.min_range and max(rewards, default=0.0) - min(rewards, default=0.0) < self.min_range:
             return False
@@ -169,6 +170,7 @@ def as_filter(built: object, name: str, *, where: str = "filters") -> Any:
 
     Raises `PluginError` for a function with other parameters, or an async one.
     """
+    # A filter object may be callable as well; it is used by its `keep`.
     if not callable(built) or hasattr(built, "keep"):
         return built
     parameters = inspect.signature(built).parameters.values()
@@ -184,6 +186,7 @@ def as_filter(built: object, name: str, *, where: str = "filters") -> Any:
 
 
 def _draw(seed: int, group: Group) -> random.Random:
+    # A string seeds by its content, so the draw is the same in every process.
     return random.Random(f"{seed}:{group.task_id}:{group.index}")  # noqa: S311 - a draw, not a secret
 
 

@@ -103,6 +103,7 @@ class Norm(TurnsFirst):
         """Return one advantage per interaction, as far as the group alone determines it."""
         centred = self._baseline().turn_advantages(returns)
         counted = [turns for turns in centred if turns]
+        # A group's spread about the step's mean has to wait for `normalise`.
         if self.std_level != "group" or self.mean_level == "batch" or not counted:
             return centred
         # `scale` is applied once, in `normalise`.

@@ -185,6 +185,7 @@ def pack(
             samples, max_tokens, merge=merge, whole_records=whole_sequences and config.sequence == "record"
         )
     )
+    # `torch.cat` needs at least one tensor, and an empty share has no micro-batch.
     nothing = torch.zeros(0, device=device)
     denominators = Denominators.count(
         torch.cat([nothing, *(batch.mask for batch in batches)]),
@@ -266,6 +267,7 @@ def _units(
     In that order neighbours share the longest prefixes, so a split loses the least.
     """
     inputs = {index: _inputs(samples[index]) for index in members}
+    # With `whole_records` the samples of a record are one piece, although other records' samples may lie between them.
     pieces: dict[int, list[int]] = {}
     for index in sorted(members, key=inputs.__getitem__):
         pieces.setdefault(samples[index].record if whole_records else index, []).append(index)
@@ -332,6 +334,7 @@ def _predictions(samples: Sequence[Sample], trie: TokenTrie, device: str) -> tup
         wanted["temperature"][part] = sample.temperatures
         row[part] = index
         start = part.stop
+    # `unique` sorts by place first; the attention methods rely on rising places.
     different, first, prediction = np.unique(wanted, return_index=True, return_inverse=True)
 
     def tensor(values: NDArray[np.generic]) -> Tensor:

@@ -162,6 +162,7 @@ def _sample(
             versions.extend(item.output_versions)
             owners.extend([numbers[item.id]] * count)
         ids.extend(item.output_ids)
+        # `ids` now is the call's whole prompt with its output.
         call_tokens += len(ids) - 1 if item.id in new else 0
     return Sample(
         ids=ids[: positions[-1] + 1],

@@ -165,6 +165,7 @@ def as_shaping(built: object, name: str, *, where: str = "shaping") -> Any:
 
     Raises `PluginError` for a function with other parameters, or an async one.
     """
+    # A shaping object may be callable as well; it is used by its `shape`.
     if not callable(built) or hasattr(built, "shape"):
         return built
     parameters = inspect.signature(built).parameters.values()

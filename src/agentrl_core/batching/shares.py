@@ -51,6 +51,7 @@ def _parts(members: Sequence[Sample], count: int) -> list[list[Sample]]:
     # and the last; every part computes it again, so it does not count for the balance.
     ordered = sorted(records.values(), key=lambda of_record: list(of_record[0].ids))
     trunk = _begin_alike(min(list(sample.ids) for sample in members), max(list(sample.ids) for sample in members))
+    # At least 1: records that are equal to the common prefix add no tokens, and the sum must not be 0.
     own = [max(_tokens(of_record) - trunk, 1) for of_record in ordered]
     parts: list[list[Sample]] = [[] for _ in range(count)]
     before = 0

@@ -96,6 +96,7 @@ def training_signal(
                 break
             if len(group.episodes) < before:
                 left_out[_reason(item)] += before - len(group.episodes)
+        # For example, all calls were aborted or sampled by an upstream model.
         if not reason and not of_group:
             reason = "nothing_to_train"
         if reason:

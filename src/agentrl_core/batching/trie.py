@@ -134,6 +134,7 @@ def _merged(keys: list[bytes]) -> TokenTrie:
     for index in sorted(range(len(keys)), key=keys.__getitem__):
         key = keys[index]
         shared = _shared(previous, key)
+        # Runs that begin after the shared prefix belong to the previous sequence only.
         while path and path[-1][0] >= shared:
             path.pop()
         if shared * _BYTES < len(key):
@@ -189,6 +190,7 @@ def _key(sequence: Sequence[int]) -> bytes:
 
 def _shared(left: bytes, right: bytes) -> int:
     """Return the number of token ids that two sequences have in common at their start, by binary search."""
+    # Slices compare in C; a loop over the ids would run in Python.
     low, high = 0, min(len(left), len(right)) // _BYTES
     while low < high:
         middle = (low + high + 1) // 2

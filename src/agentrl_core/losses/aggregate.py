@@ -93,9 +93,10 @@ def aggregate(config: AggregationConfig, batch: LossBatch, output: LossOutput, d
     if config.aggregation == "seq_mean_token_sum":
         return terms.sum() / num_sequences
     if config.aggregation == "constant":
+        # `constant` always has a horizon; `or 1` is for the type checker.
         return terms.sum() / (num_sequences * float(config.horizon or 1))
     # agentcpm_rows. The number of kept tokens is known only after the forward pass. A row lies in one micro-batch
-    # completely, so its mean can be taken here.
+    # completely, so its mean can be taken here. A row without a kept token counts as 0.
     sums = terms.new_zeros(batch.num_sequences).index_add(0, batch.sequence, terms)
     kept = output.keep.new_zeros(batch.num_sequences).index_add(0, batch.sequence, output.keep)
     return (sums / kept.clamp_min(1.0)).sum() / num_sequences

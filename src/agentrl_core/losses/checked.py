@@ -45,6 +45,7 @@ def made_by(part: Any, batch: LossBatch, *output: LossOutput) -> LossOutput:
     name = type(part).__name__
     try:
         made = part.correct(batch, *output) if output else part.loss(batch)
+    # Errors of this project already say where they come from.
     except AgentRLError:
         raise
     except Exception as error:

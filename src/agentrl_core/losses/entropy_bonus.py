@@ -30,4 +30,5 @@ class EntropyBonus:
         """Return the loss minus the bonus, for every token of the mask."""
         if batch.entropy is None:
             raise AssertionError("expected batch.entropy, because `needs` names it; found None")
+        # Terms that the loss drops become 0 here, because `keep` becomes the mask: the bonus is for all tokens.
         return LossOutput(per_token=output.per_token * output.keep - self.coefficient * batch.entropy, keep=batch.mask)

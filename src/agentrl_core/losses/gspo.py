@@ -39,6 +39,7 @@ class GSPO(TrustRegion):
 
         of_sequence = batch.expand(batch.seq_mean(log_ratio(batch))).detach()
         own = torch.where(batch.mask > 0, batch.logprobs - batch.logprobs.detach(), 0.0)
+        # `own` is 0: the ratio has the sequence's value, and the gradient of the token's log-probability.
         ratio = torch.exp(of_sequence + own)
         clipped = ratio.clamp(1 - self.clip, 1 + self.clip + self.clip_higher)
         keep = self.keep(batch, ratio)

@@ -105,6 +105,7 @@ class MaskedIS(_Weight):
         inside = (weight >= self.low) & (weight <= self.high)
         # The product over a long sequence may be infinite. It is outside the bounds; inf * 0 would be NaN.
         factor = torch.where(inside, weight, 0.0) if self.weighted else torch.ones_like(weight)
+        # A weight outside the bounds may be infinite, so the metric's mean counts it as 1.
         return attrs.evolve(
             output,
             per_token=output.per_token * factor,

@@ -61,6 +61,7 @@ class KL:
         if self.importance_weight:
             ratio = sampling_ratio(batch)
             divergence = divergence * (ratio if self.estimator == "k3" else ratio.detach())
+        # Terms that the loss drops become 0 here, because `keep` becomes the mask: the penalty is for all tokens.
         return LossOutput(
             per_token=output.per_token * output.keep + self.beta * divergence,
             keep=batch.mask,

@@ -130,6 +130,7 @@ class _TokenLogprobs(torch.autograd.Function):
         # log Z, and H = log Z - sum p z.
         normalisers = sums.maximum + sums.total.log()
         entropies = None if sums.weighted is None else normalisers - sums.weighted / sums.total
+        # A result that the loss does not use has the gradient None instead of zeros: its backward costs nothing.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, divisor)
         ctx.start, ctx.shard, ctx.tile = start, shard, tile
@@ -146,6 +147,7 @@ class _TokenLogprobs(torch.autograd.Function):
         buffer = torch.empty(ctx.tile, dtype=normalisers.dtype, device=hidden.device).view(-1)
         for columns in _parts(len(weight), ctx.tile[1]):
             heads = weight[columns].to(vectors.dtype)
+            # The gradient of this part of the head is summed over all tokens in fp32 and rounded once.
             to_heads = torch.zeros_like(heads, dtype=normalisers.dtype)
             for rows in _parts(len(hidden), ctx.tile[0]):
                 logits = _logits(vectors[rows], heads, divisor, rows, buffer)
@@ -197,6 +199,7 @@ def _places(targets: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _check_targets(targets: Tensor, vocabulary: int) -> None:
+    # A target outside the vocabulary would be in no tile, and silently get the logit 0.
     if len(targets) and not bool(((targets >= 0) & (targets < vocabulary)).all()):
         raise IndexError(f"targets: found ids in [{targets.min()}, {targets.max()}], expected [0, {vocabulary})")
 

@@ -64,6 +64,7 @@ class MiniRLPaper(MiniRL):
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """Return the loss per token [N]; the trainer aggregates and divides it."""
+        # With `needs` "proximal", `importance_ratio` is against pi_prox; `sampling_ratio` is always against mu.
         weight, ratio = sampling_ratio(batch).detach(), importance_ratio(batch).detach()
         keep, count = self.keep(batch, ratio), batch.mask.sum()
         truncated = (weight > self.weight_cap).to(batch.mask.dtype)

@@ -56,6 +56,7 @@ class PPO(TrustRegion):
         ratio, advantages = importance_ratio(batch), batch.advantages
         clipped = ratio.clamp(1 - self.clip, 1 + self.clip + self.clip_higher)
         surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+        # With A < 0 the surrogate has no lower bound as the ratio grows.
         if self.dual_clip is not None:
             surrogate = torch.where(advantages < 0, torch.maximum(surrogate, self.dual_clip * advantages), surrogate)
         weight = torch.exp(log_behaviour_weight(batch))
