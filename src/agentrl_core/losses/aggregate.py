@@ -1,4 +1,4 @@
-"""Aggregate per-token losses to one number: normalizers of all losses (`loss.aggregation`).
+"""Aggregate per-token losses to one number: normalisers of all losses (`loss.aggregation`).
 
 The denominator spans the whole optimizer update over all micro-batches and ranks, so a gradient does not depend on how
 samples are packed. N loss tokens of a micro-batch, S sequences of the update.
@@ -25,7 +25,7 @@ _UNITS = ("record", "interaction", "sequence")
 
 @attrs.frozen(kw_only=True)
 class AggregationConfig:
-    """Options of a loss's normalizer; they are in the config's `loss` section beside the calculator's own options."""
+    """Options of a loss's normaliser; they are in the config's `loss` section beside the calculator's own options."""
 
     aggregation: Aggregation = field(default="token_mean", validator=validators.in_(_AGGREGATIONS))
     """`token_mean`: sum over loss tokens / number of loss tokens of the update (DAPO, arXiv 2503.14476).
@@ -33,7 +33,7 @@ class AggregationConfig:
     `seq_mean_token_sum`: mean over sequences of each sequence's token sum (MiniRL, arXiv 2512.01374).
     `constant`: sum over loss tokens / (number of sequences x `horizon`) (Dr. GRPO, arXiv 2503.20783).
     `agentcpm_rows`: mean over training rows of the mean over the tokens that the loss *kept*, as in AgentCPM's AgentRL
-    (another project). Dropped tokens give the remaining ones more weight there; the other normalizers count every loss
+    (another project). Dropped tokens give the remaining ones more weight there; the other normalisers count every loss
     token, kept or dropped."""
     unit: Literal["record", "interaction", "sequence"] = field(default="record", validator=validators.in_(_UNITS))
     """Unit that counts as one sequence. `record`: all calls of a record, so that a record with many turns counts no

@@ -20,7 +20,7 @@ class CISPO:
 
     Every token keeps a gradient, also rare tokens that a clipped surrogate would drop. As in the paper's experiments
     the weight has no lower bound. `cap` bounds the weight itself, not its distance from 1 (TRL's `epsilon_high`).
-    Normalizer: sum over loss tokens / number of loss tokens of the whole optimizer update. Advantage: `grpo`.
+    Normaliser: sum over loss tokens / number of loss tokens of the whole optimizer update. Advantage: `grpo`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()

@@ -13,7 +13,7 @@ from agentrl_core.losses.base import LossBatch, LossOutput
 class CrossEntropy:
     """Negative log-likelihood: l = -log pi_theta. It uses neither advantages nor behaviour log-probabilities.
 
-    Normalizer: the config's `aggregation`; by default sum over loss tokens / number of loss tokens of the whole
+    Normaliser: the config's `aggregation`; by default sum over loss tokens / number of loss tokens of the whole
     optimizer update.
     """
 

@@ -17,7 +17,7 @@ class DAPO(GRPO):
 
         l = -min(rho * A, clip(rho, 1 - 0.2, 1 + 0.28) * A)
 
-    Normalizer: sum over loss tokens / number of loss tokens of the whole optimizer update. Advantage: `grpo`. The
+    Normaliser: sum over loss tokens / number of loss tokens of the whole optimizer update. Advantage: `grpo`. The
     paper's other two parts are separate options: dynamic sampling is `rollout.dynamic_sampling`, overlong episodes are
     handled by the shaping or the filter `overlong`.
     """

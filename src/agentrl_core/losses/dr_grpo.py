@@ -17,7 +17,7 @@ class DrGRPO(GRPO):
         l = -min(rho * A, clip(rho, 1 - clip, 1 + clip + clip_higher) * A),  A = R - mean(R of the group)
 
     Division by a sequence's own length favours long wrong answers. Division by the group's standard deviation favours
-    tasks that are almost solved or almost hopeless. Normalizer: sum over loss tokens / (number of sequences x
+    tasks that are almost solved or almost hopeless. Normaliser: sum over loss tokens / (number of sequences x
     `horizon`), a constant; `horizon` is `sampling.max_tokens` unless given. Advantage: `grpo` with `std: false`.
     """
 

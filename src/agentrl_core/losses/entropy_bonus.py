@@ -18,7 +18,7 @@ class EntropyBonus:
     """Entropy bonus: l' = l - coefficient * H(pi_theta) at each loss token (A3C, arXiv 1602.01783, section 4).
 
     H in nats, of the whole distribution at the sampling temperature, with its exact gradient. Tokens that the loss
-    drops get the bonus too. Normalizer: that of the loss, over all loss tokens.
+    drops get the bonus too. Normaliser: that of the loss, over all loss tokens.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})

@@ -17,7 +17,7 @@ class GRPO(TrustRegion):
         l = -min(rho * A, clip(rho, 1 - clip, 1 + clip + clip_higher) * A),  rho = exp(log pi_theta - log mu)
 
     mu is the policy that sampled the token, by the engine's log-probabilities. If a correction needs the proximal
-    policy, rho is taken against that policy instead. Normalizer: the config's `aggregation`; by default sum over loss
+    policy, rho is taken against that policy instead. Normaliser: the config's `aggregation`; by default sum over loss
     tokens / number of loss tokens of the whole optimizer update (DAPO); `seq_mean_token_mean` is the paper's. The
     options of the trust region drop tokens in addition to the clip. For the paper's KL term add the correction `kl`.
     """

@@ -22,7 +22,7 @@ class GSPO(TrustRegion):
     sg stops the gradient. Each token's ratio has its sequence's value and the gradient of its own log-probability, so
     the mean over a sequence has exactly the gradient of s_i. `loss.unit` says what a sequence is. We differ from
     AgentCPM's AgentRL, which writes log pi / sg(log pi) in place of the exponential; its gradient has the wrong sign.
-    Normalizer: mean over sequences of each sequence's token mean. The clip bounds are the paper's: 3e-4 down, 4e-4 up.
+    Normaliser: mean over sequences of each sequence's token mean. The clip bounds are the paper's: 3e-4 down, 4e-4 up.
     Advantage: `grpo`.
     """
 

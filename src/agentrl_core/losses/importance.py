@@ -52,7 +52,7 @@ class _Weight:
 class TruncatedIS(_Weight):
     """Truncated importance sampling: l' = min(w, cap) * l.
 
-    w = exp(log pi_prox - log mu), as in TIS (fengyao.notion.site/off-policy-rl), TRL, slime and verl. Normalizer: that
+    w = exp(log pi_prox - log mu), as in TIS (fengyao.notion.site/off-policy-rl), TRL, slime and verl. Normaliser: that
     of the loss; a token with a small weight counts as a whole token there.
     """
 
@@ -76,7 +76,7 @@ class MaskedIS(_Weight):
     """Masked importance sampling: l' = w * 1[low <= w <= high] * l; `weighted: false` omits the factor w.
 
     w = exp(log pi_prox - log mu). Per token this is IcePop's rule (arXiv 2510.18855), with its bounds as defaults. With
-    `level: geometric` and narrow bounds it is the sequence rejection of AReaL and verl. Normalizer: that of the loss; a
+    `level: geometric` and narrow bounds it is the sequence rejection of AReaL and verl. Normaliser: that of the loss; a
     masked token still counts in it, except with `agentcpm_rows`.
     """
 

@@ -34,7 +34,7 @@ class KL:
     `importance_weight` multiplies by rho = pi_theta / mu, for tokens of an older policy. With k3, rho keeps its
     gradient, which makes k3's gradient exact too (TRL's `use_bias_correction_kl`). With k1 and k2, rho is a constant.
 
-    Tokens that the loss drops get the penalty too. Normalizer: that of the loss, over all loss tokens.
+    Tokens that the loss drops get the penalty too. Normaliser: that of the loss, over all loss tokens.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"reference"})

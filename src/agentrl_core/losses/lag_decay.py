@@ -16,7 +16,7 @@ class LagDecay:
     """Lag decay: l' = exp(-rate * lag) * l, lag in policy versions.
 
     It lowers the weight of stale tokens, while `out_of_date_decay` of the trust region drops more of them. The lag is
-    per token: an episode that spans an update has tokens of several lags. Normalizer: that of the loss, so a step of
+    per token: an episode that spans an update has tokens of several lags. Normaliser: that of the loss, so a step of
     stale tokens is a smaller step.
     """
 

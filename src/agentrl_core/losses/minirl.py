@@ -20,7 +20,7 @@ class MiniRL(TrustRegion):
 
     Nothing is clipped. Only the trust region bounds the update, so it is strict by default, with the paper's bounds
     (arXiv 2512.01374, eq. 7: 0.2 and 0.27). We differ from the paper: one ratio, against the behaviour policy, is both
-    weight and mask. Normalizer: mean over sequences of each sequence's token sum (not divided by its number of tokens),
+    weight and mask. Normaliser: mean over sequences of each sequence's token sum (not divided by its number of tokens),
     as in the paper and with the recommended flags of AgentRL. Advantage: `grpo` with `std: false`.
     """
 
@@ -52,7 +52,7 @@ class MiniRLPaper(MiniRL):
         r = exp(log pi_theta - log pi_prox)
 
     The truncated weight rho corrects for all differences between behaviour policy and current policy: engine mismatch
-    and lag. The mask M bounds how far the learner itself has moved since the step began (`loss.proximal`). Normalizer:
+    and lag. The mask M bounds how far the learner itself has moved since the step began (`loss.proximal`). Normaliser:
     mean over sequences of each sequence's token sum. Advantage: `grpo` with `std: false`.
     """
 

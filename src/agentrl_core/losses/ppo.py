@@ -25,7 +25,7 @@ class PPO(TrustRegion):
     pi_prox is the policy before this step; `loss.proximal` says whether one more forward pass computes it, or an
     interpolation between mu and pi_theta. The trust region is around pi_prox, so a sampler that lags behind does not
     hold the policy back. The weight w has no gradient and corrects for sampling with mu. We differ: AReaL omits w by
-    default. Normalizer: sum over loss tokens / number of loss tokens of the whole optimizer update, including clipped
+    default. Normaliser: sum over loss tokens / number of loss tokens of the whole optimizer update, including clipped
     ones. Advantage: the config's.
     """
 

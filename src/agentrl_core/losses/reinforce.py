@@ -17,7 +17,7 @@ class Reinforce:
 
         l = -w * A * log pi_theta,  w = 1, or sg(rho) with `importance_weight`;  rho = exp(log pi_theta - log mu)
 
-    Normalizer: mean over sequences of each sequence's token sum, because the log-likelihood of a sequence is the sum
+    Normaliser: mean over sequences of each sequence's token sum, because the log-likelihood of a sequence is the sum
     over its tokens. Advantage: the config's; `none` is the plain reward, `leave_one_out` makes it RLOO.
     """
 
@@ -50,7 +50,7 @@ class RLOO(Reinforce):
 
         l = -A * log pi_theta,  A = R - mean(R of the group's other records)
 
-    Normalizer: mean over sequences of each sequence's token sum. Advantage: `leave_one_out`.
+    Normaliser: mean over sequences of each sequence's token sum. Advantage: `leave_one_out`.
     """
 
     advantage_default: ClassVar[Mapping[str, Any]] = {"use": "leave_one_out"}

@@ -22,7 +22,7 @@ class SAPO:
         l = -(4 / tau) * sigmoid(tau * (rho - 1)) * A,  tau = tau_positive where A > 0, else tau_negative
 
     The gradient with respect to rho is weighted by 4 p (1 - p), where p is the sigmoid: 1 at rho = 1, and falling on
-    both sides, faster for negative advantages. Normalizer: mean over sequences of each sequence's token mean.
+    both sides, faster for negative advantages. Normaliser: mean over sequences of each sequence's token mean.
     Advantage: `grpo`.
     """
 

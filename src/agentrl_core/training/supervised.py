@@ -1,6 +1,6 @@
 """Train on demonstrations with a weighted loss per token; the loop behind `agentrl sft` and the warm start.
 
-A token's weight w is its message's weight times its row's; l is its loss. Normalizers:
+A token's weight w is its message's weight times its row's; l is its loss. Normalisers:
 
 - `token_mean`: sum of w * l / sum of w, over all loss tokens of the update. A token of weight 2 counts like two tokens,
   and doubling all weights changes nothing.
