@@ -87,7 +87,7 @@ class Guard:
         """Apply the update; return the result of `apply`, or None if nothing is left to apply.
 
         `stop` raises the error. `skip` removes the loss terms of the bad records, counts the denominators again and
-        retries: the result is the update that these records had never been part of. Their token ids are still
+        retries: the result is as if these records had never been part of the update. Their token ids are still
         forwarded, so a record whose hidden states are not finite spoils its whole micro-batch. `again` is called before
         each retry.
         """
