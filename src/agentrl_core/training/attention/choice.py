@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AttentionName: TypeAlias = Literal["auto", "rect", "flex", "dfs", "dense", "rows"]
-"""Value of `trainer.attention`. `rect` (CPU) and `flex` (CUDA) run the trie in one forward pass, `dfs` node by node with
-the model's cache, `dense` with a T x T mask, `rows` each sequence separately. `auto` takes the fastest that fits."""
+"""Value of `trainer.attention`. `rect` (CPU) and `flex` (CUDA) run the trie in one forward pass, `dfs` runs its nodes
+one after another with the model's cache, `dense` uses a T x T mask, `rows` runs each sequence separately. `auto` uses
+the fastest that fits."""
 
 _AUTO = {"cpu": ("rect", "dfs"), "cuda": ("flex", "dfs")}
 """Candidates that `auto` tries on a device, the fastest first."""
