@@ -55,7 +55,7 @@ def test_what_fits_is_returned_as_it_is(batch, output):
         (lambda found: attrs.evolve(found, metrics={"a": (torch.ones(3), 3)}), r"as \(a Tensor of shape \[3\], int\)"),
         (
             lambda found: attrs.evolve(found, metrics={"value": (1.0, 1)}),
-            r"'value' but loss/value is the learner's own",
+            r"'value' but loss/value is a metric of the learner",
         ),
         (
             lambda found: attrs.evolve(found, metrics={"loss/a": (1.0, 1)}),
@@ -79,7 +79,7 @@ def test_what_a_loss_raises_names_it_its_line_and_what_it_did_not_ask_for(batch)
             return batch.logprobs - batch.proximal_logprobs
 
     said = (
-        r"loss: Forgetful raised TypeError: .* \(.*test_checked\.py:\d+\)\. Of .* names: nothing; the others are None"
+        r"loss: Forgetful raised TypeError: .* \(.*test_checked\.py:\d+\)\. .* are set \(nothing\); the others are None"
     )
     with pytest.raises(TrainingError, match=said):
         made_by(Forgetful(), batch)
@@ -99,7 +99,7 @@ def test_a_correction_is_blamed_for_its_own_shape(batch):
     [
         (["proximal"], r"its `needs` is \['proximal'\]; expected a frozenset"),
         ("proximal", "its `needs` is 'proximal'; expected a frozenset"),
-        (frozenset({"values"}), "names values, which no learner computes; it may name proximal, reference, entropy"),
+        (frozenset({"values"}), "names values, which no learner computes; expected proximal, reference, entropy"),
     ],
 )
 def test_needs_of_another_form_are_told(needs, said):

@@ -266,7 +266,7 @@ def test_what_a_run_sampled_is_what_is_trained(project, tmp_path, monkeypatch, c
     assert steps[0]["loss/value"] == pytest.approx(-by_engine, abs=1e-4)  # the engine's own logprobs of these tokens
     assert steps[-1]["loss/value"] < steps[0]["loss/value"]
     write(tmp_path / "best.jsonl", [row | {"tokenizer": "other"} for row in rows])
-    with pytest.raises(DataError, match=r"best\.jsonl:1: its ids belong to another tokenizer .*exact_ids: false"):
+    with pytest.raises(DataError, match=r"best\.jsonl:1: its token ids belong to another tokenizer .*exact_ids: false"):
         FineTuner(config | {"name": "other"}).train()
     from_text = config | {"name": "text", "data": {"train": "best.jsonl", "exact_ids": False}}
     assert FineTuner(from_text).train().status == "finished"

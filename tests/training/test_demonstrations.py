@@ -126,13 +126,13 @@ def test_a_reply_ends_with_its_first_stop_token(directory, tmp_path):
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "move", "arguments": "{dir"}}]}],
             {},
-            r"demos\.jsonl:2: messages\.0: a tool call is not",
+            r"demos\.jsonl:2: messages\.0: expected each tool call as",
         ),
         (DIALOGUE, {"context_length": 20}, r"demos\.jsonl:2: \d+ tokens, more than the model's 20"),
         (
             [{"role": "assistant", "content": "x"}],
             {},
-            r"demos\.jsonl:2: messages\.0: the model's chat template refused what stands before this reply: .*empty",
+            r"demos\.jsonl:2: messages\.0: the model's chat template refused the messages before this reply: .*empty",
         ),
         (
             [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "x"}],
@@ -145,7 +145,7 @@ def test_a_reply_ends_with_its_first_stop_token(directory, tmp_path):
                 {"role": "assistant", "content": "x"},
             ],
             {},
-            r"demos\.jsonl:2: messages\.0\.content: found parts of the type image_url; .* text alone",
+            r"demos\.jsonl:2: messages\.0\.content: found parts of the type image_url; .* text only",
         ),
         (DIALOGUE, {"stop": "<think>"}, r"demos\.jsonl:2: messages\.1: .*stop tokens \['<think>'\]"),
     ],
@@ -317,8 +317,11 @@ def test_a_reply_of_weight_zero_is_seen_and_not_trained(directory):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tokenizer": "other"}, r"demos\.jsonl:1: its ids belong to another tokenizer \(other\)"),
-        ({"ids": [1, 2, 99999], "spans": [[1, 3]]}, r"demos\.jsonl:1: the id 99999 is none of the model's \d+ tokens"),
+        ({"tokenizer": "other"}, r"demos\.jsonl:1: its token ids belong to another tokenizer \(other\)"),
+        (
+            {"ids": [1, 2, 99999], "spans": [[1, 3]]},
+            r"demos\.jsonl:1: the id 99999 is outside the model's vocabulary of \d+ tokens",
+        ),
     ],
 )
 def test_ids_of_another_tokenizer_are_refused(directory, fields, said):

@@ -184,7 +184,9 @@ def test_what_only_overflows_together_blames_nobody(learner, sampler):
 
     one = learner(loss=Heavy(), aggregation=AggregationConfig(aggregation="seq_mean_token_sum"))
     before = state(one)
-    with pytest.raises(TrainingError, match=r"No single record is to blame; those in it: g0r0 \(loss inf\), g0r1"):
+    with pytest.raises(
+        TrainingError, match=r"No single record causes it; the update contains: g0r0 \(loss inf\), g0r1"
+    ):
         one.step(sampler.groups(), step=1, version=0)
     assert_same(before, state(one))
 

@@ -1,6 +1,7 @@
-"""What a loss calculator sees and returns: one-dimensional tensors over the loss tokens of a micro-batch.
+"""Protocols for losses and corrections, with their input (`LossBatch`) and output (`LossOutput`).
 
-N loss tokens, S sequences. Merged, packed or padded, the calculator sees the same numbers.
+All tensors are one-dimensional, over the loss tokens of a micro-batch; a calculator never sees padding, packing or
+merged prefixes. N loss tokens, S sequences.
 """
 
 from __future__ import annotations
@@ -15,90 +16,94 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LossBatch:
-    """The loss tokens of one micro-batch. All tensors are [N] unless said otherwise."""
+    """Loss tokens of one micro-batch. All tensors are [N]; log-probabilities and entropies are in nats."""
 
     logprobs: Tensor
-    """log pi_theta of each token; requires grad. Float."""
+    """log pi_theta of each token, under the policy that is trained; requires grad. Float."""
     behaviour_logprobs: Tensor
-    """log mu: by the engine, at sampling time. Float."""
+    """log mu of each token, computed by the engine at sampling time. Float."""
     advantages: Tensor
-    """Per token. Float."""
+    """Advantage of each token. Float."""
     mask: Tensor
     """1.0 where the token counts, else 0.0. Float."""
     sequence: Tensor
-    """Index in [0, num_sequences) of the sequence that aggregation averages over, by `loss.unit`. Long."""
+    """Index in [0, num_sequences) of the sequence that aggregation averages over (`loss.unit`). Long."""
     num_sequences: int
+    """S, over the whole optimizer update; a micro-batch contains some of them."""
     record: Tensor
     """Index of the record. Long."""
     group: Tensor
     """Index of the group. Long."""
     lag: Tensor
-    """Current policy version minus the token's. Long."""
+    """Current policy version minus the version that sampled the token. Long."""
     proximal_logprobs: Tensor | None = None
-    """log pi of the learner before this optimizer step, where the calculator needs it."""
+    """log pi_prox, of the policy before this optimizer step, if the calculator's `needs` names `proximal`. Float."""
     reference_logprobs: Tensor | None = None
+    """log pi_ref, of the frozen reference policy, if `needs` names `reference`. Float."""
     entropy: Tensor | None = None
+    """Entropy of each token's distribution; with a gradient if `needs` names `entropy`. Float."""
 
     def seq_sum(self, values: Tensor) -> Tensor:
-        """Sum of `values` over the masked tokens of each sequence. [N] -> [S]."""
+        """Return the sum of `values` over the tokens with mask 1 of each sequence. [N] -> [S]."""
         return values.new_zeros(self.num_sequences).index_add(0, self.sequence, values * self.mask)
 
     def seq_mean(self, values: Tensor) -> Tensor:
-        """Mean of `values` over the masked tokens of each sequence; 0 for a sequence without any. [N] -> [S]."""
+        """Return the mean of `values` over the tokens with mask 1 of each sequence; 0 if it has none. [N] -> [S]."""
         return self.seq_sum(values) / self.seq_sum(values.new_ones(len(self.mask))).clamp_min(1.0)
 
     def expand(self, values: Tensor) -> Tensor:
-        """Give each token its sequence's value. [S] -> [N]."""
+        """Return each token's sequence value. [S] -> [N]."""
         return values[self.sequence]
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class LossOutput:
-    """What to minimise, before aggregation."""
+    """Per-token loss to minimise, before aggregation."""
 
     per_token: Tensor
-    """[N]"""
+    """Loss of each token. [N]"""
     keep: Tensor
-    """1.0 for tokens in the loss, 0.0 for those that the calculator drops (a trust region, say); within `mask`. [N]"""
+    """1.0 for tokens in the loss, 0.0 for tokens that the calculator drops, for example outside a trust region; 0.0
+    wherever `mask` is 0. [N]"""
     metrics: dict[str, tuple[Tensor, Tensor]] = attrs.field(factory=dict)
-    """name -> (sum, count), reduced by the trainer over micro-batches and ranks, and reported as `loss/NAME`."""
+    """Name -> (sum, count). The trainer adds both over micro-batches and ranks and reports `loss/NAME`."""
 
 
 class LossCalculator(Protocol):
-    """A policy-gradient surrogate. Stateless; options are its constructor's arguments.
+    """Policy-gradient surrogate. Stateless; its options are the constructor's arguments.
 
-    Attributes that a calculator may have beside these, each left out where the default holds:
+    Optional attributes, to be left out if the default is right:
 
-    `aggregation_defaults`: options of `AggregationConfig` that hold unless the config says otherwise.
-    `advantage_default`: the `advantage` section that holds where the config has none: `{"use": NAME, …}`.
-    `stops_gradient`: True where parts of the loss are constants on purpose, so that its gradient is not the slope of
-    its value.
-    `weighs_behaviour`: True where the loss contains proximal / behaviour already, so that no correction may add it.
-    `whole_sequences`: True where a token's loss depends on the other tokens of its sequence.
+    `aggregation_defaults`: options of `AggregationConfig` that apply unless the config sets others.
+    `advantage_default`: `advantage` section that applies if the config has none: `{"use": NAME, …}`.
+    `stops_gradient`: True if parts of the loss are detached on purpose, so that its gradient differs from the
+    derivative of its value.
+    `weighs_behaviour`: True if the loss already contains proximal / behaviour, so that no correction may add it.
+    `whole_sequences`: True if a token's loss depends on other tokens of its sequence.
     """
 
     @property
     def needs(self) -> frozenset[str]:
-        """The optional fields it reads: any of `proximal`, `reference`, `entropy`. A class attribute will do."""
+        """Optional fields that the loss reads: any of `proximal`, `reference`, `entropy`. May be a class attribute."""
         ...
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """Per-token loss; aggregation and its denominator are the trainer's."""
+        """Return the loss per token; the trainer aggregates and divides it."""
         ...
 
 
 class Correction(Protocol):
-    """What wraps any loss calculator: a factor on its terms, a mask, or a term of its own. Stateless.
+    """Wrapper of any loss calculator that adds a factor, a mask or a term. Stateless.
 
-    May have the attributes `stops_gradient` and `whole_sequences`, as a calculator; and `weighs_behaviour`, True where
-    it multiplies by proximal / behaviour.
+    May have the attributes `stops_gradient` and `whole_sequences` of a calculator, and `weighs_behaviour`: True if it
+    multiplies by proximal / behaviour.
     """
 
     @property
     def needs(self) -> frozenset[str]:
-        """The optional fields it reads, as `LossCalculator.needs`."""
+        """Optional fields that the correction reads, like `LossCalculator.needs`."""
         ...
 
     def correct(self, batch: LossBatch, output: LossOutput) -> LossOutput:
-        """Return what to minimise instead of `output`; its metrics are kept and added to."""
+        """Return the loss to minimise instead of `output`. Metrics of `output` are kept; return only new ones."""
         ...

@@ -1,4 +1,4 @@
-"""Policy versions and where their weights come from; needs no torch."""
+"""Sources of weights that an engine can load: a live module or a model directory. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class ModuleWeights:
-    """Weights of a live module in this process; the engine copies them before `load_weights` returns."""
+    """Weights of a live module in this process. The engine copies them before `load_weights` returns."""
 
     module: nn.Module
 

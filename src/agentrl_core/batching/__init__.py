@@ -1,1 +1,1 @@
-"""From scored groups to training rows: credit, advantages, filters, packing."""
+"""Turn scored groups into packed training samples: shaping, credit, advantages, filters, token trie, packing."""

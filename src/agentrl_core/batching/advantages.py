@@ -1,10 +1,10 @@
-"""Advantages: how much better a record did than the others of its group.
+"""Advantage estimators: compare each record's reward with a baseline of its group.
 
-Two forms of each estimator. `advantages` is for scalar rewards, one number per record. `turn_advantages` is for
-rewards per interaction: one list of returns per record, where the baseline is the mean over records of each
-record's *mean* return and the spread weighs every record equally, so that long records do not count for more.
-With one return per record the two agree. An estimator that needs the other groups of a step, too, has `normalise`
-beside them (`normalisation.py`).
+Each estimator has two forms. `advantages` is for scalar rewards: one number per record. `turn_advantages` is for
+rewards per interaction: one list of returns per record. There the baseline is the mean over records of each record's
+*mean* return, and the spread weighs every record equally, so long records do not count for more. With one return per
+record both forms agree. An estimator that also needs the step's other groups has a third method, `normalise`
+(`normalisation.py`).
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 
 _ROUNDING = 1e-12
-"""A spread of at most this share of the largest reward comes from rounding the mean, and stands for equal rewards."""
+"""Largest spread, as a share of the largest reward, that is attributed to rounding the mean: the rewards are equal."""
 
 
 class AdvantageEstimator(Protocol):
-    """Turns one group's rewards into advantages; a registered `advantage`."""
+    """Function from one group's rewards to advantages; registered as `advantage`."""
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
-        """One advantage per record."""
+        """Return one advantage per record, in the order of `rewards`."""
         ...
 
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
-        """One advantage per interaction; a record may have none."""
+        """Return one advantage per interaction, nested like `returns`; a record may have no interaction."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class TrainedCall:
-    """One interaction that a step trains, as an estimator of whole steps sees it."""
+    """Trained interaction of a step, as input of `StepEstimator.normalise`."""
 
     advantage: float
-    """What its group gave it: the estimator's advantage times the interaction's share."""
+    """Advantage within its group: the estimator's value times the interaction's share."""
     tokens: int
-    """Sampled tokens, at least 1."""
+    """Number of sampled tokens, at least 1."""
     record: int
     """Number of its record in the step."""
     group: int
@@ -52,41 +52,42 @@ class TrainedCall:
 
 @runtime_checkable
 class StepEstimator(AdvantageEstimator, Protocol):
-    """An estimator that goes over the advantages of a step once all of its groups are known and filtered."""
+    """Estimator with a second stage over all groups of a step, after filtering."""
 
     def normalise(self, calls: Sequence[TrainedCall]) -> list[float]:
-        """The final advantage of each call; must not depend on their order, which is that of the tasks."""
+        """Return the final advantage of each call, in the order of `calls`. Values must not depend on that order."""
         ...
 
 
 class TurnsFirst(ABC):
-    """Base of estimators whose scalar form is the per-turn form with one turn for each record."""
+    """Base class of estimators whose scalar form is the per-turn form with one turn per record."""
 
     __slots__ = ()
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
-        """One advantage per record."""
+        """Return one advantage per record."""
         return [turns[0] for turns in self.turn_advantages([[reward] for reward in rewards])]
 
     @abstractmethod
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
-        """One advantage per interaction."""
+        """Return one advantage per interaction."""
 
 
 @attrs.frozen(kw_only=True)
 class GRPO(TurnsFirst):
-    """(R - mean) / (std + eps) * scale, std being the sample standard deviation (arXiv 2402.03300; TRL's form).
+    """GRPO: (R - mean) / (std + eps) * scale, with the sample standard deviation (arXiv 2402.03300; TRL's form).
 
-    Where all rewards are equal every advantage is 0, also without eps. `std: false` leaves the division out.
+    If all rewards are equal, every advantage is 0, also with `eps: 0`. `std: false` omits the division.
     """
 
     std: bool = True
+    """Divide by the group's standard deviation."""
     eps: float = field(default=1e-4, validator=validators.ge(0.0))
-    """TRL's value. Against rewards of 0 and 1 it changes an advantage by less than 0.1 %."""
+    """Added to the standard deviation; TRL's value. For rewards 0 and 1 it changes advantages by less than 0.1 %."""
     scale: float = field(default=1.0, validator=validators.gt(0.0))
 
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
-        """One advantage per interaction."""
+        """Return one advantage per interaction."""
         counted = [turns for turns in returns if turns]
         if not counted:
             return [[] for _ in returns]
@@ -94,6 +95,7 @@ class GRPO(TurnsFirst):
         factor = self.scale
         if self.std:
             spread = group_spread(counted, mean)
+            # With equal rewards the mean may be off by a rounding error, which a small eps would blow up.
             if is_rounding(spread, counted):
                 return [[0.0 for _ in turns] for turns in returns]
             factor /= spread + self.eps
@@ -102,35 +104,36 @@ class GRPO(TurnsFirst):
 
 @attrs.frozen(kw_only=True)
 class DrGRPO(TurnsFirst):
-    """(R - mean) * scale: GRPO without the division by the group's spread (arXiv 2503.20783, Section 3.2).
+    """Dr. GRPO: (R - mean) * scale, GRPO without the division by the group's spread (arXiv 2503.20783, Section 3.2).
 
-    A group of hard or easy tasks, whose rewards hardly differ, counts for no more than any other.
+    So a group of a very hard or very easy task, whose rewards hardly differ, does not get larger advantages.
     """
 
     scale: float = field(default=1.0, validator=validators.gt(0.0))
 
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
-        """One advantage per interaction."""
+        """Return one advantage per interaction."""
         return GRPO(std=False, scale=self.scale).turn_advantages(returns)
 
 
 @attrs.frozen(kw_only=True)
 class PerTurn(TurnsFirst):
-    """GRPO with a baseline and a spread for every turn: the k-th calls of the group's records are compared.
+    """GRPO with one baseline and one spread per turn: compares the k-th calls of the group's records.
 
     For rewards per interaction: A_ik = (R_ik - mean_j R_jk) / (std_j R_jk + eps) * scale, over the records j with a
-    k-th trained call. That is MT-GRPO's comparison of equal turns (arXiv 2505.11821, Section 4), of returns: where
-    MT-GRPO adds a turn's and the outcome's normalised rewards, R_ik is already the (discounted) sum of the rewards
-    from the turn on. A turn that no other record reached gets 0. With one reward per record it is GRPO.
+    k-th trained call. This is MT-GRPO's comparison of equal turns (arXiv 2505.11821, Section 4), applied to returns:
+    MT-GRPO adds the normalised rewards of a turn and of the outcome, while R_ik already is the (discounted) sum of the
+    rewards from turn k on. A turn that no other record reached gets 0. With one reward per record it equals GRPO.
     """
 
     std: bool = True
+    """Divide by the turn's standard deviation."""
     eps: float = field(default=1e-4, validator=validators.ge(0.0))
-    """As GRPO's."""
+    """Added to the standard deviation; GRPO's value."""
     scale: float = field(default=1.0, validator=validators.gt(0.0))
 
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
-        """One advantage per interaction."""
+        """Return one advantage per interaction."""
         grpo = GRPO(std=self.std, eps=self.eps, scale=self.scale)
         results: list[list[float]] = [[] for _ in returns]
         for turn in range(max(map(len, returns), default=0)):
@@ -143,18 +146,18 @@ class PerTurn(TurnsFirst):
 
 @attrs.frozen(kw_only=True)
 class LeaveOneOut(TurnsFirst):
-    """R - mean of the group's other records, times `scale` (RLOO, arXiv 2402.14740).
+    """RLOO: (R - mean of the group's other records) * scale (arXiv 2402.14740).
 
-    A record without others gets 0.
+    The only record of a group gets 0.
     """
 
     scale: float = field(default=1.0, validator=validators.gt(0.0))
-    """AgentRL's `adv_scaling`."""
+    """Factor of every advantage; `adv_scaling` in AgentCPM's AgentRL."""
     sign_clip: bool = False
-    """AgentRL's rule: a reward of at most 0.5 never gets a positive advantage, a higher one never a negative."""
+    """Never give a reward of at most 0.5 a positive advantage, or a higher one a negative (AgentCPM's AgentRL)."""
 
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
-        """One advantage per interaction."""
+        """Return one advantage per interaction."""
         means = [mean_of(turns) for turns in returns if turns]
         total = math.fsum(means)
         results = []
@@ -174,11 +177,11 @@ class LeaveOneOut(TurnsFirst):
 
 @attrs.frozen(kw_only=True)
 class AgentCPM(LeaveOneOut):
-    """AgentCPM's AgentRL: leave-one-out without a division, clipped by sign, times `scale` (its `adv_scaling`).
+    """Estimator of AgentCPM's AgentRL (another project): leave-one-out, clipped by sign, times `scale`.
 
-    Episodes that failed are not in the group here, where AgentRL's keep counting as 0 in the baseline. Its other
-    rules are parts of their own: the shapings `rank` and `malformed`, the filters `zero_variance` (min_range 0.1),
-    `balance_sample`, `min_turns` and `overlong`.
+    We differ: episodes that failed are not part of the group, where they count as 0 in AgentRL's baseline. AgentRL's
+    other rules are separate components: the shapings `rank` and `malformed`, the filters `zero_variance` (min_range
+    0.1), `balance_sample`, `min_turns` and `overlong`.
     """
 
     sign_clip: bool = True
@@ -186,29 +189,29 @@ class AgentCPM(LeaveOneOut):
 
 @attrs.frozen(kw_only=True)
 class NoBaseline:
-    """The reward itself (REINFORCE)."""
+    """Reward as advantage, without a baseline (REINFORCE)."""
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
-        """One advantage per record."""
+        """Return one advantage per record."""
         return list(rewards)
 
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
-        """One advantage per interaction."""
+        """Return one advantage per interaction."""
         return [list(turns) for turns in returns]
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Mean of at least one value, rounded once: it does not depend on their order."""
+    """Return the mean of at least one value. The sum is rounded once, so it does not depend on the order."""
     return math.fsum(values) / len(values)
 
 
 def group_mean(returns: Sequence[Sequence[float]]) -> float:
-    """Mean over records of each record's mean return; every record has one."""
+    """Return the mean over records of each record's mean return; every record has at least one return."""
     return mean_of([mean_of(turns) for turns in returns])
 
 
 def group_spread(returns: Sequence[Sequence[float]], mean: float) -> float:
-    """Sample standard deviation about `mean` with every record of the same weight; 0 for a single record."""
+    """Return the sample standard deviation about `mean`, all records weighing the same; 0 for a single record."""
     if len(returns) == 1:
         return 0.0
     squares = math.fsum(mean_of([(value - mean) ** 2 for value in turns]) for turns in returns)
@@ -216,5 +219,5 @@ def group_spread(returns: Sequence[Sequence[float]], mean: float) -> float:
 
 
 def is_rounding(spread: float, returns: Sequence[Sequence[float]]) -> bool:
-    """Whether a spread comes from rounding the mean of equal returns."""
+    """Return whether a spread is only the rounding error of the mean of equal returns."""
     return spread <= _ROUNDING * max(abs(value) for turns in returns for value in turns)

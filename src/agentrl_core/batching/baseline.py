@@ -1,4 +1,7 @@
-"""From the rewards of a group to the advantage of each trained interaction: shaping, credit, the baseline."""
+"""Compute the advantages of one group: shape its rewards, assign credit to calls, subtract the baseline.
+
+Errors and wrong results of a component name that component and the group.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def shaped_rewards(group: Group, shaping: Sequence[Shaping] = ()) -> list[float]:
-    """The rewards of a group's records, in their order, as the shapings leave them.
+    """Return the rewards of a group's records, in their order, after all shapings.
 
-    Raises `TrainingError` for a reward that is missing or not finite.
+    Raises `TrainingError` for a reward that is missing or not finite, and for a shaping that fails.
     """
     rewards = [_reward(group, episode) for episode in group.episodes]
     for item in shaping:
@@ -40,11 +43,12 @@ def shaped_rewards(group: Group, shaping: Sequence[Shaping] = ()) -> list[float]
 def group_advantages(
     group: Group, credit: Credit, advantage: AdvantageEstimator, rewards: Sequence[float] | None = None
 ) -> dict[str, float]:
-    """Interaction id -> advantage, of the trained interactions of one group.
+    """Return interaction id -> advantage, for the trained interactions of one group.
 
-    Scalar rewards: the record's advantage times the interaction's share. Where any record of the group was
-    rewarded per interaction, every interaction has a return (share x reward in a record with a scalar) and the
-    estimator's per-turn form compares those. `rewards` are the records' shaped ones; None: as they were given.
+    With scalar rewards it is the record's advantage times the interaction's share. If any record of the group has
+    rewards per interaction, every interaction gets a return (share x reward in records with a scalar), and the
+    estimator's per-turn form compares the returns. `rewards` are the shaped rewards of the records; None: not shaped.
+    Raises `TrainingError` if credit or estimator fails, or an advantage is not finite.
     """
     rewards = shaped_rewards(group) if rewards is None else rewards
     trained = [[item.id for item in episode.interactions if is_trained(item)] for episode in group.episodes]
@@ -83,13 +87,16 @@ def group_advantages(
 
 @attrs.frozen(kw_only=True)
 class _Paid:
-    """What a credit pays the calls of a group's records."""
+    """Credit of the calls of one group's records, with checks of what the credit returns."""
 
     group: Group
     credit: Credit
 
     def credited(self, episode: Episode) -> Mapping[str, float]:
-        """Interaction id -> share or return, as the credit says; `TrainingError` unless it is a number for each."""
+        """Return the credit's interaction id -> share or return.
+
+        Raises `TrainingError` unless there is a finite number for every interaction.
+        """
         name, calls = f"credit {type(self.credit).__name__}", [item.id for item in episode.interactions]
         with blamed(name, told(self.group)):
             found: Any = self.credit.credit(episode)
@@ -101,11 +108,16 @@ class _Paid:
         return found
 
     def returns(self, episode: Episode, reward: float) -> Mapping[str, float]:
-        """Interaction id -> return; what shaping changed of the record's sum is paid by shares, as a scalar is."""
+        """Return interaction id -> return.
+
+        A scalar reward is distributed by shares. So is the amount by which shaping changed the sum of per-interaction
+        rewards.
+        """
         record = episode.record
         change = reward - (record.reward or 0.0)
         if record.rewards and not change:
             return self.credited(episode)
+        # A credit returns shares instead of returns for a record without rewards per interaction.
         shares = self.credited(attrs.evolve(episode, record=attrs.evolve(record, rewards={})))
         if not record.rewards:
             return {name: share * reward for name, share in shares.items()}
@@ -115,7 +127,10 @@ class _Paid:
 def _as_numbers(
     found: Sequence[Sequence[Any]], given: Sequence[Sequence[float]], who: str, group: Group
 ) -> list[list[float]]:
-    """Return what an estimator made of `given`; `TrainingError` unless that is as many numbers, finite or not."""
+    """Return an estimator's result as floats; raise `TrainingError` unless it has one number for each of `given`.
+
+    The numbers may be infinite or NaN; the caller reports those with the interaction's id.
+    """
     fits = [len(values) for values in found] == [len(values) for values in given]
     if not fits or not all(hasattr(value, "__float__") for values in found for value in values):
         expected = " and ".join(str(len(values)) for values in given)
@@ -130,7 +145,7 @@ def _reward(group: Group, episode: Episode) -> float:
     if record.reward is None:
         raise TrainingError(
             f"record {record.id} of group {group.id} has no reward, so its group has no baseline; "
-            "a store gives scored records only"
+            "expected scored records only"
         )
     if not math.isfinite(record.reward):
         raise TrainingError(
@@ -141,15 +156,16 @@ def _reward(group: Group, episode: Episode) -> float:
 
 
 def told(group: Group) -> str:
-    """Name a group in messages."""
+    """Return the name of a group for messages."""
     return f"group {group.id} of task '{group.task_id}'"
 
 
 @contextmanager
 def blamed(name: str, where: str) -> Iterator[None]:
-    """Name the component, and what it was asked about, in what a component raises."""
+    """Turn exceptions of a component into `TrainingError` with its name, its source line, and what it worked on."""
     try:
         yield
+    # Errors of this project already say where they come from.
     except AgentRLError:
         raise
     except Exception as error:
@@ -163,11 +179,12 @@ def check_numbers(found: Any, count: int, who: str, where: str, what: str) -> No
     numbers = list(found) if isinstance(found, Sequence) or hasattr(found, "__array__") else None
     if numbers is None or len(numbers) != count or not all(_is_finite(value) for value in numbers):
         raise TrainingError(
-            f"{who} returned {found!r:.100} for {where}; expected {count} finite numbers, of its {what}"
+            f"{who} returned {found!r:.100} for {where}; expected {count} finite numbers, one for each of its {what}"
         )
 
 
 def _is_finite(value: Any) -> bool:
+    # Components return numpy scalars, tensors and Decimals as well; all that `math.isfinite` takes are numbers.
     try:
         return math.isfinite(value)
     except TypeError:

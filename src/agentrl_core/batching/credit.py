@@ -1,8 +1,7 @@
-"""Credit: how an episode's reward reaches each of its LLM calls.
+"""Credit assignment: distribute an episode's reward over its LLM calls.
 
-A record with a scalar reward gives every interaction a *share* of the record's advantage; a record whose
-workflow returned a reward per interaction gives every interaction a *return* of its own. gamma is
-`rollout.agent.turn_discount`.
+In a record with a scalar reward every interaction gets a *share* of the record's advantage. In a record whose workflow
+returned rewards per interaction every interaction gets a *return*. gamma is `rollout.agent.turn_discount`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Credit(Protocol):
-    """Distributes one record's reward over its interactions."""
+    """Rule that distributes one record's reward over its interactions; registered as `credit`."""
 
     def credit(self, episode: Episode) -> Mapping[str, float]:
-        """Interaction id -> share of the record's advantage; or -> return, where `record.rewards` is not empty.
+        """Return interaction id -> share of the record's advantage; id -> return if `record.rewards` is not empty.
 
         Every interaction has an entry, trainable or not.
         """
@@ -34,22 +33,25 @@ class Credit(Protocol):
 
 @attrs.frozen(kw_only=True)
 class TreeCredit:
-    """Credit along the tree of continuations, so that no branch pays or discounts another.
+    """Credit along the tree of interactions, in which a call's parent is the call that it continues.
 
-    Scalar: the leaf of every branch gets 1, an earlier interaction gamma^d, d being the turns from it to its
-    latest descendant (the one that ended last). Planner and sub-agents, contexts that were reset and forks are
-    all paid. Per interaction: R(n) = r(n) + gamma * sum of R over n's children, r being 0 where none was given.
+    Scalar reward: the leaf of every branch gets 1; an earlier interaction gets gamma^d, where d is the number of turns
+    to its latest descendant (the one that ended last). So planner and sub-agents, reset contexts and forks all get
+    credit, and no branch discounts another. Rewards per interaction: R(n) = r(n) + gamma * sum of R over the children
+    of n, with r(n) = 0 where no reward was given.
     """
 
     turn_discount: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])
 
     def credit(self, episode: Episode) -> dict[str, float]:
-        """Shares or returns of all interactions."""
+        """Return the shares or returns of all interactions."""
         children = children_of(episode)
         rewards = episode.record.rewards
-        latest: dict[str, tuple[int, int]] = {}  # (seq of the latest descendant, turns to it)
+        # Interaction id -> (seq of its latest descendant, turns to that one).
+        latest: dict[str, tuple[int, int]] = {}
         returns: dict[str, float] = {}
-        for node in reversed(episode.interactions):  # children complete after their parent
+        # Children complete after their parent, so in reverse order they come first.
+        for node in reversed(episode.interactions):
             below = children[node.id]
             latest[node.id] = max(((latest[c][0], latest[c][1] + 1) for c in below), default=(node.seq, 0))
             returns[node.id] = rewards.get(node.id, 0.0) + self.turn_discount * sum(returns[c] for c in below)
@@ -60,30 +62,31 @@ class TreeCredit:
 
 @attrs.frozen(kw_only=True)
 class InsertionOrderCredit:
-    """AReaL's chain over the policy's calls of a record in their order, whatever continues what.
+    """AReaL's credit: one chain over the policy's calls of a record in their order, whatever their parents are.
 
-    R_i = r_i + gamma * R_(i+1). A scalar is the reward of the last one, so a share is gamma^(n-1-i). Calls of other
-    models are no links of the chain: a reward that one was given goes to the call before it.
+    R_i = r_i + gamma * R_(i+1). A scalar is the reward of the last call, so call i of n gets the share gamma^(n-1-i).
+    Calls of other models are not part of the chain: a reward given to one goes to the policy's call before it.
     """
 
     turn_discount: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])
 
     def credit(self, episode: Episode) -> dict[str, float]:
-        """Shares or returns of all interactions."""
+        """Return the shares or returns of all interactions."""
         policys = [item.id for item in episode.interactions if item.trainable]
         given = episode.record.rewards or dict.fromkeys(policys[-1:], 1.0)
         returns: dict[str, float] = {}
         later = 0.0
         for node in reversed(episode.interactions):
+            # A reward of another model's call passes to the policy's call before it without a discount.
             later = given.get(node.id, 0.0) + (self.turn_discount if node.trainable else 1.0) * later
             returns[node.id] = later
         return returns
 
 
 def children_of(episode: Episode) -> dict[str, list[str]]:
-    """Interaction id -> ids of those that continue it, in order of completion.
+    """Return interaction id -> ids of the interactions that continue it, in order of completion.
 
-    Raises `TrainingError` where a parent is not an earlier interaction of the same record.
+    Raises `TrainingError` if a parent is not an earlier interaction of the same record.
     """
     children: dict[str, list[str]] = {}
     for node in episode.interactions:
@@ -99,7 +102,7 @@ def children_of(episode: Episode) -> dict[str, list[str]]:
 
 
 def is_trained(interaction: Interaction) -> bool:
-    """Whether the output belongs to the policy and is whole: not by an upstream model, not aborted."""
+    """Return whether an output is trained: sampled by the policy (not an upstream model), not aborted, not empty."""
     return (
         interaction.trainable and interaction.finish_reason is not FinishReason.ABORT and bool(interaction.output_ids)
     )

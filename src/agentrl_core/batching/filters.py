@@ -1,4 +1,7 @@
-"""Filters: which groups are worth an optimizer step, and which of their records."""
+"""Filters: drop groups, or single records of a group, from an optimizer step.
+
+A filter runs after the group's baseline, so records that it leaves out still count for the baseline.
+"""
 
 from __future__ import annotations
 
@@ -22,41 +25,43 @@ if TYPE_CHECKING:
 
 
 class Filter(Protocol):
-    """Decides about one group; what it drops is counted under `reason`."""
+    """Rule that decides what is trained of one group; registered as `filter`."""
 
     @property
     def reason(self) -> str:
-        """Short stable word for the metric `rollout/groups_dropped/<reason>`."""
+        """Short stable word for the metrics `rollout/groups_dropped/NAME` and `rollout/records_left_out/NAME`."""
         ...
 
     def keep(self, group: Group, advantages: Mapping[str, float]) -> bool | Collection[str]:
-        """Whether to train `group`, or the ids of its records to train; the others still count for the baseline.
+        """Return whether to train `group`, or the ids of the records to train.
 
-        `advantages`: interaction id -> advantage, of the trained interactions. What this raises stops the run.
+        `advantages`: interaction id -> advantage, of the group's trained interactions. An exception stops the run.
         """
         ...
 
 
 @attrs.frozen(kw_only=True)
 class ZeroVariance:
-    """Drops a group without a signal: every advantage is 0, because all its records did equally well.
+    """Filter that drops groups without a signal: all records got the same reward, so every advantage is 0.
 
-    DAPO's (arXiv 2503.14476); `rollout.dynamic_sampling` samples others in its place. Looks at the advantages of
-    single interactions, so rewards per turn that differ inside a record count as a signal.
+    From DAPO (arXiv 2503.14476); `rollout.dynamic_sampling` samples other groups instead. It looks at the advantages of
+    single interactions, so rewards per turn that differ within a record count as a signal.
     """
 
     tolerance: float = field(default=1e-6, validator=validators.ge(0.0))
     """Largest absolute advantage that counts as 0."""
     min_range: float = field(default=0.0, validator=validators.ge(0.0))
-    """A group is dropped, too, where its best and its worst record are less than this apart; AgentRL's is 0.1."""
+    """Smallest difference between the group's best and worst reward; groups below are dropped too. AgentCPM's AgentRL
+    uses 0.1."""
 
     @property
     def reason(self) -> str:
-        """Short stable word for counting."""
+        """Name of the filter in metrics."""
         return "zero_variance"
 
     def keep(self, group: Group, advantages: Mapping[str, float]) -> bool:
-        """Whether any interaction has an advantage, and the records' rewards differ by enough."""
+        """Return whether any advantage differs from 0 and the rewards differ by at least `min_range`."""
+        # The rewards as given: shaping changes only what advantages see.
         rewards = [reward for episode in group.episodes if (reward := episode.record.reward) is not None]
         if self.min_range and max(rewards, default=0.0) - min(rewards, default=0.0) < self.min_range:
             return False
@@ -65,23 +70,24 @@ class ZeroVariance:
 
 @attrs.frozen(kw_only=True)
 class BalanceSample:
-    """Trains about as many wrong records as right ones: AgentRL's `balance_sample`.
+    """Filter that trains about as many wrong records as right ones (`balance_sample` in AgentCPM's AgentRL).
 
-    Of w wrong and r right records, min(w, r) + 1 wrong and min(w, r) + 2 right ones are drawn. The draw follows from
-    `seed`, the task and the group's place in the run, so equal runs train equal records.
+    Of w wrong and r right records it draws min(w, r) + 1 wrong and min(w, r) + 2 right ones. For example, of 6 wrong
+    and 2 right it trains 3 wrong and both right. The draw depends on `seed`, the task and the group's index in the run,
+    so equal runs train equal records.
     """
 
     right_above: float = 0.0
-    """A record with a higher reward is right."""
+    """Largest reward of a wrong record; records above are right."""
     seed: int = 0
 
     @property
     def reason(self) -> str:
-        """Short stable word for counting."""
+        """Name of the filter in metrics."""
         return "balance_sample"
 
     def keep(self, group: Group, advantages: Mapping[str, float]) -> set[str]:  # noqa: ARG002  # the filter protocol
-        """Ids of the records that were drawn."""
+        """Return the ids of the records that were drawn."""
         records = [episode.record for episode in group.episodes]
         wrong = [record for record in records if not self._is_right(record)]
         right = [record for record in records if self._is_right(record)]
@@ -96,23 +102,24 @@ class BalanceSample:
 
 @attrs.frozen(kw_only=True)
 class Overlong:
-    """Leaves out records that were cut: the policy ran into max_tokens or the end of its context in some call.
+    """Filter that leaves out records with a cut reply: a call reached max_tokens or the end of the context.
 
-    DAPO's overlong filtering (arXiv 2503.14476, Section 3.4): whether a cut response would have been right is not
-    known. `reserve` of them are trained all the same: AgentRL's `reserve_context_error_count`. The draw is made as
-    `balance_sample` makes it.
+    DAPO's overlong filtering (arXiv 2503.14476, Section 3.4): a cut reply might have been right, so its reward says
+    little. `reserve` of them are trained anyway (`reserve_context_error_count` in AgentCPM's AgentRL), drawn as
+    `balance_sample` draws.
     """
 
     reserve: int = field(default=0, validator=validators.ge(0))
+    """Number of cut records per group that are trained anyway."""
     seed: int = 0
 
     @property
     def reason(self) -> str:
-        """Short stable word for counting."""
+        """Name of the filter in metrics."""
         return "overlong"
 
     def keep(self, group: Group, advantages: Mapping[str, float]) -> set[str]:  # noqa: ARG002  # the filter protocol
-        """Ids of the records that ended by themselves, and of those that were drawn."""
+        """Return the ids of the records without a cut reply, and of the cut ones that were drawn."""
         cut = [episode.record.id for episode in group.episodes if _was_cut(episode)]
         drawn = _draw(self.seed, group).sample(cut, min(self.reserve, len(cut)))
         return {episode.record.id for episode in group.episodes}.difference(cut).union(drawn)
@@ -120,22 +127,23 @@ class Overlong:
 
 @attrs.frozen(kw_only=True)
 class MinTurns:
-    """Leaves out right records of at most `turns` LLM calls: what was solved at once teaches nothing of acting.
+    """Filter that leaves out right records with at most `turns` LLM calls: they show no multi-turn behaviour.
 
-    AgentRL's `min_turns`.
+    `min_turns` in AgentCPM's AgentRL.
     """
 
     turns: int = field(default=1, validator=validators.ge(0))
+    """Largest number of LLM calls of a right record that is left out."""
     right_above: float = 0.0
-    """A record with a higher reward is right."""
+    """Largest reward of a wrong record; records above are right."""
 
     @property
     def reason(self) -> str:
-        """Short stable word for counting."""
+        """Name of the filter in metrics."""
         return "min_turns"
 
     def keep(self, group: Group, advantages: Mapping[str, float]) -> set[str]:  # noqa: ARG002  # the filter protocol
-        """Ids of the wrong records, and of the right ones with more calls."""
+        """Return the ids of the wrong records, and of the right ones with more calls."""
         return {
             episode.record.id
             for episode in group.episodes
@@ -146,22 +154,23 @@ class MinTurns:
 
 @attrs.frozen(kw_only=True)
 class FunctionFilter:
-    """A plain function as a filter: `fn(group)` or `fn(group, advantages)`, which returns what `Filter.keep` does."""
+    """Adapter from a plain function to a filter: `fn(group)` or `fn(group, advantages)`, returning as `Filter.keep`."""
 
     reason: str
     function: Callable[..., Any]
     takes_advantages: bool
 
     def keep(self, group: Group, advantages: Mapping[str, float]) -> Any:
-        """Ask the function."""
+        """Call the function and return its verdict."""
         return self.function(group, advantages) if self.takes_advantages else self.function(group)
 
 
 def as_filter(built: object, name: str, *, where: str = "filters") -> Any:
-    """Return `built`, or a filter that asks it where it is a function; `name` is what the config calls it.
+    """Return `built`, wrapped as a filter if it is a plain function; `name` is its name in the config.
 
-    Raises `PluginError` for a function that takes something else, or that is async.
+    Raises `PluginError` for a function with other parameters, or an async one.
     """
+    # A filter object may be callable as well; it is used by its `keep`.
     if not callable(built) or hasattr(built, "keep"):
         return built
     parameters = inspect.signature(built).parameters.values()
@@ -177,6 +186,7 @@ def as_filter(built: object, name: str, *, where: str = "filters") -> Any:
 
 
 def _draw(seed: int, group: Group) -> random.Random:
+    # A string seeds by its content, so the draw is the same in every process.
     return random.Random(f"{seed}:{group.task_id}:{group.index}")  # noqa: S311 - a draw, not a secret
 
 
@@ -185,5 +195,5 @@ def _was_cut(episode: Episode) -> bool:
 
 
 def has_signal(advantages: Mapping[str, float], *, tolerance: float = 1e-6) -> bool:
-    """Whether any advantage differs from 0 by more than rounding."""
+    """Return whether any advantage differs from 0 by more than rounding."""
     return any(abs(value) > tolerance for value in advantages.values())

@@ -1,11 +1,11 @@
-"""Advantages normalised over all groups of a step: REINFORCE++, and AReaL's `adv_norm`.
+"""Advantage estimators with a mean or spread over all groups of a step: REINFORCE++, and AReaL's `adv_norm`.
 
-Two stages. Each group gets what it can tell alone when it arrives; filters see that. Once the step's groups are
-known, `normalise` goes over what the filters left. Sums are rounded once (`math.fsum`), so neither the order in
-which groups arrive nor that of their records changes a bit.
+They work in two stages. When a group arrives, `turn_advantages` computes everything that needs this group alone;
+filters see that. When all groups of the step are known, `normalise` uses the ones that passed the filters. Sums are
+rounded once (`math.fsum`), so the result is bit-identical for every order of groups and records.
 
-A mean over the step gives every record the same weight, as a group's baseline does, or every sampled token
-(`weigh: token`), as REINFORCE++'s Equation 10 and AReaL do; long records then count for more.
+In a mean over the step every record has the same weight, as in a group's baseline. With `weigh: token` every sampled
+token has, as in REINFORCE++'s Equation 10 and in AReaL; long records then count for more.
 """
 
 from __future__ import annotations
@@ -25,38 +25,42 @@ if TYPE_CHECKING:
     from agentrl_core.batching.advantages import AdvantageEstimator, TrainedCall
 
 Level: TypeAlias = Literal["batch", "group"]
-"""What a mean or a spread is taken over: all groups of the step, or each alone."""
+"""Range of a mean or spread: all groups of the step, or each group alone."""
 Weigh: TypeAlias = Literal["record", "token"]
+"""Unit of equal weight in a mean or spread over the step."""
 
 _weigh = validators.in_(("record", "token"))
 
 
 @attrs.frozen(kw_only=True)
 class ReinforcePP(TurnsFirst):
-    """(A - mean of the step) / (std of the step + eps) * scale, A = R - mean of the group (arXiv 2501.03262).
+    """REINFORCE++: (A - mean of the step) / (std of the step + eps) * scale, A = R - mean of the group.
 
-    That is REINFORCE++ with baseline; `baseline: false` is plain REINFORCE++, A = R, for groups of any size. The
-    baseline includes the record itself, as there; the spread is the sample standard deviation. The paper's KL term
-    is the loss's matter here. A step whose advantages are all equal gets 0.
+    arXiv 2501.03262. This is REINFORCE++ with baseline; `baseline: false` is plain REINFORCE++ with A = R, for groups
+    of any size. As in the paper, the baseline includes the record itself. The spread is the sample standard deviation.
+    We differ: the paper's KL term is not part of the reward; add it to the loss. If all advantages of a step are equal,
+    they become 0.
     """
 
     baseline: bool = True
+    """Subtract the group's mean first."""
     weigh: Weigh = field(default="record", validator=_weigh)
+    """Unit of equal weight in the step's mean and spread."""
     eps: float = field(default=1e-4, validator=validators.gt(0.0))
-    """GRPO's. Above 0, so that equal advantages, which differ by rounding, are not blown up."""
+    """Added to the spread; GRPO's value. Above 0, because equal advantages that differ by rounding must stay small."""
     scale: float = field(default=1.0, validator=validators.gt(0.0))
 
     @property
     def compares_groups(self) -> bool:
-        """Whether a group of equal rewards teaches something, for it may be better than the step's others."""
+        """True if a group of equal rewards has a signal, because it is compared with the step's other groups."""
         return not self.baseline
 
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
-        """One advantage per interaction: of its group alone."""
+        """Return one advantage per interaction, as far as the group alone determines it."""
         return (DrGRPO() if self.baseline else NoBaseline()).turn_advantages(returns)
 
     def normalise(self, calls: Sequence[TrainedCall]) -> list[float]:
-        """Whitened over the step."""
+        """Return the advantages, whitened over the step."""
         weights = _weights(calls, self.weigh)
         centred = _centred(calls, weights)
         factor = self.scale / (_spread(centred, weights) + self.eps)
@@ -65,22 +69,24 @@ class ReinforcePP(TurnsFirst):
 
 @attrs.frozen(kw_only=True)
 class Norm(TurnsFirst):
-    """(R - mean) / (std + eps) * scale, with mean and std each over the group, over the step, or left out.
+    """AReaL's `adv_norm`: (R - mean) / (std + eps) * scale, with mean and std over the group, the step, or omitted.
 
-    AReaL's `adv_norm` and its presets: group and group is GRPO, group and null Dr. GRPO, with `mean_leave1out` RLOO,
-    group and batch LitePPO (arXiv 2508.08221), batch and batch REINFORCE++. As in AReaL the spread is about the mean
-    that was taken away, about 0 where none was, and 1 for a single record. We differ in the weights (`weigh`), and a
-    group's own spread is that of all its records, those that a filter leaves out included.
+    Presets as (`mean_level`, `std_level`): (group, group) is GRPO, (group, null) Dr. GRPO, or RLOO with
+    `mean_leave1out`, (group, batch) LitePPO (arXiv 2508.08221), (batch, batch) REINFORCE++. As in AReaL, the spread is
+    taken about the subtracted mean, or about 0 if none was subtracted, and is 1 for a single record. We differ in the
+    weights (`weigh`), and in the group's own spread: it includes the records that a filter leaves out.
     """
 
     mean_level: Level | None = field(default="group", validator=validators.in_(("batch", "group", None)))
+    """Range of the mean; null subtracts none. `batch` is the whole step."""
     std_level: Level | None = field(default="batch", validator=validators.in_(("batch", "group", None)))
+    """Range of the spread; null does not divide. `batch` is the whole step."""
     mean_leave1out: bool = field(default=False)
-    """The mean of a group leaves the record itself out; only with `mean_level: group`."""
+    """Leave the record itself out of its group's mean; only with `mean_level: group`."""
     weigh: Weigh = field(default="record", validator=_weigh)
-    """For what is taken over the step; in a group records always weigh the same."""
+    """Unit of equal weight in means and spreads over the step; within a group it is always the record."""
     eps: float = field(default=1e-5, validator=validators.gt(0.0))
-    """AReaL's."""
+    """Added to the spread; AReaL's value."""
     scale: float = field(default=1.0, validator=validators.gt(0.0))
 
     @mean_leave1out.validator
@@ -90,20 +96,22 @@ class Norm(TurnsFirst):
 
     @property
     def compares_groups(self) -> bool:
-        """Whether a group of equal rewards teaches something, for it may be better than the step's others."""
+        """True if a group of equal rewards has a signal, because it is compared with the step's other groups."""
         return self.mean_level == "batch"
 
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
-        """One advantage per interaction, as far as the group alone tells."""
+        """Return one advantage per interaction, as far as the group alone determines it."""
         centred = self._baseline().turn_advantages(returns)
         counted = [turns for turns in centred if turns]
+        # A group's spread about the step's mean has to wait for `normalise`.
         if self.std_level != "group" or self.mean_level == "batch" or not counted:
             return centred
+        # `scale` is applied once, in `normalise`.
         factor = 1.0 / (_group_spread(counted) + self.eps)
         return [[value * factor for value in turns] for turns in centred]
 
     def normalise(self, calls: Sequence[TrainedCall]) -> list[float]:
-        """What is over the step, and what needs the step's mean first."""
+        """Apply mean and spread over the step, and a group's spread if it needs the step's mean first."""
         weights = _weights(calls, self.weigh)
         values = _centred(calls, weights) if self.mean_level == "batch" else [call.advantage for call in calls]
         if self.std_level == "batch":
@@ -125,7 +133,7 @@ def _group_spread(centred: Sequence[Sequence[float]]) -> float:
 
 
 def _spreads_of_groups(calls: Sequence[TrainedCall], values: Sequence[float]) -> dict[int, float]:
-    """Group -> spread about 0 of its values, every record of the same weight."""
+    """Return group -> spread of its values about 0, with equal weights of records."""
     by_record: defaultdict[int, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for call, value in zip(calls, values, strict=True):
         by_record[call.group][call.record].append(value)
@@ -133,7 +141,7 @@ def _spreads_of_groups(calls: Sequence[TrainedCall], values: Sequence[float]) ->
 
 
 def _weights(calls: Sequence[TrainedCall], weigh: Weigh) -> list[float]:
-    """One weight per call: its tokens, or its part of its record, whose calls have 1 together."""
+    """Return one weight per call: its number of tokens, or 1 / number of the record's calls."""
     if weigh == "token":
         return [float(call.tokens) for call in calls]
     of_record = Counter(call.record for call in calls)
@@ -149,7 +157,8 @@ def _centred(calls: Sequence[TrainedCall], weights: Sequence[float]) -> list[flo
 
 
 def _spread(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Weighted sample standard deviation about 0; 1 for a single record or token."""
+    """Return the weighted sample standard deviation about 0; 1 for a single record or token."""
+    # Bessel's correction: the weights add up to the number of records or tokens.
     others = math.fsum(weights) - 1.0
     if others < 0.5:  # noqa: PLR2004  # a whole number but for rounding
         return 1.0

@@ -1,6 +1,6 @@
-"""From samples to tensors: optimizer updates, and the micro-batches of each, merged where samples begin alike.
+"""Pack a step's samples into tensors: optimizer updates, each made of micro-batches in which shared prefixes merge.
 
-T tokens of a micro-batch, N its loss tokens, U different predictions among them, S sequences of the update.
+T tokens of a micro-batch, N its loss tokens, U distinct predictions among them, S sequences of the update.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ _PREDICTION = np.dtype([("place", np.int64), ("token", np.int64), ("temperature"
 
 @attrs.frozen(kw_only=True, eq=False)
 class Predictions:
-    """The U different log-probs that the loss tokens of a micro-batch ask for.
+    """The U distinct log-probabilities that a micro-batch's loss tokens need.
 
-    Loss tokens with the same tokens before them, of the same id and temperature, share one.
+    Loss tokens with equal id, equal temperature and equal tokens before them share one prediction.
     """
 
     place: Tensor
-    """Which of the T tokens predicts it: the one before it. Long, rising. [U]"""
+    """Index, among the T tokens, of the token before it, whose hidden state predicts it. Long, rising. [U]"""
     token: Tensor
     """Token id. Long. [U]"""
     temperature: Tensor
-    """Float. [U]"""
+    """Sampling temperature. Float. [U]"""
     row: Tensor
-    """A sequence of the trie that it lies on. Long. [U]"""
+    """Index of a sequence of the trie that contains it. Long. [U]"""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class MicroBatch:
-    """What one forward takes: the T tokens of a trie, and the N loss tokens on it."""
+    """Input of one forward pass: the T tokens of a trie, and the N loss tokens on it."""
 
     trie: TokenTrie
-    """Its sequences are the samples, each without its last loss token, which predicts nothing."""
+    """Trie of the samples, each without its last loss token, which predicts nothing."""
     ids: Tensor
     """Token ids. Long. [T]"""
     positions: Tensor
-    """Place of each token in its sequences. Long. [T]"""
+    """Position of each token in its sequences, from 0. Long. [T]"""
     call_tokens: int
-    """Tokens that the calls would take one by one, each with its whole prompt."""
+    """Number of tokens to compute if every call ran separately with its whole prompt."""
     predictions: Predictions
     prediction: Tensor
-    """Which of the predictions each loss token is. Long. [N]"""
+    """Index into `predictions` of each loss token. Long. [N]"""
     behaviour_logprobs: Tensor
     """Float. [N]"""
     advantages: Tensor
@@ -94,9 +94,10 @@ class MicroBatch:
         return torch.ones_like(self.advantages)
 
     def view(self, logprobs: Tensor, entropy: Tensor, *, version: int) -> LossBatch:
-        """What a loss calculator sees of it under the policy of `version`; without the fields of other policies.
+        """Return the loss calculator's input; the fields of other policies (proximal, reference) stay None.
 
-        `logprobs` and `entropy`: of each loss token, by `Policy.logprobs`. [N]
+        `logprobs` and `entropy` of the loss tokens come from `Policy.logprobs`, [N] each. `version` is the policy
+        version of the current weights.
         """
         return LossBatch(
             logprobs=logprobs,
@@ -114,31 +115,32 @@ class MicroBatch:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Update:
-    """One optimizer update."""
+    """Micro-batches of one optimizer update, with the denominators of its loss."""
 
     micro_batches: tuple[MicroBatch, ...]
     denominators: Denominators
+    """Counts over all micro-batches of this rank."""
 
     @property
     def records(self) -> list[int]:
-        """Indices of the records in it, rising."""
+        """Indices of the records with a loss token in the update, rising."""
         return sorted(set(chain.from_iterable(batch.record.tolist() for batch in self.micro_batches)))
 
     @property
     def tokens(self) -> int:
-        """Tokens that are forwarded."""
+        """Number of tokens to compute, with shared prefixes counted once."""
         return sum(batch.tokens for batch in self.micro_batches)
 
     @property
     def call_tokens(self) -> int:
-        """Tokens that the calls would take one by one, each with its whole prompt."""
+        """Number of tokens to compute if every call ran separately with its whole prompt."""
         return sum(batch.call_tokens for batch in self.micro_batches)
 
 
 def split_updates(samples: Sequence[Sample], updates: int) -> list[list[Sample]]:
-    """Part a step's samples into at most `updates` shares of about as many groups each.
+    """Split a step's samples into at most `updates` shares with similar numbers of groups; no share is empty.
 
-    A group stays whole, unless there are fewer groups than updates; then records do. None is empty.
+    A group stays in one share. If there are fewer groups than updates, groups are split between records instead.
     """
 
     def by_group(sample: Sample) -> int:
@@ -166,12 +168,14 @@ def pack(
     merge: bool = True,
     whole_sequences: bool = False,
 ) -> Update:
-    """Lay out one update in micro-batches of at most `max_tokens` tokens after merging.
+    """Pack one update into micro-batches of at most `max_tokens` tokens after merging.
 
-    A group stays in one micro-batch if it fits, else sequences that begin alike stay together; a sequence that is
-    too long by itself goes alone. Without `merge` no token is shared, and every sample's all count. `whole_sequences`,
-    for losses that look at all tokens of a sequence: what `config.unit` calls one is never parted, so a record may go
-    alone. No samples make an update without micro-batches: a rank's that has nothing to do.
+    A group stays in one micro-batch if it fits. Else it is split so that samples with long shared prefixes stay
+    together. A sample longer than `max_tokens` gets a micro-batch of its own. Without `merge` no token is shared.
+
+    `whole_sequences` is for losses whose terms depend on all tokens of a sequence: a sequence in the sense of
+    `config.unit` then stays in one micro-batch, also if that exceeds `max_tokens`. Without samples the update has no
+    micro-batches; this is the share of a rank that has nothing to do.
     """
     numbers = _number_sequences(samples, config.sequence)
     num_sequences = 1 + max(chain.from_iterable(numbers), default=-1)
@@ -181,6 +185,7 @@ def pack(
             samples, max_tokens, merge=merge, whole_records=whole_sequences and config.sequence == "record"
         )
     )
+    # `torch.cat` needs at least one tensor, and an empty share has no micro-batch.
     nothing = torch.zeros(0, device=device)
     denominators = Denominators.count(
         torch.cat([nothing, *(batch.mask for batch in batches)]),
@@ -191,7 +196,7 @@ def pack(
 
 
 def _number_sequences(samples: Sequence[Sample], unit: Unit) -> list[list[int]]:
-    """Dense sequence numbers of every sample's loss tokens."""
+    """Return the sequence number of each loss token, per sample; numbers are 0 to S - 1 without gaps."""
     numbers: dict[int, int] = {}
     result = []
     for row, sample in enumerate(samples):
@@ -206,7 +211,10 @@ def _number_sequences(samples: Sequence[Sample], unit: Unit) -> list[list[int]]:
 
 
 def _partition(samples: Sequence[Sample], max_tokens: int, *, merge: bool, whole_records: bool) -> list[list[int]]:
-    """Fill micro-batches with groups, the largest first, each where it adds the fewest tokens; places in `samples`."""
+    """Distribute groups over micro-batches; return the indices into `samples` of each micro-batch.
+
+    Best-fit decreasing: the largest unit goes first, each to the micro-batch where it adds the fewest tokens.
+    """
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(index)
@@ -227,21 +235,23 @@ def _partition(samples: Sequence[Sample], max_tokens: int, *, merge: bool, whole
 
 @attrs.define(kw_only=True, eq=False)
 class _Unit:
-    """Samples that share a micro-batch."""
+    """Samples that stay together in one micro-batch."""
 
     members: list[int]
+    """Indices into the samples."""
     tokens: int = 0
+    """Number of tokens after merging."""
     overlap: Overlap | None = None
-    """None where nothing is merged."""
+    """Trie size of the members; None if nothing is merged."""
 
     def tokens_with(self, other: _Unit) -> int:
-        """Tokens of both together."""
+        """Return an upper bound of the number of tokens of both units in one micro-batch."""
         if self.overlap is None or other.overlap is None:
             return self.tokens + other.tokens
         return self.overlap.joint_tokens(other.overlap)
 
     def take(self, other: _Unit) -> None:
-        """Put the other's samples to these."""
+        """Add the other unit's samples to this one."""
         self.members += other.members
         self.tokens += other.tokens
         if self.overlap is not None and other.overlap is not None:
@@ -252,8 +262,12 @@ class _Unit:
 def _units(
     samples: Sequence[Sample], members: Sequence[int], max_tokens: int, *, merge: bool, whole_records: bool
 ) -> list[_Unit]:
-    """A group in as few parts as fit; neighbours in the order of their ids share the most, so parts are cut there."""
+    """Split a group into units that fit into `max_tokens`, greedily in the order of the samples' token ids.
+
+    In that order neighbours share the longest prefixes, so a split loses the least.
+    """
     inputs = {index: _inputs(samples[index]) for index in members}
+    # With `whole_records` the samples of a record are one piece, although other records' samples may lie between them.
     pieces: dict[int, list[int]] = {}
     for index in sorted(members, key=inputs.__getitem__):
         pieces.setdefault(samples[index].record if whole_records else index, []).append(index)
@@ -304,12 +318,12 @@ def _micro_batch(
 
 
 def _inputs(sample: Sample) -> array[int]:
-    """What a forward needs of a sample: all but its last loss token, after which nothing is predicted."""
+    """Return the token ids that a forward pass needs: all before the last loss token, which predicts nothing."""
     return array("I", sample.ids[: sample.positions[-1]])
 
 
 def _predictions(samples: Sequence[Sample], trie: TokenTrie, device: str) -> tuple[Predictions, Tensor]:
-    """The different predictions, and which of them every loss token is. U, [N]."""
+    """Return the U distinct predictions, and the index of each loss token's prediction [N]."""
     wanted = np.empty(sum(len(sample.positions) for sample in samples), dtype=_PREDICTION)
     row = np.empty(len(wanted), dtype=np.int64)
     start = 0
@@ -320,10 +334,12 @@ def _predictions(samples: Sequence[Sample], trie: TokenTrie, device: str) -> tup
         wanted["temperature"][part] = sample.temperatures
         row[part] = index
         start = part.stop
+    # `unique` sorts by place first; the attention methods rely on rising places.
     different, first, prediction = np.unique(wanted, return_index=True, return_inverse=True)
 
     def tensor(values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values.copy()).to(device)  # a field of records is not contiguous
+        # A field of a structured array is not contiguous, so it is copied.
+        return torch.from_numpy(values.copy()).to(device)
 
     return (
         Predictions(

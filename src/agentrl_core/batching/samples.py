@@ -1,9 +1,10 @@
-"""Training samples: each branch of an episode as the token sequence that the engine saw, with its loss spans.
+"""Build training samples from episodes: each branch as the token sequence that the engine saw, with its loss tokens.
 
-A linear dialogue is one sample with several spans. Where an episode forks, each leaf has one, and a sampled
-token is in the loss of the first sample that holds it, so every trained token counts exactly once. That is how the
-tokens are laid out; what counts as one training sequence is told apart from it, by `rollout.agent.export_style`: an
-LLM call, or a whole sample. Attention being causal, a token has the same logprob in both.
+A linear dialogue is one sample with several loss spans. If an episode forks, every leaf has its own sample. A sampled
+token is in the loss of the first sample that contains it, so every trained token counts exactly once.
+
+This layout is independent of what counts as one training sequence: an LLM call or a whole sample, by
+`rollout.agent.export_style`. Attention is causal, so a token's log-probability is the same in both.
 """
 
 from __future__ import annotations
@@ -24,57 +25,61 @@ if TYPE_CHECKING:
 
 
 ExportStyle: TypeAlias = Literal["individual", "concat"]
-"""`individual`: a training sequence is an LLM call. `concat`: the calls that first appear on the way to a leaf."""
+"""Unit that counts as one training sequence. `individual`: an LLM call. `concat`: the trained calls of one sample."""
 
 
 @attrs.frozen(kw_only=True)
 class Sample:
-    """One sequence of token ids, cut after its last loss token. The lists below `ids` run over its L loss tokens."""
+    """Token sequence that ends with its last loss token. The lists below `ids` have one entry per loss token [L]."""
 
     ids: Sequence[int]
     positions: Sequence[int]
-    """Places of the loss tokens in `ids`, rising, never 0. [L]"""
+    """Indices of the loss tokens in `ids`, rising, never 0. [L]"""
     logprobs: Sequence[float]
-    """Behaviour logprobs. [L]"""
+    """Behaviour log-probabilities. [L]"""
     temperatures: Sequence[float]
-    """Sampling temperature under which each logprob was taken, above 0. [L]"""
+    """Sampling temperature of each log-probability, above 0. [L]"""
     advantages: Sequence[float]
+    """Advantage of each token's interaction. [L]"""
     versions: Sequence[int]
-    """Policy version that sampled each. [L]"""
+    """Policy version that sampled each token. [L]"""
     interactions: Sequence[int]
     """Index into `Samples.interactions`. [L]"""
     sequences: Sequence[int]
-    """Number of the training sequence that each belongs to, in the whole step. [L]"""
+    """Number, within the step, of the training sequence that each token belongs to. [L]"""
     record: int
     """Index into `Samples.records`."""
     group: int
     """Index into `Samples.groups`."""
     call_tokens: int = attrs.field(default=attrs.Factory(lambda self: len(self.ids) - 1, takes_self=True))
-    """Tokens that its calls would take one by one, each with its whole prompt and without its last token, from which
-    nothing is predicted."""
+    """Number of tokens to compute if each trained call ran separately, with its whole prompt and without its last
+    token, which predicts nothing."""
 
 
 @attrs.frozen(kw_only=True)
 class Samples:
-    """The samples of one step, and the names behind their indices."""
+    """Samples of one step, with the ids that their indices refer to."""
 
     samples: tuple[Sample, ...]
     interactions: tuple[str, ...]
+    """Interaction ids."""
     records: tuple[str, ...]
+    """Record ids."""
     groups: tuple[str, ...]
+    """Group ids."""
     num_sequences: int
-    """Training sequences, as `rollout.agent.export_style` makes them."""
+    """Number of training sequences, by `rollout.agent.export_style`."""
     fidelity: Fidelity
-    """How many of the loss tokens are what the sampler produced."""
+    """Count of trained tokens, and of those that are exactly what the engine sampled."""
 
 
 def training_samples(
     groups: Sequence[Group], advantages: Mapping[str, float], *, style: ExportStyle = "individual"
 ) -> Samples:
-    """Lay out every interaction that has an advantage.
+    """Build the samples of a step: every trained interaction with an advantage is in the loss.
 
-    Raises `TrainingError` where ids, logprobs and versions of an interaction do not match in number, and where it
-    was sampled at temperature 0, or is not what the engine saw and sampled.
+    `advantages`: interaction id -> advantage. Raises `TrainingError` if an interaction's ids, logprobs and versions
+    differ in number, if it was sampled at temperature 0, or if its ids are not what the engine saw and sampled.
     """
     fidelity = NOTHING
     samples: list[Sample] = []
@@ -107,9 +112,9 @@ def training_samples(
 def _episode_samples(
     episode: Episode, numbers: Mapping[str, int], advantages: Mapping[str, float], *, record: int, group: int
 ) -> list[Sample]:
-    """One sample per leaf that adds loss tokens, each call a training sequence of its own.
+    """Return one sample per leaf that adds loss tokens, with each call as its own training sequence.
 
-    `numbers`: interaction id -> its index, of those to train.
+    `numbers`: interaction id -> index, of the interactions to train.
     """
     children = children_of(episode)
     by_id = {item.id: item for item in episode.interactions}
@@ -120,6 +125,7 @@ def _episode_samples(
         while (parent := lineage[-1].parent) is not None:
             lineage.append(by_id[parent])
         lineage.reverse()
+        # Interactions of a shared trunk are in the loss of the first leaf only; for later leaves they are context.
         new = [item for item in lineage if item.id in numbers and item.id not in done]
         if new:
             done.update(item.id for item in new)
@@ -136,7 +142,7 @@ def _sample(
     record: int,
     group: int,
 ) -> Sample:
-    """The sequence of `lineage`, with the outputs of `new` in the loss."""
+    """Return the sample of `lineage` (root to leaf), with the outputs of `new` in the loss."""
     ids: list[int] = []
     positions: list[int] = []
     logprobs: list[float] = []
@@ -156,6 +162,7 @@ def _sample(
             versions.extend(item.output_versions)
             owners.extend([numbers[item.id]] * count)
         ids.extend(item.output_ids)
+        # `ids` now is the call's whole prompt with its output.
         call_tokens += len(ids) - 1 if item.id in new else 0
     return Sample(
         ids=ids[: positions[-1] + 1],
@@ -182,8 +189,8 @@ def _checked_fidelity(episode: Episode) -> Fidelity:
     if fidelity.deviation is not None:
         raise TrainingError(
             f"record {episode.record.id}: {fidelity.exact} of {fidelity.trained} tokens are what the engine sampled; "
-            f"the first deviation is at {fidelity.deviation}. Its ids were changed after it was sampled: nothing of it "
-            f"may be trained (`{command_line('trace', 'verify')}` checks the whole run)"
+            f"the first deviation is at {fidelity.deviation}. The record's token ids were changed after sampling, so "
+            f"it must not be trained; check the whole run with `{command_line('trace', 'verify')}`"
         )
     return fidelity
 
@@ -193,16 +200,16 @@ def _check_trainable(item: Interaction) -> None:
     if not tokens == len(item.logprobs) == versions:
         raise TrainingError(
             f"record {item.record_id}, interaction {item.id}: {tokens} output tokens, {len(item.logprobs)} logprobs "
-            f"and {versions} versions; a trained output needs one of each per token"
+            f"and {versions} versions; expected one logprob and one version per output token"
         )
     if item.parent is None and not item.prompt_ids:
         raise TrainingError(
-            f"record {item.record_id}, interaction {item.id}: the output has no prompt before it, so its first "
-            "token has no distribution to be trained on"
+            f"record {item.record_id}, interaction {item.id}: the output has no prompt before it, so no model output "
+            "predicts its first token; expected at least one prompt token"
         )
     if not item.sampling.temperature > 0:
         raise TrainingError(
             f"record {item.record_id}, interaction {item.id}: sampled at temperature {item.sampling.temperature:g}, "
-            "at which there is no distribution to train; train what was sampled at a positive temperature "
-            "(sampling.temperature, gateway.temperature)"
+            "at which there is no distribution to train; sample at a positive temperature (sampling.temperature, "
+            "gateway.temperature)"
         )

@@ -1,7 +1,8 @@
-"""Shaping: what the advantages see in place of the rewards that agents and scorers gave.
+"""Reward shaping: change the rewards of a group before its baseline is computed.
 
-Rewards are shaped group by group, in the order of the config's `shaping`, before the baseline. What is stored, what
-filters see of a record and the metric `reward/mean` stay the rewards as given; `reward/shaped_mean` is the other.
+The shapings of the config run in their order, group by group. Only advantages see shaped rewards. The store, filters
+that look at a record's reward, and the metric `reward/mean` keep the rewards as given; `reward/shaped_mean` is the mean
+of the shaped ones.
 """
 
 from __future__ import annotations
@@ -22,49 +23,55 @@ if TYPE_CHECKING:
 
 
 class Shaping(Protocol):
-    """Changes the rewards of one group; a registered `shaping`."""
+    """Rule that changes the rewards of one group; registered as `shaping`."""
 
     def shape(self, group: Group, rewards: Sequence[float]) -> Sequence[float]:
-        """One reward per episode of `group`; `rewards` are those that the shapings before left.
+        """Return one reward per episode of `group`; `rewards` are the results of the shapings before this one.
 
-        Where a record was rewarded per interaction, what its sum changes by is paid as a scalar would be, by the
-        credit's shares.
+        If a record has rewards per interaction, its entry is their sum. The change of the sum is then distributed over
+        its calls like a scalar reward, by the credit's shares.
         """
         ...
 
 
 @runtime_checkable
 class Bounds(Protocol):
-    """A shaping that has the last word on advantages, after every normalisation."""
+    """Shaping that also changes final advantages, after every normalisation."""
 
     def bound(self, group: Group, advantages: Mapping[str, float]) -> Mapping[str, float]:
-        """Interaction id -> advantage, of those in `advantages`, which are what `group` trains."""
+        """Return interaction id -> advantage for every id in `advantages`, the trained interactions of `group`."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class Overlong:
-    """Less reward for a response near its limit: DAPO's soft overlong punishment (arXiv 2503.14476, Equation 13).
+    """DAPO's soft overlong punishment: less reward for long responses (arXiv 2503.14476, Equation 13).
 
-    With L sampled tokens: 0 up to max_tokens - buffer_tokens, then -(L - (max_tokens - buffer_tokens)) /
-    buffer_tokens, and -1 beyond max_tokens; times `penalty`, added to the reward. A response is there one completion;
-    here it is all that the policy sampled in a record, or its longest call (`of: call`).
+    Added to the reward, for L sampled tokens: 0 up to max_tokens - buffer_tokens, then
+    -penalty * (L - (max_tokens - buffer_tokens)) / buffer_tokens, and -penalty beyond max_tokens. We differ: in the
+    paper a response is one completion; here it is everything that the policy sampled in a record, or its longest call
+    (`of: call`).
     """
 
     max_tokens: int = field(validator=validators.gt(0))
+    """Length in tokens from which the penalty is full."""
     buffer_tokens: int = field(validator=validators.gt(0))
+    """Length in tokens, before `max_tokens`, over which the penalty grows linearly."""
     penalty: float = field(default=1.0, validator=validators.gt(0.0))
+    """Largest amount that is subtracted."""
     of: Literal["record", "call"] = field(default="record", validator=validators.in_(("record", "call")))
+    """Length that counts: all sampled tokens of the record, or of its longest call."""
 
     @buffer_tokens.validator
     def _within(self, _attribute: object, value: int) -> None:
         if value > self.max_tokens:
             raise ValueError(
-                f"'buffer_tokens' must be at most max_tokens ({self.max_tokens}), whose end it is: {value}"
+                f"'buffer_tokens' must be at most max_tokens ({self.max_tokens}), because it is its last part; found "
+                f"{value}"
             )
 
     def shape(self, group: Group, rewards: Sequence[float]) -> list[float]:
-        """The rewards less the punishments."""
+        """Return the rewards minus the penalties."""
         return [reward - self._punishment(episode) for reward, episode in zip(rewards, group.episodes, strict=True)]
 
     def _punishment(self, episode: Episode) -> float:
@@ -76,30 +83,30 @@ class Overlong:
 
 @attrs.frozen(kw_only=True)
 class Rank:
-    """Up to `spread` more or less by length, among the right records of a group and among the wrong ones.
+    """Bonus between -`spread` and +`spread` by length rank, separately among a group's right and wrong records.
 
-    AgentRL's `efficient_rewarding`: of n right records the shortest gets +spread, the longest -spread, the others
-    steps of 2 * spread / (n - 1) between, equal lengths the mean of theirs; of the wrong ones the longest gets
-    +spread. A record alone on its side gets 0. AgentRL writes that where its training never reads it; here it is
-    what the baseline sees.
+    `efficient_rewarding` in AgentCPM's AgentRL. Of n right records the shortest gets +spread, the longest -spread, and
+    the others lie between in steps of 2 * spread / (n - 1); equal lengths share the mean of their ranks. Of the wrong
+    records the longest gets +spread. The only right or only wrong record gets 0. We differ: AgentRL computes the bonus
+    but its training never reads it; here the baseline sees it.
     """
 
     spread: float = field(default=0.1, validator=validators.gt(0.0))
-    """AgentRL's."""
+    """Largest bonus; AgentRL's value."""
     right_at: float = 0.5
-    """A record with at least this reward, as it was given, is right; AgentRL's."""
+    """Smallest reward, before shaping, of a right record; AgentRL's value."""
     by: Literal["calls", "tokens"] = field(default="calls", validator=validators.in_(("calls", "tokens")))
-    """Length: LLM calls of the policy, or tokens that it sampled."""
+    """Unit of length: LLM calls of the policy, or tokens that it sampled."""
 
     def shape(self, group: Group, rewards: Sequence[float]) -> list[float]:
-        """The rewards and each one's bonus."""
+        """Return the rewards plus each record's bonus."""
         lengths = [self._length(episode) for episode in group.episodes]
         right = [(episode.record.reward or 0.0) >= self.right_at for episode in group.episodes]
         shaped = []
         for reward, side, length in zip(rewards, right, lengths, strict=True):
             others = [other for other, its_side in zip(lengths, right, strict=True) if its_side == side]
             longer = sum(other > length for other in others) - sum(other < length for other in others)
-            # n - 1 - 2 * rank, ties averaged, is the others that are longer less those that are shorter.
+            # (number of longer records) - (number of shorter ones) equals n - 1 - 2 * rank with averaged ties.
             bonus = self.spread * longer / (len(others) - 1) if len(others) > 1 else 0.0
             shaped.append(reward + (bonus if side else -bonus))
         return shaped
@@ -111,53 +118,54 @@ class Rank:
 
 @attrs.frozen(kw_only=True)
 class Affine:
-    """(reward + bias) * scale, at most `clip` above or below 0: AReaL's reward_bias, reward_scaling, reward_clip."""
+    """Affine map (reward + bias) * scale within [-clip, clip]: AReaL's reward_bias, reward_scaling, reward_clip."""
 
     bias: float = 0.0
     scale: float = field(default=1.0, validator=validators.gt(0.0))
     clip: float | None = field(default=None, validator=validators.optional(validators.gt(0.0)))
-    """AReaL's default is 20; None: unlimited."""
+    """Largest absolute value; None: unlimited. AReaL's default is 20."""
 
     def shape(self, group: Group, rewards: Sequence[float]) -> list[float]:  # noqa: ARG002  # the shaping protocol
-        """The rewards on the other scale."""
+        """Return the mapped rewards."""
         values = [(reward + self.bias) * self.scale for reward in rewards]
         return values if self.clip is None else [min(max(value, -self.clip), self.clip) for value in values]
 
 
 @attrs.frozen(kw_only=True)
 class Malformed:
-    """A call with a malformed tool call never gets a positive advantage, however its record ended.
+    """Bound of the advantages of calls with a malformed tool call: at most 0, whatever the record's reward is.
 
-    AgentRL's rule for its status FORMATERROR: min(0, A) for the calls concerned.
+    AgentCPM's AgentRL has this rule for its status FORMATERROR: min(0, A) for these calls.
     """
 
     def shape(self, group: Group, rewards: Sequence[float]) -> list[float]:  # noqa: ARG002  # the shaping protocol
-        """The rewards as they are."""
+        """Return the rewards unchanged."""
         return list(rewards)
 
     def bound(self, group: Group, advantages: Mapping[str, float]) -> dict[str, float]:
-        """At most 0 for malformed calls."""
+        """Return the advantages, at most 0 for malformed calls."""
         malformed = {call.id for episode in group.episodes for call in episode.interactions if call.tool_errors}
         return {name: min(value, 0.0) if name in malformed else value for name, value in advantages.items()}
 
 
 @attrs.frozen(kw_only=True)
 class FunctionShaping:
-    """A plain function as a shaping: `fn(group, rewards)`, which returns what `Shaping.shape` does."""
+    """Adapter from a plain function to a shaping: `fn(group, rewards)`, returning as `Shaping.shape`."""
 
     name: str
     function: Callable[..., Any]
 
     def shape(self, group: Group, rewards: Sequence[float]) -> Any:
-        """Ask the function."""
+        """Call the function and return its rewards."""
         return self.function(group, rewards)
 
 
 def as_shaping(built: object, name: str, *, where: str = "shaping") -> Any:
-    """Return `built`, or a shaping that asks it where it is a function; `name` is what the config calls it.
+    """Return `built`, wrapped as a shaping if it is a plain function; `name` is its name in the config.
 
-    Raises `PluginError` for a function that takes something else, or that is async.
+    Raises `PluginError` for a function with other parameters, or an async one.
     """
+    # A shaping object may be callable as well; it is used by its `shape`.
     if not callable(built) or hasattr(built, "shape"):
         return built
     parameters = inspect.signature(built).parameters.values()
@@ -172,5 +180,5 @@ def as_shaping(built: object, name: str, *, where: str = "shaping") -> Any:
 
 
 def sampled_tokens(episode: Episode) -> list[int]:
-    """Number of tokens that the policy sampled in each of its calls."""
+    """Return the number of tokens that the policy sampled in each of its calls."""
     return [len(call.output_ids) for call in episode.interactions if call.trainable]

@@ -1,7 +1,7 @@
-"""The training signal of a step: every interaction's advantage, and the groups that have none.
+"""Collect a step's training signal: the groups that pass the filters, with an advantage per interaction.
 
-Of each group when it arrives: credit and shaping first, then the group's baseline, then the filters. Of the step, once
-all of its groups are known: what an estimator or a shaping does to advantages over the step (`finished`).
+`training_signal` runs per group when it arrives: shaping and credit, the group's baseline, then the filters.
+`finished` runs once per step when all groups are known: normalisation over the step, then bounds of advantages.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Signal:
-    """What a step trains."""
+    """Groups and advantages of a step, with counts of what the filters removed."""
 
     sampled: tuple[Group, ...] = ()
-    """All groups that were looked at."""
+    """All groups, including dropped ones."""
     groups: tuple[Group, ...]
-    """Those that passed every filter, in the order given, with the records that the filters left in them."""
+    """Groups that passed every filter, in the given order, with the records that the filters kept."""
     advantages: Mapping[str, float]
     """Interaction id -> advantage, of the trained interactions of `groups`."""
     dropped: Mapping[str, int]
-    """Reason -> groups that a filter dropped."""
+    """Reason -> number of groups that a filter dropped."""
     with_signal: int
-    """Groups among `groups` in which some advantage is not 0."""
+    """Number of `groups` with an advantage that is not 0."""
     left_out: Mapping[str, int] = attrs.field(factory=dict)
-    """Reason -> records of `groups` that a filter left out."""
+    """Reason -> number of records of `groups` that a filter left out."""
     shaped: Mapping[str, float] = attrs.field(factory=dict)
-    """Record id -> shaped reward, of all records that were looked at; empty without `shaping`."""
+    """Record id -> shaped reward, of all records of `sampled`; empty without `shaping`."""
 
     @classmethod
     def joined(cls, parts: Iterable[Signal]) -> Signal:
-        """Put the signals of different groups together, in the order of the groups' submission."""
+        """Return the union of the signals of different groups, in the order in which the groups were submitted."""
         parts = tuple(parts)
 
         def by_index(group: Group) -> int:
@@ -75,7 +75,7 @@ def training_signal(
     filters: Sequence[Filter],
     shaping: Sequence[Shaping] = (),
 ) -> Signal:
-    """Give every trained interaction its advantage; drop the groups that a filter refuses, or with none to train."""
+    """Compute every trained interaction's advantage; drop groups that a filter refuses or with nothing to train."""
     kept: list[Group] = []
     advantages: dict[str, float] = {}
     dropped: Counter[str] = Counter()
@@ -96,6 +96,7 @@ def training_signal(
                 break
             if len(group.episodes) < before:
                 left_out[_reason(item)] += before - len(group.episodes)
+        # For example, all calls were aborted or sampled by an upstream model.
         if not reason and not of_group:
             reason = "nothing_to_train"
         if reason:
@@ -116,7 +117,7 @@ def training_signal(
 
 
 def finished(signal: Signal, *, advantage: AdvantageEstimator, shaping: Sequence[Shaping] = ()) -> Signal:
-    """Let the estimator go over the advantages of a whole step, then the shapings that bound them."""
+    """Return the signal after the estimator's normalisation over the step and the shapings that bound advantages."""
     advantages = dict(signal.advantages)
     if isinstance(advantage, StepEstimator):
         names, calls = _trained_calls(signal)
@@ -138,7 +139,7 @@ def finished(signal: Signal, *, advantage: AdvantageEstimator, shaping: Sequence
 
 
 def _bounded(item: Bounds, group: Group, advantages: Mapping[str, float]) -> dict[str, float]:
-    """Return what a shaping makes of a group's advantages; raises `TrainingError` unless it has one for each."""
+    """Return a group's advantages as bounded by a shaping; raise `TrainingError` unless it returns one for each."""
     name = f"shaping '{type(item).__name__}'"
     with blamed(name, told(group)):
         found = item.bound(group, advantages)
@@ -148,7 +149,7 @@ def _bounded(item: Bounds, group: Group, advantages: Mapping[str, float]) -> dic
 
 
 def _trained_calls(signal: Signal) -> tuple[list[str], list[TrainedCall]]:
-    """Return the names of the step's trained interactions, and what its estimator sees of them."""
+    """Return the ids of the step's trained interactions, and the estimator's input for them."""
     names: list[str] = []
     calls: list[TrainedCall] = []
     records = [(index, episode) for index, group in enumerate(signal.groups) for episode in group.episodes]
@@ -162,25 +163,29 @@ def _trained_calls(signal: Signal) -> tuple[list[str], list[TrainedCall]]:
 
 
 def _filtered(item: Filter, group: Group, advantages: dict[str, float]) -> tuple[Group, dict[str, float]]:
-    """Return the group with the records that a filter keeps, none where it drops the group, and their advantages."""
+    """Return the group with the records that a filter keeps, and their advantages; no records if it drops the group."""
     verdict = _asked(item, group, advantages)
     if verdict is True:
         return group, advantages
     names = {episode.record.id for episode in group.episodes}
     chosen: Collection[str] = () if verdict is False else verdict
     if unknown := [name for name in chosen if name not in names]:
-        raise TrainingError(f"filter '{_reason(item)}' keeps {unknown[0]!r}, which is no record of group {group.id}")
+        raise TrainingError(
+            f"filter '{_reason(item)}' keeps {unknown[0]!r}, which is no record of group {group.id}; expected ids of "
+            "the group's records"
+        )
     episodes = tuple(episode for episode in group.episodes if episode.record.id in chosen)
     trained = {call.id for episode in episodes for call in episode.interactions}
     return attrs.evolve(group, episodes=episodes), {k: v for k, v in advantages.items() if k in trained}
 
 
 def _asked(item: Filter, group: Group, advantages: Mapping[str, float]) -> bool | Collection[str]:
-    """Return what a filter says; raises `TrainingError` with its name where it raises, or says nothing of use."""
+    """Return a filter's verdict; raise `TrainingError` with the filter's name if it raises or returns another type."""
     name = f"filter '{_reason(item)}'"
     with blamed(name, told(group)):
         verdict: Any = item.keep(group, advantages)
-    if not isinstance(verdict, bool) and getattr(verdict, "ndim", None) == 0:  # numpy's and torch's
+    # Booleans of numpy and torch.
+    if not isinstance(verdict, bool) and getattr(verdict, "ndim", None) == 0:
         verdict = verdict.item()
     if isinstance(verdict, bool):
         return verdict
@@ -192,5 +197,5 @@ def _asked(item: Filter, group: Group, advantages: Mapping[str, float]) -> bool 
 
 
 def _reason(item: Filter) -> str:
-    """Return what a filter's drops are counted under; one that does not say has the name of its class."""
+    """Return the name under which a filter's drops are counted: its `reason`, else its class name."""
     return str(getattr(item, "reason", "") or type(item).__name__)

@@ -1,9 +1,11 @@
-"""The token trie: sequences that begin alike, laid out so that every token is computed once.
+"""Token trie: layout of sequences in which every shared prefix appears, and is computed, once.
 
-Tokens lie in depth-first order: a node of the compressed trie is a stretch [start, end), and everything below it
-the stretch [end, stop) right behind it. So a token sees the key at place k exactly where k <= its own place <
-`stop` of k's node, and attention over the tree is, for every node, the causal rectangle of queries [start, stop)
-and keys [start, end). A dialogue that only grows is one node: plain causal attention.
+Tokens are in depth-first order. A node of the compressed trie is the range [start, end), and all nodes below it are the
+range [end, stop) right after it. So a token at place q sees the key at place k exactly if k <= q < `stop` of k's node.
+Attention over the trie is, for every node, the causal rectangle of queries [start, stop) and keys [start, end). A
+dialogue without branches is one node, with plain causal attention.
+
+A *place* counts among the T tokens of the layout, a *position* within one sequence.
 """
 
 from __future__ import annotations
@@ -24,40 +26,40 @@ _BYTES = array("I").itemsize
 
 
 class Node(NamedTuple):
-    """A stretch of tokens without a branch in it."""
+    """Range of tokens without a branch inside."""
 
     start: int
     end: int
     stop: int
-    """End of everything below it; the tokens from `start` to here see the node's own."""
+    """End of all nodes below; the tokens from `start` to here see the node's own tokens."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class TokenTrie:
-    """S sequences over T tokens, each of which every sequence that begins with it shares."""
+    """S sequences over T tokens; sequences with a common prefix share its tokens."""
 
     ids: array[int]
     """Token ids in depth-first order. [T]"""
     positions: array[int]
-    """Place of each token in its sequences, from 0. [T]"""
+    """Position of each token in its sequences, from 0. [T]"""
     nodes: tuple[Node, ...]
-    """In depth-first order; they cover all T tokens."""
+    """Nodes in depth-first order; they cover all T tokens."""
     paths: tuple[tuple[tuple[int, int], ...], ...]
-    """Per sequence: (position, place) of where each of its unbroken runs of places begins. [S]"""
+    """Per sequence, its contiguous runs of places, each as (position, place) of the run's first token. [S]"""
     lengths: tuple[int, ...]
-    """[S]"""
+    """Tokens of each sequence. [S]"""
 
     @classmethod
     def build(cls, sequences: Iterable[Sequence[int]], *, merge: bool = True) -> TokenTrie:
-        """Lay out `sequences` of token ids; without `merge` each is a tree of its own, in the order given.
+        """Build the trie of `sequences` of token ids; without `merge` each is a separate tree, in the given order.
 
-        Merged, the order is that of the ids, so equal sequences in any order give equal tries.
+        A merged trie is ordered by token ids, so the order of `sequences` does not change its tokens.
         """
         keys = [_key(sequence) for sequence in sequences]
         return _merged(keys) if merge else _side_by_side(keys)
 
     def places(self, sequence: int, positions: Sequence[int]) -> NDArray[np.int64]:
-        """Where the tokens at `positions` of a sequence lie among the T tokens. [positions]."""
+        """Return the places among the T tokens of a sequence's tokens at `positions`. [positions]."""
         wanted = np.asarray(positions, dtype=np.int64)
         if not len(wanted):
             return wanted
@@ -66,52 +68,54 @@ class TokenTrie:
         return found
 
     def sequence(self, index: int) -> array[int]:
-        """Token ids of one sequence, as it was given."""
+        """Return the token ids of one sequence."""
         path = self.paths[index]
         ends = [*(begin for begin, _ in path[1:]), self.lengths[index]]
         ids = array("I")
-        for (begin, place), end in zip(path, ends, strict=False):  # an empty sequence has no run
+        # Not strict: an empty sequence has no run, but a length.
+        for (begin, place), end in zip(path, ends, strict=False):
             ids.extend(self.ids[place : place + end - begin])
         return ids
 
     @property
     def depth(self) -> int:
-        """Tokens of the longest sequence."""
+        """Number of tokens of the longest sequence."""
         return max(self.lengths, default=0)
 
 
 class Overlap:
-    """How many tokens a growing set of sequences takes in one trie."""
+    """Number of tokens of a trie to which sequences are added, computed without building the trie."""
 
     def __init__(self, sequences: Iterable[Sequence[int]] = ()) -> None:
         self._keys: list[bytes] = []
         self.tokens = 0
-        """Tokens of the trie of all that was added."""
+        """Number of tokens of the trie of all sequences so far."""
         for sequence in sequences:
             self.add(sequence)
 
     def added_by(self, sequence: Sequence[int]) -> int:
-        """Tokens that `sequence` would add: those after its longest beginning that is there already."""
+        """Return the number of tokens that `sequence` would add: those after its longest prefix in the trie."""
         key = _key(sequence)
         at = bisect_left(self._keys, key)
-        # what shares most with it stands next to it in the order of the ids
+        # In sorted order, the sequence with the longest common prefix is a direct neighbour.
         shared = max((_shared(key, other) for other in self._keys[max(at - 1, 0) : at + 1]), default=0)
         return len(key) // _BYTES - shared
 
     def add(self, sequence: Sequence[int]) -> None:
-        """Put a sequence in."""
+        """Add a sequence."""
         self.tokens += self.added_by(sequence)
         insort(self._keys, _key(sequence))
 
     def join(self, other: Overlap) -> None:
-        """Put all of another set in."""
+        """Add all sequences of another set."""
         for key in other._keys:
             self.add(array("I", key))
 
     def joint_tokens(self, other: Overlap) -> int:
-        """Tokens of the trie of both, at most: what the other's sequences share with these, counted once.
+        """Return an upper bound of the number of tokens of the joint trie.
 
-        All of a group begin alike, so what its first and its last share with ours bounds what it saves.
+        Only the common prefix of all of the other's sequences is merged with this set; an exact count would have to
+        insert every sequence.
         """
         if not (self._keys and other._keys):
             return self.tokens + other.tokens
@@ -121,7 +125,7 @@ class Overlap:
 
 
 def _merged(keys: list[bytes]) -> TokenTrie:
-    """Sequences in order of their bytes stand next to those that they share most with."""
+    """Build the merged trie: sorted sequences follow each other with their longest common prefixes."""
     ids, positions = array("I"), array("I")
     paths: list[tuple[tuple[int, int], ...]] = [()] * len(keys)
     borders = set()
@@ -130,10 +134,12 @@ def _merged(keys: list[bytes]) -> TokenTrie:
     for index in sorted(range(len(keys)), key=keys.__getitem__):
         key = keys[index]
         shared = _shared(previous, key)
+        # Runs that begin after the shared prefix belong to the previous sequence only.
         while path and path[-1][0] >= shared:
             path.pop()
         if shared * _BYTES < len(key):
-            last = path[-1][1] + shared - path[-1][0] if path else -1  # the place after the last shared token
+            # Place after the last shared token. If the new tokens do not follow right there, both places begin a node.
+            last = path[-1][1] + shared - path[-1][0] if path else -1
             if last != len(ids):
                 path.append((shared, len(ids)))
                 borders |= {len(ids), last} - {-1}
@@ -153,7 +159,7 @@ def _merged(keys: list[bytes]) -> TokenTrie:
 
 
 def _nodes(starts: list[int], positions: array[int], total: int) -> tuple[Node, ...]:
-    """What lies below a node ends where the next token stands no deeper than the node's first."""
+    """Build the nodes from their first places; a node's `stop` is the next node that starts at most as deep as it."""
     stops = [total] * len(starts)
     open_nodes: list[int] = []
     for index, start in enumerate(starts):
@@ -178,12 +184,13 @@ def _side_by_side(keys: list[bytes]) -> TokenTrie:
 
 
 def _key(sequence: Sequence[int]) -> bytes:
-    """The ids as bytes: one comparison in C orders two sequences, and equal beginnings stand together."""
+    """Return the ids as bytes, which compare in one C call; in sorted order common prefixes are adjacent."""
     return array("I", sequence).tobytes()
 
 
 def _shared(left: bytes, right: bytes) -> int:
-    """Token ids that two sequences begin with alike."""
+    """Return the number of token ids that two sequences have in common at their start, by binary search."""
+    # Slices compare in C; a loop over the ids would run in Python.
     low, high = 0, min(len(left), len(right)) // _BYTES
     while low < high:
         middle = (low + high + 1) // 2

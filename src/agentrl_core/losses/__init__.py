@@ -1,4 +1,4 @@
-"""Policy-gradient losses, what corrects them, and how they are aggregated."""
+"""Policy-gradient losses per token, corrections that wrap them, and their aggregation to one number."""
 
 from agentrl_core.losses.aggregate import AggregationConfig
 from agentrl_core.losses.corrected import Corrected, corrected

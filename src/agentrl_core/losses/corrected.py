@@ -1,4 +1,4 @@
-"""A loss calculator with corrections around it."""
+"""Wrap a loss calculator in the corrections of a config (`loss.corrections`)."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Corrected:
-    """The calculator's loss, changed by each correction in turn."""
+    """Loss calculator whose loss is changed by each correction in turn."""
 
     calculator: LossCalculator
     corrections: tuple[Correction, ...]
+    """Corrections in the order of application."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the calculator and the corrections read, together."""
+        """Optional fields that the calculator or a correction reads."""
         return self.calculator.needs.union(*(item.needs for item in self.corrections))
 
     @property
     def stops_gradient(self) -> bool:
-        """Whether any part does."""
+        """True if it is for the calculator or any correction."""
         return self._any("stops_gradient")
 
     @property
     def whole_sequences(self) -> bool:
-        """Whether any part does."""
+        """True if it is for the calculator or any correction."""
         return self._any("whole_sequences")
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """Per-token loss; aggregation and its denominator are the trainer's."""
+        """Return the corrected loss per token [N]; the trainer aggregates and divides it."""
         output = made_by(self.calculator, batch)
         for item in self.corrections:
             changed = made_by(item, batch, output)
@@ -49,9 +50,9 @@ class Corrected:
 
 
 def corrected(calculator: LossCalculator, corrections: Sequence[Correction]) -> LossCalculator:
-    """Wrap `calculator`, the first correction innermost; without any it is returned as it is.
+    """Return `calculator` wrapped in the corrections, the first one innermost; without corrections itself.
 
-    Raises `ConfigError` where the weight between proximal and behaviour policy would be counted twice.
+    Raises `ConfigError` if the weight proximal / behaviour would be applied twice.
     """
     if not corrections:
         return calculator
@@ -59,7 +60,7 @@ def corrected(calculator: LossCalculator, corrections: Sequence[Correction]) -> 
     if len(weighing) > 1:
         names = " and ".join(type(part).__name__ for part in weighing)
         raise ConfigError(
-            f"loss.corrections: {names} each multiply by proximal / behaviour, which would count twice; keep one, by "
-            "`behaviour_weight: false` of ppo, `weighted: false` of masked_is, or leaving one correction out"
+            f"loss.corrections: {names} each multiply by proximal / behaviour, which would count twice; keep one: set "
+            "`behaviour_weight: false` of ppo or `weighted: false` of masked_is, or remove a correction"
         )
     return Corrected(calculator=calculator, corrections=tuple(corrections))

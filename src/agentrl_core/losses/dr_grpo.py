@@ -1,4 +1,4 @@
-"""Dr. GRPO: GRPO without the two divisions that bias it."""
+"""Dr. GRPO: GRPO without the divisions by response length and by the group's standard deviation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agentrl_core.losses.grpo import GRPO
 
 @attrs.frozen(kw_only=True)
 class DrGRPO(GRPO):
-    """GRPO's surrogate, neither length nor spread divided out (arXiv 2503.20783).
+    """GRPO's surrogate without its two biased divisions (arXiv 2503.20783).
 
         l = -min(rho * A, clip(rho, 1 - clip, 1 + clip + clip_higher) * A),  A = R - mean(R of the group)
 
-    Dividing by a sequence's own length favours long wrong answers, dividing by the group's std favours tasks that
-    are almost solved or almost hopeless. Normaliser: the sum over loss tokens / (sequences x `horizon`), a constant;
-    `horizon` is `sampling.max_tokens` unless given. Advantage: `grpo` with `std: false`.
+    Division by a sequence's own length favours long wrong answers. Division by the group's standard deviation favours
+    tasks that are almost solved or almost hopeless. Normaliser: sum over loss tokens / (number of sequences x
+    `horizon`), a constant; `horizon` is `sampling.max_tokens` unless given. Advantage: `grpo` with `std: false`.
     """
 
     aggregation_defaults: ClassVar[Mapping[str, Any]] = {"aggregation": "constant"}

@@ -1,4 +1,4 @@
-"""A correction that rewards uncertainty: the entropy of the policy as a term of the loss."""
+"""Correction that adds an entropy bonus, which keeps the policy exploring."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class EntropyBonus:
-    """l' = l - coefficient * H(pi_theta) at each loss token (A3C, arXiv 1602.01783, section 4).
+    """Entropy bonus: l' = l - coefficient * H(pi_theta) at each loss token (A3C, arXiv 1602.01783, section 4).
 
     H in nats, of the whole distribution at the sampling temperature, with its exact gradient. Tokens that the loss
-    dropped are included. Normaliser: the loss's own, over all loss tokens.
+    drops get the bonus too. Normaliser: that of the loss, over all loss tokens.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
@@ -27,7 +27,8 @@ class EntropyBonus:
     """Weight of the term."""
 
     def correct(self, batch: LossBatch, output: LossOutput) -> LossOutput:
-        """Subtract the term."""
+        """Return the loss minus the bonus, for every token of the mask."""
         if batch.entropy is None:
-            raise AssertionError("entropy was asked for")
+            raise AssertionError("expected batch.entropy, because `needs` names it; found None")
+        # Terms that the loss drops become 0 here, because `keep` becomes the mask: the bonus is for all tokens.
         return LossOutput(per_token=output.per_token * output.keep - self.coefficient * batch.entropy, keep=batch.mask)

@@ -1,4 +1,4 @@
-"""GRPO: the clipped surrogate on group-relative advantages."""
+"""GRPO: PPO's clipped surrogate with group-relative advantages."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from agentrl_core.losses.trust_region import TrustRegion, importance_ratio, rati
 
 @attrs.frozen(kw_only=True)
 class GRPO(TrustRegion):
-    """DeepSeekMath's objective without the KL term (arXiv 2402.03300, eq. 3), PPO's clipping (arXiv 1707.06347).
+    """DeepSeekMath's objective without the KL term (arXiv 2402.03300, eq. 3), with PPO's clip (arXiv 1707.06347).
 
         l = -min(rho * A, clip(rho, 1 - clip, 1 + clip + clip_higher) * A),  rho = exp(log pi_theta - log mu)
 
-    mu is the policy that sampled the token, by the engine's own log-probs; where a correction asks for the proximal
-    policy, rho is taken against that instead. Normaliser: the config's `aggregation`; by default the sum over all
-    loss tokens / loss tokens of the whole optimizer update (DAPO), with `seq_mean_token_mean` the paper's own. The
-    options of the trust region drop tokens on top of the clip. For the paper's KL term add the correction `kl`.
+    mu is the policy that sampled the token, by the engine's log-probabilities. If a correction needs the proximal
+    policy, rho is taken against that policy instead. Normaliser: the config's `aggregation`; by default sum over loss
+    tokens / number of loss tokens of the whole optimizer update (DAPO); `seq_mean_token_mean` is the paper's. The
+    options of the trust region drop tokens in addition to the clip. For the paper's KL term add the correction `kl`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """Per-token loss; aggregation and its denominator are the trainer's."""
+        """Return the loss per token [N]; the trainer aggregates and divides it."""
         import torch
 
         ratio = importance_ratio(batch)

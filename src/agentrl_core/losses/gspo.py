@@ -1,4 +1,4 @@
-"""GSPO: importance ratio and clipping of whole sequences."""
+"""GSPO: GRPO with one importance ratio and one clip decision per sequence instead of per token."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class GSPO(TrustRegion):
         l = -min(s * A, clip(s, 1 - clip, 1 + clip + clip_higher) * A)
         s = sg(s_i) * exp(log pi_theta - sg(log pi_theta)),  s_i = exp(mean over the sequence of log pi_theta - log mu)
 
-    sg stops the gradient. Each token has its sequence's ratio as value and its own log-prob's gradient, so that a
-    sequence's mean has exactly the gradient of s_i. (AgentCPM writes log pi / sg(log pi) for the exponential, whose
-    gradient points the other way; that is not reproduced.) A sequence is what `loss.unit` says. Normaliser: the mean
-    over sequences of each one's token mean. The bounds are the paper's, 3e-4 down and 4e-4 up. Advantage: `grpo`.
+    sg stops the gradient. Each token's ratio has its sequence's value and the gradient of its own log-probability, so
+    the mean over a sequence has exactly the gradient of s_i. `loss.unit` says what a sequence is. We differ from
+    AgentCPM's AgentRL, which writes log pi / sg(log pi) in place of the exponential; its gradient has the wrong sign.
+    Normaliser: mean over sequences of each sequence's token mean. The clip bounds are the paper's: 3e-4 down, 4e-4 up.
+    Advantage: `grpo`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -33,11 +34,12 @@ class GSPO(TrustRegion):
     clip_higher: float = field(default=1e-4, validator=validators.ge(0.0))
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """Per-token loss; aggregation and its denominator are the trainer's."""
+        """Return the loss per token [N]; the trainer aggregates and divides it."""
         import torch
 
         of_sequence = batch.expand(batch.seq_mean(log_ratio(batch))).detach()
         own = torch.where(batch.mask > 0, batch.logprobs - batch.logprobs.detach(), 0.0)
+        # `own` is 0: the ratio has the sequence's value, and the gradient of the token's log-probability.
         ratio = torch.exp(of_sequence + own)
         clipped = ratio.clamp(1 - self.clip, 1 + self.clip + self.clip_higher)
         keep = self.keep(batch, ratio)

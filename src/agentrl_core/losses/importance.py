@@ -1,7 +1,7 @@
-"""Corrections for having sampled with another policy than the proximal one: a weight, truncated or masked.
+"""Corrections for off-policy samples: truncated or masked importance sampling with w = proximal / behaviour.
 
-Engine and learner round differently, and a sampler may lag behind: w = proximal / behaviour tells by how much. The
-loss's own ratio is then taken against the proximal policy, so that w counts once. N loss tokens.
+Engine and learner round differently, and a sampler may lag behind; w measures both. With one of these corrections the
+loss takes its own ratio against the proximal policy, so that w counts once. N loss tokens.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ Level: TypeAlias = Literal["token", "sequence", "geometric"]
 
 @attrs.frozen(kw_only=True)
 class _Weight:
-    """What both have in common: w, per token or of the whole sequence."""
+    """Base class that computes the weight w, per token or per sequence."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"proximal"})
 
     level: Level = field(default="token", validator=validators.in_(("token", "sequence", "geometric")))
-    """`token`: of each token. `sequence`: the product over a sequence's tokens. `geometric`: their geometric mean."""
+    """Unit of the weight. `token`: each token's own. `sequence`: the product over a sequence's tokens. `geometric`:
+    their geometric mean."""
 
     @property
     def whole_sequences(self) -> bool:
-        """A sequence's weight is that of all of its tokens."""
+        """True if the weight depends on all tokens of a sequence."""
         return self.level != "token"
 
     def weight(self, batch: LossBatch) -> Tensor:
@@ -51,17 +52,17 @@ class _Weight:
 class TruncatedIS(_Weight):
     """Truncated importance sampling: l' = min(w, cap) * l.
 
-    w = exp(log pi_prox - log mu), as fengyao.notion.site/off-policy-rl has it (TIS) and TRL, slime and verl compute
-    it. Normaliser: the loss's own; a small weight does not count for less there.
+    w = exp(log pi_prox - log mu), as in TIS (fengyao.notion.site/off-policy-rl), TRL, slime and verl. Normaliser: that
+    of the loss; a token with a small weight counts as a whole token there.
     """
 
     weighs_behaviour: ClassVar[bool] = True
 
     cap: float = field(default=2.0, validator=validators.gt(0.0))
-    """Largest weight; 2 is the value of the text above, TRL's own is 3."""
+    """Largest weight; 2 is the value of TIS, TRL's default is 3."""
 
     def correct(self, batch: LossBatch, output: LossOutput) -> LossOutput:
-        """Multiply each term."""
+        """Return the loss with each term multiplied by its truncated weight."""
         weight = self.weight(batch)
         return attrs.evolve(
             output,
@@ -72,19 +73,19 @@ class TruncatedIS(_Weight):
 
 @attrs.frozen(kw_only=True)
 class MaskedIS(_Weight):
-    """Masked importance sampling: l' = w * 1[low <= w <= high] * l, or without the factor w.
+    """Masked importance sampling: l' = w * 1[low <= w <= high] * l; `weighted: false` omits the factor w.
 
-    w = exp(log pi_prox - log mu). IcePop's rule per token (arXiv 2510.18855, its bounds are the defaults); with
-    `level: geometric` and narrow bounds the sequence rejection of AReaL and verl. A masked token stays in the
-    normaliser, except in `agentcpm_rows`.
+    w = exp(log pi_prox - log mu). Per token this is IcePop's rule (arXiv 2510.18855), with its bounds as defaults. With
+    `level: geometric` and narrow bounds it is the sequence rejection of AReaL and verl. Normaliser: that of the loss; a
+    masked token still counts in it, except with `agentcpm_rows`.
     """
 
     low: float = field(default=0.5, validator=validators.ge(0.0))
-    """Smallest weight that trains."""
+    """Smallest weight of a trained token."""
     high: float = field(default=5.0, validator=validators.gt(0.0))
-    """Largest weight that trains."""
+    """Largest weight of a trained token."""
     weighted: bool = True
-    """Whether what is kept is multiplied by w; False only rejects."""
+    """Multiply kept terms by w; False only rejects."""
 
     @high.validator
     def _above_low(self, _attribute: object, value: float) -> None:
@@ -93,17 +94,18 @@ class MaskedIS(_Weight):
 
     @property
     def weighs_behaviour(self) -> bool:
-        """Whether w is a factor."""
+        """True if w is a factor of the loss."""
         return self.weighted
 
     def correct(self, batch: LossBatch, output: LossOutput) -> LossOutput:
-        """Drop the terms outside of the bounds, and multiply the others."""
+        """Return the loss without the terms outside the bounds, and the other terms multiplied by w."""
         import torch
 
         weight = self.weight(batch)
         inside = (weight >= self.low) & (weight <= self.high)
-        # A product over a long sequence may be infinite; it is outside, and must not meet a zero.
+        # The product over a long sequence may be infinite. It is outside the bounds; inf * 0 would be NaN.
         factor = torch.where(inside, weight, 0.0) if self.weighted else torch.ones_like(weight)
+        # A weight outside the bounds may be infinite, so the metric's mean counts it as 1.
         return attrs.evolve(
             output,
             per_token=output.per_token * factor,
@@ -113,7 +115,7 @@ class MaskedIS(_Weight):
 
 
 def _metrics(batch: LossBatch, weight: Tensor, cut: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """The mean weight, and the share of tokens whose weight was cut."""
+    """Return the mean weight and the share of tokens with a cut weight, as (sum, count) over the masked tokens."""
     count = batch.mask.sum()
     return {
         "behaviour_weight_mean": ((weight * batch.mask).sum(), count),

@@ -1,4 +1,4 @@
-"""A correction that holds the policy near a reference: the KL divergence as a term of the loss."""
+"""Correction that adds a KL penalty, which keeps the policy near a frozen reference policy."""
 
 from __future__ import annotations
 
@@ -18,41 +18,50 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class KL:
-    """l' = l + beta * KL(pi_theta || pi_ref), estimated on the sampled tokens (J. Schulman, "Approximating KL", 2020).
+    """KL penalty: l' = l + beta * KL(pi_theta || pi_ref), estimated on the sampled tokens.
 
-        d = log pi_ref - log pi_theta;  k1 = -d,  k2 = d**2 / 2,  k3 = exp(d) - d - 1  (GRPO, arXiv 2402.03300, eq. 4)
+        d = log pi_ref - log pi_theta;  k1 = -d,  k2 = d**2 / 2,  k3 = exp(d) - d - 1
 
-    As a loss term an estimator matters by its gradient, and that of the divergence is (log pi_theta - log pi_ref) *
-    grad log pi_theta on tokens of the policy itself. k2 has it. k1 by itself has a gradient without direction, so it
-    takes k2's here. k3 has 1 - exp(d): the same near the reference, and bounded above it.
-    `importance_weight` multiplies by rho = pi_theta / mu, for tokens of an older policy. k3 takes the gradient of rho
-    along, which makes its own exact too (TRL's `use_bias_correction_kl`); to k1 and k2 rho is a constant.
+    The estimators are from J. Schulman, "Approximating KL Divergence", 2020; k3 is GRPO's (arXiv 2402.03300, eq. 4).
 
-    Tokens that the loss dropped are held as well. Normaliser: the loss's own, over all loss tokens.
+    In a loss only the estimator's gradient matters. On tokens sampled by the policy itself, the gradient of the
+    divergence is the mean of (log pi_theta - log pi_ref) * grad log pi_theta:
+
+    - k2 has this gradient.
+    - k1's own gradient is 0 on average. We differ: k1 has the value of k1 and the gradient of k2.
+    - k3 has the factor 1 - exp(d) instead: equal near the reference, and at most 1.
+
+    `importance_weight` multiplies by rho = pi_theta / mu, for tokens of an older policy. With k3, rho keeps its
+    gradient, which makes k3's gradient exact too (TRL's `use_bias_correction_kl`). With k1 and k2, rho is a constant.
+
+    Tokens that the loss drops get the penalty too. Normaliser: that of the loss, over all loss tokens.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"reference"})
 
     beta: float = field(default=0.001, validator=validators.ge(0.0))
-    """Weight of the term; DeepSeek-R1's value (arXiv 2501.12948), DeepSeekMath's is 0.04."""
+    """Weight of the penalty. The default is DeepSeek-R1's (arXiv 2501.12948); DeepSeekMath's is 0.04."""
     estimator: Literal["k1", "k2", "k3"] = field(default="k3", validator=validators.in_(("k1", "k2", "k3")))
+    """Estimator of the divergence."""
     importance_weight: bool = False
+    """Multiply by pi_theta / mu."""
 
     @property
     def stops_gradient(self) -> bool:
-        """Whether value and gradient are put together from two parts."""
+        """True if the gradient is not the derivative of the value."""
         return self.estimator == "k1" or (self.estimator == "k2" and self.importance_weight)
 
     def correct(self, batch: LossBatch, output: LossOutput) -> LossOutput:
-        """Add the term."""
+        """Return the loss plus the penalty, for every token of the mask."""
         import torch
 
         if batch.reference_logprobs is None:
-            raise AssertionError("reference log-probs were asked for")
+            raise AssertionError("expected batch.reference_logprobs, because `needs` names them; found None")
         divergence = self._estimate(torch.where(batch.mask > 0, batch.reference_logprobs - batch.logprobs, 0.0))
         if self.importance_weight:
             ratio = sampling_ratio(batch)
             divergence = divergence * (ratio if self.estimator == "k3" else ratio.detach())
+        # Terms that the loss drops become 0 here, because `keep` becomes the mask: the penalty is for all tokens.
         return LossOutput(
             per_token=output.per_token * output.keep + self.beta * divergence,
             keep=batch.mask,
@@ -60,7 +69,7 @@ class KL:
         )
 
     def _estimate(self, difference: Tensor) -> Tensor:
-        """One of the estimators, of d. [N]."""
+        """Return the estimate for d = log pi_ref - log pi_theta. [N] -> [N]."""
         import torch
 
         if self.estimator == "k3":
@@ -68,4 +77,5 @@ class KL:
         half_square = difference.square() / 2
         if self.estimator == "k2":
             return half_square
+        # k1: the value -d with the gradient of k2.
         return half_square + (-difference - half_square).detach()

@@ -1,4 +1,4 @@
-"""A correction for stale tokens: the older the policy that sampled one, the less it counts."""
+"""Correction that lowers the weight of stale tokens, exponentially in their lag."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class LagDecay:
-    """l' = exp(-rate * lag) * l, lag in policy versions.
+    """Lag decay: l' = exp(-rate * lag) * l, lag in policy versions.
 
-    Where `out_of_date_decay` of the trust region narrows what may pass, this lowers the weight of what does. Tokens
-    of one episode that was sampled across an update have lags of their own. Normaliser: the loss's own, so that a
-    step of stale tokens is a smaller step.
+    It lowers the weight of stale tokens, while `out_of_date_decay` of the trust region drops more of them. The lag is
+    per token: an episode that spans an update has tokens of several lags. Normaliser: that of the loss, so a step of
+    stale tokens is a smaller step.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
 
     rate: float = field(default=0.1, validator=validators.ge(0.0))
-    """Per version: at 0.1 a token of lag 7 counts half."""
+    """Decay per policy version: at 0.1 a token of lag 7 counts half."""
 
     def correct(self, batch: LossBatch, output: LossOutput) -> LossOutput:
-        """Multiply each term."""
+        """Return the loss with each term multiplied by its decay."""
         import torch
 
         factor = torch.exp(-self.rate * batch.lag.clamp_min(0).to(output.per_token.dtype))

@@ -1,9 +1,9 @@
-"""Log-probabilities of chosen tokens from hidden states, without ever holding their logits.
+"""Compute log-probabilities of given tokens from hidden states without storing the logits of all tokens.
 
-N tokens, H hidden width, V vocabulary rows here. Logits live for one tile of tokens and vocabulary at a time and are
-computed again in the backward pass, because a token's gradient is known only after the whole loss is. Tiles go
-over the tokens first: each part of the head is read once, and its gradient written once, however many tokens there
-are. All sums and products are carried in fp32, or in fp64 for fp64 input.
+Logits exist for one tile (tokens x vocabulary rows) at a time. The backward pass computes them again, because a token's
+gradient is known only after the whole loss. Tiles go over the tokens first: each part of the head is read once, and its
+gradient is written once, for any number of tokens. All sums and products are accumulated in fp32, or fp64 for fp64
+input. N tokens, H hidden width, V vocabulary rows of this process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from agentrl_core.losses.vocab_parallel import VocabularyShard
 
 _TILE_ROWS, _CPU_TILE = 1024, 2**20
-"""Tokens and logits of a CPU's tile: 4 MB in fp32 stay in its cache, which is worth a factor of 2."""
+"""Largest number of tokens, and of logits, of a tile on CPU. Its 4 MB in fp32 stay in cache, which is twice as fast."""
 _GPU_TILE = 2**26
-"""Logits of a tile elsewhere: 256 MB, of 8 times as many tokens at most; kernels are long beside their launch."""
+"""Largest number of logits of a tile on other devices: 256 MB, with up to 8 * `_TILE_ROWS` tokens. Tiles are large so
+that kernels run long compared with their launch."""
 
 
 def token_logprobs(
@@ -34,12 +35,13 @@ def token_logprobs(
     shard: VocabularyShard | None = None,
     tile: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute log softmax(hidden @ weight.T / temperature) at `targets`, and on request the entropy.
+    """Compute log softmax(hidden @ weight.T / temperature) at `targets`, and with `entropy` the entropies.
 
-    hidden [N, H], weight [V, H], targets [N] long, temperature of each token [N] or of all -> [N] and [N] or None,
-    in nats, fp32 (fp64 for fp64 input), both differentiable; an entropy that is detached costs no backward. With a
-    `shard`, `weight` is this process's rows of the head, and every process of the group calls with the same tokens.
-    `tile` is how many tokens and vocabulary rows to hold logits for; None: what suits the device.
+    hidden [N, H], weight [V, H], targets [N] long, temperature [N] or one for all -> log-probabilities [N], and
+    entropies [N] or None. Results are in nats, in fp32 (fp64 for fp64 input), and differentiable; a detached entropy
+    costs nothing in the backward pass. With a `shard`, `weight` has this process's rows of the head, and every process
+    of the group must call with the same tokens. `tile`: tokens and vocabulary rows whose logits are in memory at once;
+    None: a size for the device. Raises `IndexError` for targets outside the vocabulary.
     """
     _check_targets(targets, len(weight) if shard is None else shard.vocabulary)
     logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # autograd's own signature
@@ -51,7 +53,7 @@ def token_logprobs(
 def logits_logprobs(
     logits: Tensor, targets: Tensor, *, temperature: Tensor | float = 1.0, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The same from logits [N, V], for models that do more than one matrix product after the last hidden state."""
+    """Compute the same as `token_logprobs` from logits [N, V], for models whose head is not a plain matrix product."""
     divisor = _divisor(temperature, logits)
     wide = logits.to(_wide(logits))
     distribution = torch.log_softmax(wide if divisor is None else wide / divisor, -1)
@@ -61,20 +63,20 @@ def logits_logprobs(
 
 @attrs.define(kw_only=True, eq=False)
 class SoftmaxSums:
-    """What log-probs and entropies are made of, over the vocabulary rows seen so far. All [N]."""
+    """Running sums of an online softmax over the vocabulary rows seen so far. All [N]."""
 
     maximum: Tensor
     """Largest logit."""
     total: Tensor
     """Sum of exp(logit - maximum)."""
     weighted: Tensor | None
-    """Sum of exp(logit - maximum) x logit, where the entropy is wanted."""
+    """Sum of exp(logit - maximum) x logit, for the entropy; None if that is not computed."""
     chosen: Tensor
-    """Logit of the token itself, 0 where its row was not seen."""
+    """Logit of the target token, 0 while its row was not seen."""
 
     @classmethod
     def of_nothing(cls, hidden: Tensor, *, entropy: bool) -> SoftmaxSums:
-        """Before the first vocabulary row."""
+        """Return the sums before the first vocabulary row, for hidden [N, H]."""
         zeros = hidden.new_zeros(len(hidden), dtype=_wide(hidden))
         return cls(
             maximum=torch.full_like(zeros, -torch.inf),
@@ -84,7 +86,8 @@ class SoftmaxSums:
         )
 
     def add(self, logits: Tensor, scratch: Tensor | None, rows: slice) -> None:
-        """Take in a tile of logits [rows, columns]; they are overwritten where no `scratch` is given."""
+        """Add a tile of logits [rows, columns]; without `scratch` the logits are overwritten."""
+        # Old sums are rescaled to the new maximum, so that no exponential overflows.
         maximum = torch.maximum(self.maximum[rows], logits.amax(-1))
         old = (self.maximum[rows] - maximum).exp_()
         self.maximum[rows] = maximum
@@ -96,7 +99,7 @@ class SoftmaxSums:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """One tile after the other, forward and backward."""
+    """Autograd function that goes over the tiles, in the forward and again in the backward pass."""
 
     @staticmethod
     def forward(
@@ -124,9 +127,10 @@ class _TokenLogprobs(torch.autograd.Function):
                 sums.add(logits, None if scratch is None else scratch[: logits.numel()].view_as(logits), rows)
         if shard is not None:
             shard.merge(sums)
-        # log Z, and H = log Z - sum p z
+        # log Z, and H = log Z - sum p z.
         normalisers = sums.maximum + sums.total.log()
         entropies = None if sums.weighted is None else normalisers - sums.weighted / sums.total
+        # A result that the loss does not use has the gradient None instead of zeros: its backward costs nothing.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, divisor)
         ctx.start, ctx.shard, ctx.tile = start, shard, tile
@@ -143,11 +147,12 @@ class _TokenLogprobs(torch.autograd.Function):
         buffer = torch.empty(ctx.tile, dtype=normalisers.dtype, device=hidden.device).view(-1)
         for columns in _parts(len(weight), ctx.tile[1]):
             heads = weight[columns].to(vectors.dtype)
+            # The gradient of this part of the head is summed over all tokens in fp32 and rounded once.
             to_heads = torch.zeros_like(heads, dtype=normalisers.dtype)
             for rows in _parts(len(hidden), ctx.tile[0]):
                 logits = _logits(vectors[rows], heads, divisor, rows, buffer)
                 log_distribution = logits.sub_(normalisers[rows, None])
-                # d log p(y) / dz = onehot(y) - p;  dH / dz = -p (log p + H)
+                # d log p(y) / dz = onehot(y) - p;  dH / dz = -p (log p + H). The onehot is added by scatter below.
                 scale = -to_logprobs[rows, None]
                 if to_entropies is not None and entropies is not None:
                     scale = scale - (log_distribution + entropies[rows, None]) * to_entropies[rows, None]
@@ -168,7 +173,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _logits(vectors: Tensor, heads: Tensor, divisor: Tensor | None, rows: slice, buffer: Tensor) -> Tensor:
-    """One tile, in `buffer` where the device allows that. [rows, columns]."""
+    """Return the logits of one tile [rows, columns], in `buffer` if its dtype is that of the operands."""
     if vectors.dtype == buffer.dtype:
         logits = buffer[: len(vectors) * len(heads)].view(len(vectors), len(heads))
         torch.mm(vectors, heads.T, out=logits)
@@ -185,24 +190,28 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _places(targets: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Columns of the targets in a tile that begins at row `first` of the vocabulary, and which of them are in it."""
+    """Return the targets' columns in a tile that begins at vocabulary row `first`, and whether they are in the tile.
+
+    Columns outside the tile are clamped to valid indices.
+    """
     places = targets - first
     return places.clamp(0, count - 1), (places >= 0) & (places < count)
 
 
 def _check_targets(targets: Tensor, vocabulary: int) -> None:
+    # A target outside the vocabulary would be in no tile, and silently get the logit 0.
     if len(targets) and not bool(((targets >= 0) & (targets < vocabulary)).all()):
         raise IndexError(f"targets: found ids in [{targets.min()}, {targets.max()}], expected [0, {vocabulary})")
 
 
 def _divisor(temperature: Tensor | float, like: Tensor) -> Tensor | None:
-    """What the logits of each token are divided by, [N, 1]; None where it is 1 for all."""
+    """Return the divisor of each token's logits [N, 1]; None if it is 1 for all tokens."""
     column = torch.as_tensor(temperature, dtype=_wide(like), device=like.device).expand(len(like))[:, None]
     return None if bool((column == 1.0).all()) else column
 
 
 def _tile(hidden: Tensor) -> tuple[int, int]:
-    """How many tokens and vocabulary rows suit the device."""
+    """Return the tile size for the device: tokens, vocabulary rows."""
     if hidden.device.type == "cpu":
         rows = min(max(len(hidden), 1), _TILE_ROWS)
         return rows, max(1, _CPU_TILE // rows)
@@ -211,7 +220,10 @@ def _tile(hidden: Tensor) -> tuple[int, int]:
 
 
 def _operand(hidden: Tensor) -> torch.dtype:
-    """In what products are taken: CUDA's carry narrow numbers in fp32, others would round each result."""
+    """Return the dtype of matrix operands.
+
+    CUDA multiplies narrow dtypes and accumulates in fp32. Other devices would round each result, so they use fp32.
+    """
     return hidden.dtype if hidden.is_cuda else _wide(hidden)
 
 

@@ -1,4 +1,4 @@
-"""MiniRL: REINFORCE with the importance ratio as a constant weight, inside a trust region."""
+"""MiniRL: REINFORCE weighted by a detached importance ratio within a trust region, in two forms."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from agentrl_core.losses.trust_region import TrustRegion, importance_ratio, rati
 
 @attrs.frozen(kw_only=True)
 class MiniRL(TrustRegion):
-    """MiniRL as AgentCPM's AgentRL computes it.
+    """MiniRL as AgentCPM's AgentRL (another project) computes it; `minirl_paper` is the paper's form.
 
         l = -sg(rho) * A * log pi_theta,  rho = exp(log pi_theta - log mu),  sg = stop gradient
 
-    Nothing is clipped; the trust region alone bounds the update, so it is strict by default, with the bounds of
-    the paper (arXiv 2512.01374, eq. 7: 0.2 and 0.27). One ratio, against the policy that sampled, is both
-    weight and mask; `minirl_paper` is the paper's own form. Normaliser: the mean over sequences of each one's token
-    sum, not divided by their number, as the paper and the recommended flags of AgentCPM's AgentRL have it. Advantage:
-    `grpo` with `std: false`.
+    Nothing is clipped. Only the trust region bounds the update, so it is strict by default, with the paper's bounds
+    (arXiv 2512.01374, eq. 7: 0.2 and 0.27). We differ from the paper: one ratio, against the behaviour policy, is both
+    weight and mask. Normaliser: mean over sequences of each sequence's token sum (not divided by its number of tokens),
+    as in the paper and with the recommended flags of AgentRL. Advantage: `grpo` with `std: false`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -34,7 +33,7 @@ class MiniRL(TrustRegion):
     strict_in_bound: bool = True
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """Per-token loss; aggregation and its denominator are the trainer's."""
+        """Return the loss per token [N]; the trainer aggregates and divides it."""
         ratio = importance_ratio(batch).detach()
         keep = self.keep(batch, ratio)
         return LossOutput(
@@ -46,15 +45,15 @@ class MiniRL(TrustRegion):
 
 @attrs.frozen(kw_only=True)
 class MiniRLPaper(MiniRL):
-    """MiniRL as its paper has it (arXiv 2512.01374, eq. 7).
+    """MiniRL as in its paper (arXiv 2512.01374, eq. 7).
 
         l = -M * sg(min(rho, weight_cap)) * A * log pi_theta,  rho = exp(log pi_theta - log mu)
         M = 0 where A > 0 and r > 1 + clip + clip_higher, or A < 0 and r < 1 - clip, else 1
         r = exp(log pi_theta - log pi_prox)
 
-    The weight corrects for everything between sampler and policy, engine mismatch and lag, and is truncated; the mask
-    bounds what the learner itself has moved since the step began (`loss.proximal`). Normaliser: the mean over
-    sequences of each one's token sum. Advantage: `grpo` with `std: false`.
+    The truncated weight rho corrects for all differences between behaviour policy and current policy: engine mismatch
+    and lag. The mask M bounds how far the learner itself has moved since the step began (`loss.proximal`). Normaliser:
+    mean over sequences of each sequence's token sum. Advantage: `grpo` with `std: false`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"proximal"})
@@ -64,7 +63,8 @@ class MiniRLPaper(MiniRL):
     """Largest weight; the paper's value."""
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """Per-token loss; aggregation and its denominator are the trainer's."""
+        """Return the loss per token [N]; the trainer aggregates and divides it."""
+        # With `needs` "proximal", `importance_ratio` is against pi_prox; `sampling_ratio` is always against mu.
         weight, ratio = sampling_ratio(batch).detach(), importance_ratio(batch).detach()
         keep, count = self.keep(batch, ratio), batch.mask.sum()
         truncated = (weight > self.weight_cap).to(batch.mask.dtype)

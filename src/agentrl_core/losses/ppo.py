@@ -1,4 +1,4 @@
-"""PPO with a proximal policy of its own: how far to move, told apart from who sampled."""
+"""Decoupled PPO: the trust region is around the proximal policy, apart from the behaviour policy that sampled."""
 
 from __future__ import annotations
 
@@ -17,45 +17,46 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class PPO(TrustRegion):
-    """Decoupled PPO, as AReaL trains asynchronously (arXiv 2505.24298; Hilton et al., arXiv 2110.00641).
+    """Decoupled PPO for asynchronous training, as in AReaL (arXiv 2505.24298; Hilton et al., arXiv 2110.00641).
 
         l = -w * min(r * A, clip(r, 1 - clip, 1 + clip + clip_higher) * A)
         r = exp(log pi_theta - log pi_prox),  w = exp(log pi_prox - log mu)
 
-    pi_prox is the policy before this step, by `loss.proximal`: one more forward, or interpolated between mu and
-    pi_theta without it. The trust region is around pi_prox, so that a sampler that lags behind does not hold the
-    policy back; w, a constant, corrects for having sampled with mu. AReaL itself leaves w out unless told otherwise.
-    Normaliser: the sum over loss tokens / loss tokens of the whole optimizer update, clipped ones too. Advantage:
-    the config's.
+    pi_prox is the policy before this step; `loss.proximal` says whether one more forward pass computes it, or an
+    interpolation between mu and pi_theta. The trust region is around pi_prox, so a sampler that lags behind does not
+    hold the policy back. The weight w has no gradient and corrects for sampling with mu. We differ: AReaL omits w by
+    default. Normaliser: sum over loss tokens / number of loss tokens of the whole optimizer update, including clipped
+    ones. Advantage: the config's.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"proximal"})
     aggregation_defaults: ClassVar[Mapping[str, Any]] = {"aggregation": "token_mean"}
 
     dual_clip: float | None = field(default=None, validator=validators.optional(validators.gt(1.0)))
-    """Bounds the loss of a negative advantage at this times -A (arXiv 1912.09729; TRL's `delta`)."""
+    """Largest loss for a negative advantage, in multiples of -A (arXiv 1912.09729; TRL's `delta`). None: no bound."""
     behaviour_weight: bool = True
-    """Multiply by w. False leaves that to a correction, `truncated_is` or `masked_is`."""
+    """Multiply by w. Set it to False to use a correction instead: `truncated_is` or `masked_is`."""
     behaviour_weight_cap: float | None = field(default=None, validator=validators.optional(validators.gt(0.0)))
-    """Largest w; AReaL's own value is 5."""
+    """Largest w; AReaL's value is 5. None: unlimited."""
 
     @behaviour_weight_cap.validator
     def _caps_something(self, _attribute: object, value: float | None) -> None:
         if value is not None and not self.behaviour_weight:
-            raise ValueError("behaviour_weight_cap bounds a weight that behaviour_weight: false leaves out; remove one")
+            raise ValueError("behaviour_weight_cap bounds a weight that behaviour_weight: false omits; remove one")
 
     @property
     def weighs_behaviour(self) -> bool:
-        """Whether pi_prox / mu is in the loss already."""
+        """True if the loss contains pi_prox / mu."""
         return self.behaviour_weight
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """Per-token loss; aggregation and its denominator are the trainer's."""
+        """Return the loss per token [N]; the trainer aggregates and divides it."""
         import torch
 
         ratio, advantages = importance_ratio(batch), batch.advantages
         clipped = ratio.clamp(1 - self.clip, 1 + self.clip + self.clip_higher)
         surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+        # With A < 0 the surrogate has no lower bound as the ratio grows.
         if self.dual_clip is not None:
             surrogate = torch.where(advantages < 0, torch.maximum(surrogate, self.dual_clip * advantages), surrogate)
         weight = torch.exp(log_behaviour_weight(batch))
@@ -68,7 +69,7 @@ class PPO(TrustRegion):
         )
 
     def _applied(self, weight: Tensor) -> Tensor:
-        """What of w the loss is multiplied by. [N]."""
+        """Return the factor of the loss: w, w up to its cap, or 1. [N]."""
         import torch
 
         if not self.behaviour_weight:

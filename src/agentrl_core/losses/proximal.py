@@ -1,4 +1,7 @@
-"""The proximal policy's log-probs without a forward of their own. N loss tokens."""
+"""Approximate the proximal policy's log-probabilities without another forward pass (`loss.proximal: loglinear`).
+
+N loss tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def loglinear_proximal(batch: LossBatch) -> Tensor:
-    """Interpolate by policy versions between the policy that sampled and the one being trained; no gradient. [N].
+    """Interpolate by policy versions between behaviour and current log-probabilities; no gradient. [N].
 
         log pi_prox = log mu + alpha * (log pi_theta - log mu),  alpha = (v_prox - v_mu) / (v_theta - v_mu)
 
-    AReaL's `prox_logp_method: loglinear`. v_prox is the version before this step and v_theta = v_prox + 1 the one in
-    the making, so alpha = lag / (lag + 1): what is fresh was sampled by the proximal policy itself, and the older a
-    token, the nearer to pi_theta its proximal policy is.
+    AReaL's `prox_logp_method: loglinear`. v_prox is the version before this step, v_theta = v_prox + 1 the version that
+    this step makes, so alpha = lag / (lag + 1). A token of lag 0 was sampled by the proximal policy itself. The larger
+    the lag, the nearer the proximal policy is to pi_theta.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""SAPO: a smooth gate on the importance ratio instead of a clip."""
+"""SAPO: GRPO with a smooth sigmoid gate on the importance ratio instead of a clip."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ class SAPO:
 
         l = -(4 / tau) * sigmoid(tau * (rho - 1)) * A,  tau = tau_positive where A > 0, else tau_negative
 
-    The gradient's weight is 4 p (1 - p) with p the sigmoid: 1 at rho = 1, and falling on both sides, faster for
-    negative advantages. Normaliser: the mean over sequences of each one's token mean. Advantage: `grpo`.
+    The gradient with respect to rho is weighted by 4 p (1 - p), where p is the sigmoid: 1 at rho = 1, and falling on
+    both sides, faster for negative advantages. Normaliser: mean over sequences of each sequence's token mean.
+    Advantage: `grpo`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
     aggregation_defaults: ClassVar[Mapping[str, Any]] = {"aggregation": "seq_mean_token_mean"}
 
     tau_positive: float = field(default=1.0, validator=validators.gt(0.0))
-    """Steepness of the gate for tokens to be made likelier."""
+    """Steepness of the gate for tokens with a positive advantage."""
     tau_negative: float = field(default=1.05, validator=validators.gt(0.0))
-    """Steepness of the gate for the others."""
+    """Steepness of the gate for all other tokens."""
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """Per-token loss; aggregation and its denominator are the trainer's."""
+        """Return the loss per token [N]; the trainer aggregates and divides it."""
         import torch
 
         ratio = importance_ratio(batch)
@@ -48,7 +49,7 @@ class SAPO:
 
 
 def _metrics(batch: LossBatch, ratio: Tensor, gate: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Nothing is cut off; `gate_mean` is how much of the gradient's weight is left."""
+    """Return the ratio metrics, with a clip fraction of 0, and `gate_mean`, the mean weight 4 p (1 - p)."""
     import torch
 
     open_share = 4 * gate.detach() * (1 - gate.detach())

@@ -1,4 +1,4 @@
-"""The config's `loss` section: the calculator's own options, and those that every calculator has."""
+"""Parse the config's `loss` section: separate the calculator's own options from those that every calculator has."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _METHODS = ("recompute", "loglinear")
 
 @attrs.frozen(kw_only=True)
 class LossSection:
-    """`loss: {use: NAME, …}`, parted."""
+    """Parts of the config section `loss: {use: NAME, …}`."""
 
     options: Mapping[str, Any] = field(factory=dict)
-    """The calculator's own."""
+    """Options of the calculator itself."""
     aggregation: AggregationConfig = field(factory=AggregationConfig)
     corrections: tuple[Component, ...] = ()
-    """What wraps the calculator, the first one innermost."""
+    """Corrections around the calculator, the first one innermost."""
     proximal: ProximalMethod = field(default="recompute", validator=validators.in_(_METHODS))
-    """Where the log-probs of the proximal policy come from, if a loss or correction reads them. `recompute`: the policy
-    before this step, exactly; a further forward only for the updates after the step's first. `loglinear`: interpolated
-    by versions between what the sampler gave and what the policy gives now (AReaL), never a further forward."""
+    """Source of the proximal policy's log-probabilities, if a loss or correction reads them. `recompute`: exactly those
+    of the policy before this step; costs one more forward pass for each update after the step's first. `loglinear`:
+    interpolated by policy versions between behaviour and current log-probabilities (AReaL), without a forward pass."""
     reference: str | None = field(default=None, validator=validators.optional(validators.instance_of(str)))
-    """Model directory of the reference policy; None is the policy before the first step."""
+    """Model directory of the reference policy; None: the policy before the first step."""
 
     @classmethod
     def read(
         cls, options: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, *, where: Where = "loss"
     ) -> LossSection:
-        """Part the options beside `use`. `defaults` are the calculator's `aggregation_defaults`.
+        """Separate the options beside `use`. `defaults` are the calculator's `aggregation_defaults`.
 
-        Raises `ConfigError` where those that every calculator has do not fit; the calculator checks its own.
+        Raises `ConfigError` for a wrong common option. The calculator checks its own options later.
         """
         policies = {name: options[name] for name in ("proximal", "reference") if name in options}
         if isinstance(policies.get("reference"), Mapping):
@@ -59,7 +59,10 @@ class LossSection:
 
 
 def _aggregation(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The config's own options over the calculator's defaults; another aggregation than its takes none of them."""
+    """Return the aggregation options: the config's over the calculator's defaults.
+
+    The defaults belong to the calculator's own aggregation, so a config with another aggregation gets none of them.
+    """
     own = {name: value for name, value in options.items() if name in _AGGREGATION}
     same = own.get("aggregation", defaults.get("aggregation")) == defaults.get("aggregation")
     return {**(defaults if same else {}), **own}
@@ -86,7 +89,7 @@ def _no_corrections(found: Any, where: Where) -> ConfigError:
 
 
 def _path(value: Mapping[str, Any], where: Where) -> Any:
-    """`reference: {path: FOLDER}`, which may be written `reference: FOLDER` as well."""
+    """Return the folder of `reference: {path: FOLDER}`, the long form of `reference: FOLDER`."""
     if set(value) != {"path"}:
         raise ConfigError(
             f"{place(where, 'reference')}: expected {{path: FOLDER}} of a model, found {dict(value)!r:.60}"

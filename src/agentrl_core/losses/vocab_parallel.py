@@ -1,7 +1,7 @@
-"""Log-probabilities where each process holds some rows of the head: what a softmax is made of, over all of them.
+"""Vocabulary-parallel log-probabilities: combine the softmax sums of processes that each hold some rows of the head.
 
-The processes hold the same hidden states and targets, and the rows [start, start + V) of a head of `vocabulary` rows.
-N tokens.
+All processes have the same hidden states and targets. Each holds the rows [start, start + V) of a head with
+`vocabulary` rows. N tokens.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class VocabularyShard:
-    """The rows of the head that are held here. Its methods wait for every process of the group."""
+    """Range of the head's rows in this process. `merge` and `add_up` block until every process of the group calls."""
 
     start: int
-    """First row."""
+    """First row of this process."""
     vocabulary: int
-    """Rows of the whole head."""
+    """Number of rows of the whole head."""
     group: distributed.ProcessGroup | None = None
     """None: all processes."""
 
     @classmethod
     def even(cls, vocabulary: int, group: distributed.ProcessGroup | None = None) -> tuple[VocabularyShard, slice]:
-        """Part a head as evenly as it goes, in the order of ranks; returns the shard, and the rows that it holds."""
+        """Split a head as evenly as possible in the order of ranks; return this rank's shard and its rows."""
         rank, size = distributed.get_rank(group), distributed.get_world_size(group)
         rows = slice(vocabulary * rank // size, vocabulary * (rank + 1) // size)
         return cls(start=rows.start, vocabulary=vocabulary, group=group), rows
 
     def merge(self, sums: SoftmaxSums) -> None:
-        """Take in what the other shards hold: two reductions of [N] and at most [3, N]."""
+        """Combine `sums` with those of the other shards, in place: two reductions, of [N] and at most [3, N]."""
+        # The common maximum comes first: only then have the sums of exponentials the same scale.
         maximum = sums.maximum.clone()
         distributed.all_reduce(maximum, distributed.ReduceOp.MAX, self.group)
         scale = (sums.maximum - maximum).exp_()
@@ -51,5 +52,5 @@ class VocabularyShard:
             sums.weighted = stacked[2]
 
     def add_up(self, values: Tensor) -> None:
-        """Sum over the group, in place: of gradients, as each shard knows its rows' share only."""
+        """Sum `values` over the group, in place. Used for gradients too: each shard has only its rows' part of them."""
         distributed.all_reduce(values, distributed.ReduceOp.SUM, self.group)

@@ -1,1 +1,1 @@
-"""The learner: optimizer steps, warm start, checkpoints."""
+"""Train the policy on scored groups or demonstrations: optimizer steps, fine-tuning, checkpoints."""

@@ -1,6 +1,7 @@
-"""Checkpoints: a model directory that `from_pretrained` reads, plus what the optimizer needs to go on exactly.
+"""Write, restore and prune checkpoints: a model directory for `from_pretrained`, plus optimizer and trainer state.
 
-A checkpoint appears under its name only when it is complete and on the disk, and it is used only as it was written.
+A checkpoint gets its final name only when it is complete and flushed to disk. It is read only if every file is as it
+was written (`manifest.json`). A restored run continues bit by bit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from agentrl_core.weights.manifest import MANIFEST, read_manifest, write_manifes
 OPTIMIZER = "optimizer.pt"
 STATE = "trainer_state.json"
 _MANIFEST_KEY = "manifest"
-"""Stands in the state of checkpoints that have a manifest; those of earlier versions have neither."""
+"""Key in the trainer state of checkpoints that have a manifest. Checkpoints of earlier versions have neither, so a
+missing manifest is an error only where this key is present."""
 
 _COMPANIONS = (
     "tokenizer*",
@@ -38,23 +40,24 @@ _COMPANIONS = (
     "*.model",
     "preprocessor_config.json",
 )
-"""What belongs to a model directory beside config and weights, which the model writes itself."""
+"""Files of a model directory to copy beside config and weights, which `save_pretrained` of the model writes itself."""
 
 
 @attrs.frozen
 class Companions:
-    """Tokenizer and template files of a model directory, held in memory: the directory may go before the run does."""
+    """Tokenizer and template files of a model directory, in memory because the directory may vanish during the run."""
 
     files: dict[str, bytes]
+    """File name -> content."""
 
     @classmethod
     def read(cls, model_dir: Path) -> Companions:
-        """Read what `_COMPANIONS` names."""
+        """Read the files that match `_COMPANIONS`."""
         paths = {path for pattern in _COMPANIONS for path in model_dir.glob(pattern) if path.is_file()}
         return cls({path.name: path.read_bytes() for path in sorted(paths)})
 
     def write(self, directory: Path) -> None:
-        """Write them unchanged."""
+        """Write the files unchanged into `directory`."""
         for name, content in self.files.items():
             (directory / name).write_bytes(content)
 
@@ -67,22 +70,23 @@ def save_checkpoint(
     companions: Companions,
     state: dict[str, Any],
 ) -> None:
-    """Write everything beside `directory` first, then move it there; a checkpoint of that name is replaced.
+    """Write a checkpoint beside `directory`, then rename it; an existing checkpoint of that name is replaced.
 
-    `state` holds at least the numbers `step` and `version`. A checkpoint under its name is whole, on the disk, and for
-    its owner alone. Raises `RunError` where the disk refuses, and for weights that are not finite.
+    `state` contains at least the numbers `step` and `version`. Under its final name a checkpoint is complete, flushed
+    to disk, and readable by its owner only. Raises `RunError` if the disk fails or a weight is not finite.
     """
     from safetensors import SafetensorError
 
     if broken := not_finite(model):
         raise RunError(
-            f"the checkpoint {directory} is not written: {len(broken)} of the policy's weights hold NaN or infinite "
-            f"numbers ({broken[0]} is the first). Go on from an earlier checkpoint with a lower trainer.lr"
+            f"the checkpoint {directory} is not written: {len(broken)} of the policy's weights contain NaN or infinite "
+            f"numbers (the first is {broken[0]}). Resume from an earlier checkpoint with a lower trainer.lr"
         )
     draft = directory.with_name(f".{directory.name}.draft")
     former = directory.with_name(f".{directory.name}.former")
     try:
-        for leftover in (draft, former, *directory.parent.glob(".step-*.draft")):  # of a process that was killed
+        # Drafts of processes that were killed while they wrote.
+        for leftover in (draft, former, *directory.parent.glob(".step-*.draft")):
             shutil.rmtree(leftover, ignore_errors=True)
         make_private_folder(draft)
         with no_progress_bars():
@@ -94,26 +98,30 @@ def save_checkpoint(
         (draft / STATE).write_text(text, encoding="utf-8")
         write_manifest(draft, step=state["step"], version=state["version"])
         make_private(draft)
+        # Flush before the rename: after a power failure the name must not stand for files without content.
         flush_to_disk(draft)
+        # A rename cannot replace a folder that is not empty, so an existing checkpoint moves aside first.
         if directory.exists():
             directory.replace(former)
         draft.replace(directory)
         flush_entry(directory.parent)
         shutil.rmtree(former, ignore_errors=True)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors wrap what the disk says
+    # torch and safetensors raise their own errors for a full disk.
+    except (OSError, RuntimeError, SafetensorError) as error:
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         raise RunError(
-            f"cannot write the checkpoint {directory}: {cause}; make room or set output_dir elsewhere, then go on "
-            f"from the last checkpoint with `{command_line('runs', 'resume')}`"
+            f"cannot write the checkpoint {directory}: {cause}; make room on the disk or set output_dir to another "
+            f"place, then continue from the last checkpoint with `{command_line('runs', 'resume')}`"
         ) from error
     finally:
-        shutil.rmtree(draft, ignore_errors=True)  # left where something failed, or Ctrl-C came
+        # After a failure or Ctrl-C the draft is still there.
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def read_state(directory: Path) -> dict[str, Any]:
-    """Return what was saved beside the weights: `step`, `version` and more.
+    """Return the trainer state of a checkpoint: `step`, `version` and more.
 
-    Raises `RunError` where it is not that of the folder, or a file of the checkpoint is not as it was written.
+    Raises `RunError` if the state belongs to another step than the folder, or a file is not as it was written.
     """
     path = directory / STATE
     try:
@@ -128,20 +136,21 @@ def read_state(directory: Path) -> dict[str, Any]:
         raise RunError(f"{directory} is not a complete checkpoint: {damage}{advice(directory)}") from damage
     if manifest is None and _MANIFEST_KEY in state:
         raise _incomplete(directory, directory / MANIFEST, "it is missing")
+    # Manifest and folder name record the step, too; a state file of another checkpoint disagrees with them.
     named = re.fullmatch(r"step-(\d+)", directory.name)
     for step in (manifest and manifest.step, named and int(named[1])):
         if step is not None and step != state["step"]:
             raise RunError(
-                f"{path} says step {state['step']}, but the checkpoint is that of step {step}; put back the file that "
+                f"{path} says step {state['step']}, but the checkpoint is that of step {step}; restore the file that "
                 f"belongs there{advice(directory)}"
             )
     return state
 
 
 def restore_checkpoint(directory: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Put weights and optimizer state back bit by bit; returns the state that was saved beside them.
+    """Load weights and optimizer state, bit by bit; return the trainer state.
 
-    Raises `RunError`, naming the file, where the directory is not a complete checkpoint as it was written.
+    Raises `RunError` with the file's name if the checkpoint is incomplete or a file is not as it was written.
     """
     state = read_state(directory)
     path = directory / OPTIMIZER
@@ -151,6 +160,7 @@ def restore_checkpoint(directory: Path, *, model: Any, optimizer: torch.optim.Op
         optimizer.load_state_dict(optimizer_state)
     except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise _incomplete(directory, path, error) from error
+    # The weights change only after everything was read.
     model.load_state_dict(saved.state_dict())
     return state
 
@@ -163,9 +173,9 @@ def _incomplete(directory: Path, path: Path, why: object) -> RunError:
 
 
 def prune(directory: Path, *, keep: int, saved: int) -> None:
-    """Remove all but the newest `keep` folders named `step-N`, N up to `saved`, in `directory`.
+    """Remove all but the newest `keep` folders named `step-N` with N up to `saved` from `directory`.
 
-    Nothing else there is touched: not a folder of a later step, nor the one just saved.
+    Everything else stays: folders of later steps, and the one just saved.
     """
     steps = sorted(
         (int(match[1]), path)

@@ -1,9 +1,9 @@
-"""Demonstrations as samples: the very ids that the policy will see and must sample.
+"""Convert demonstrations into training samples with exactly the token ids that the policy sees and samples.
 
-A row that holds token ids is trained on these. Any other chat is rendered up to each assistant message, with the
-generation prompt, as a gateway does; the reply follows up to and including the token that ends its turn. Every part is
-tokenized by itself, because that is where sampling begins and ends; tokenizing the whole text could merge across those
-places.
+A row with token ids is trained on those ids. Any other chat is rendered up to each assistant message, with the
+generation prompt, as the gateway does; the reply follows, up to and including the stop token of its turn. Prompt and
+reply are tokenized separately, because sampling starts and ends there. Tokenizing the whole text at once could merge
+tokens across these borders.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ Overlong: TypeAlias = Literal["error", "drop", "truncate"]
 
 _SHOWN_PROBLEMS = 20
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-"""What a template raises on messages that it was not written for; a lone surrogate is a ValueError."""
+"""Exceptions that a template raises on messages that it does not support; a lone surrogate is a ValueError."""
 
 
 class Demonstrations:
-    """Chats and token rows, turned into samples when first used; the weight of a token is its `advantage`.
+    """Demonstrations of one data set, converted into samples on first use; a token's weight is its `advantage`.
 
-    `train_on`: which replies of a chat are trained; `exact_ids`: whether rows are trained on the ids that they hold.
-    `overlong`: what becomes of rows longer than the context. `error` refuses them; `drop` makes `check` leave them out;
-    `truncate` cuts them there, and makes `check` leave out those without a trained token before.
-    Raises `DataError`, naming the row, for one longer than the context, with ids of another tokenizer, and where the
+    `train_on`: replies of a chat to train. `exact_ids`: train rows on the token ids that they contain, if any.
+    `overlong`: treatment of rows longer than the model's context. `error` refuses them, `drop` makes `check` leave them
+    out, `truncate` cuts them and makes `check` leave out rows with no trained token before the cut.
+
+    Converting a row raises `DataError` with its place if it is too long, has ids of another tokenizer, or if the
     template does not end a reply with a stop token.
     """
 
@@ -75,21 +76,21 @@ class Demonstrations:
 
     @property
     def names(self) -> list[str]:
-        """Where each row stands, by the `record` of its samples."""
+        """Place (`file:line`) of each row, indexed by the `record` of its samples."""
         return [row.where for row in self._rows]
 
     @property
     def dropped(self) -> list[str]:
-        """Where the rows stand that `check` left out."""
+        """Places (`file:line`) of the rows that `check` left out."""
         return [self._rows[number].where for number in sorted(set(range(len(self._rows))).difference(self._kept))]
 
     @property
     def truncated(self) -> list[str]:
-        """Where the rows stand that were cut and are trained."""
+        """Places (`file:line`) of the rows that were cut and are trained."""
         return [self._rows[number].where for number in sorted(self._cut.intersection(self._kept))]
 
     def check(self) -> None:
-        """Convert all rows now; `DataError` with a line for each that cannot be trained and may not be left out."""
+        """Convert all rows now. Raise `DataError` with one line for each row that must not be left out and fails."""
         problems: list[DataError] = []
         kept = []
         for number in self._kept:
@@ -110,15 +111,15 @@ class Demonstrations:
         self._kept = kept
 
     def samples(self, index: int) -> list[Sample]:
-        """The samples of one row: a single one, unless the template rewrites earlier turns of its chat."""
+        """Return the samples of one row: a single one, unless the template rewrites earlier turns of its chat."""
         return self._converted(self._kept[index])
 
     def length(self, index: int) -> int:
-        """Token ids of one row."""
+        """Return the number of token ids of one row."""
         return sum(len(sample.ids) for sample in self.samples(index))
 
     def _converted(self, number: int) -> list[Sample]:
-        """The samples of a row, by its place among all that were given."""
+        """Return the samples of a row by its index among all rows, including those that `check` left out."""
         if number not in self._samples:
             row = self._rows[number]
             exact = row.tokens if self._exact_ids else None
@@ -127,47 +128,55 @@ class Demonstrations:
         return self._samples[number]
 
     def _exact(self, row: Demonstration, tokens: TokenRow) -> _Draft:
-        """The row's own ids."""
+        """Return the row's own token ids as a draft; raise `DataError` if they do not fit this model."""
         spans = tokens.spans[-1:] if self._train_on == "last" else tokens.spans
         if tokens.tokenizer and tokens.tokenizer != self._digest:
             raise DataError(
-                f"{row.where}: its ids belong to another tokenizer ({tokens.tokenizer}) than the model's "
+                f"{row.where}: its token ids belong to another tokenizer ({tokens.tokenizer}) than the model's "
                 f"({self._digest}); set data.exact_ids: false to train on its messages, rendered for this model"
             )
         if (largest := max(tokens.ids)) >= (size := self._tokenizer.get_vocab_size()):
-            raise DataError(f"{row.where}: the id {largest} is none of the model's {size} tokens")
+            raise DataError(f"{row.where}: the id {largest} is outside the model's vocabulary of {size} tokens")
         draft = _Draft()
         for start, end, weight in spans:
             draft.ids.extend(tokens.ids[len(draft.ids) : start])
             draft.add_reply(tokens.ids[start:end], weight, next(self._replies))
         if not draft.positions:
-            raise DataError(f"{row.where}: its last span has the weight 0, and data.train_on is last")
+            raise DataError(
+                f"{row.where}: its last span has the weight 0, so data.train_on: last leaves nothing to train"
+            )
         return draft
 
     def _rendered(self, row: Demonstration) -> list[_Draft]:
-        """The chat as this model reads it."""
+        """Render the chat with the model's template and tokenize it; one draft per distinct history.
+
+        Raises `DataError` if the template refuses it or its replies cannot be located.
+        """
         messages = [
             _for_template(message, f"{row.where}: messages.{place}") for place, message in enumerate(row.messages)
         ]
         if not messages:
-            raise DataError(f"{row.where}: has token ids alone, which data.exact_ids: false leaves unused")
+            raise DataError(f"{row.where}: has token ids alone, no messages; data.exact_ids: false needs messages")
         replies = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
         trained = {place for place in (replies[-1:] if self._train_on == "last" else replies) if row.weights[place]}
         if not trained:
             raise DataError(f"{row.where}: no assistant message that is trained has a weight above 0")
         tools = row.tools
         drafts: list[_Draft] = []
-        text = ""  # what the ids of the last draft stand for
+        # Rendered text of the last draft's ids.
+        text = ""
         for place in (place for place in replies if place <= max(trained)):
             where = f"{row.where}: messages.{place}"
             prompt = self._render(messages[:place], tools, where, prompt=True)
-            # Not taken from the longer prompt of the next reply: there a template may show it changed.
+            # The reply is not read from the next reply's longer prompt: there a template may show it changed.
             whole = self._render(messages[: place + 1], tools, where)
             if not whole.startswith(prompt):
                 raise DataError(
                     f"{where}: the chat template does not show a finished reply after its own generation prompt, so "
-                    "the reply's tokens cannot be told"
+                    "the reply's tokens cannot be located; train on rows with token ids, or use another template"
                 )
+            # A prompt that does not continue the text so far means that the template rewrote earlier turns. The policy
+            # sees that rewritten history, so it starts a new sample.
             if not (drafts and prompt.startswith(text)):
                 drafts.append(_Draft())
                 text = ""
@@ -180,24 +189,25 @@ class Demonstrations:
         return [draft for draft in drafts if draft.positions]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, where: str, *, prompt: bool = False) -> str:
-        """The text of messages, `where` being the reply at their end or after them."""
+        """Render messages as text. `where`: place of the reply at their end, or after them, for messages."""
         try:
             text: str = self._template.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=prompt, tokenize=False
             )
-            text.encode()  # a tokenizer takes only what UTF-8 holds
+            # Tokenizers accept only valid UTF-8, so a lone surrogate must fail here.
+            text.encode()
         except _REFUSALS as error:
-            what = "what stands before this reply" if prompt else "the chat up to this reply"
+            what = "the messages before this reply" if prompt else "the chat up to this reply"
             raise DataError(f"{where}: the model's chat template refused {what}: {error}") from error
         return text
 
     def _reply(self, text: str, where: str) -> str:
-        """The reply that `text` starts with, up to and including its first stop token."""
+        """Return the reply at the start of `text`, up to and including its first stop token."""
         ends = [found + len(stop) for stop in self._stops if (found := text.find(stop)) >= 0]
         if not ends:
             raise DataError(
-                f"{where}: the chat template ends the reply with none of the model's stop tokens {self._stops}, so the "
-                "policy would never learn to stop"
+                f"{where}: the chat template does not end the reply with one of the model's stop tokens {self._stops}, "
+                "so the policy would never learn to stop; correct the template or the model's eos_token_id"
             )
         return text[: min(ends)]
 
@@ -206,7 +216,10 @@ class Demonstrations:
         return ids
 
     def _fitting(self, row: Demonstration, drafts: Sequence[_Draft], number: int) -> list[Sample]:
-        """The drafts up to their last trained tokens, and to the end of the context where they may be cut there."""
+        """Return the drafts' samples, cut at the end of the context if `overlong` is `truncate`.
+
+        Raises `_OverlongError` if a draft is too long, or nothing trained is left of the row.
+        """
         longest = max(draft.positions[-1] + 1 for draft in drafts)
         if longest > self._context_length:
             if self._overlong == "truncate":
@@ -219,11 +232,11 @@ class Demonstrations:
 
 
 class _OverlongError(DataError):
-    """A row has no place in the context."""
+    """A row is longer than the model's context, or has no trained token within it."""
 
 
 class _Draft:
-    """A sample in the making."""
+    """Growing lists of one sample's token ids and loss tokens."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -232,7 +245,7 @@ class _Draft:
         self.replies: list[int] = []
 
     def add_reply(self, ids: Sequence[int], weight: float, number: int) -> None:
-        """Append a reply, which is trained where its weight is above 0."""
+        """Append a reply; it is trained if its weight is above 0. `number` tells the replies of all rows apart."""
         if weight:
             self.positions.extend(range(len(self.ids), len(self.ids) + len(ids)))
             self.weights.extend([weight] * len(ids))
@@ -240,14 +253,15 @@ class _Draft:
         self.ids.extend(ids)
 
     def cut(self, length: int) -> None:
-        """Train nothing from the id of this number on."""
+        """Train no token at position `length` or later."""
         count = bisect.bisect_left(self.positions, length)
         for values in (self.positions, self.weights, self.replies):
             del values[count:]
 
     def sample(self, number: int) -> Sample:
-        """What stands up to the last trained token."""
+        """Return the sample up to the last trained token; `number` is the index of its row."""
         count = len(self.positions)
+        # Nothing was sampled: behaviour logprobs, versions and the temperature are placeholders.
         return Sample(
             ids=self.ids[: self.positions[-1] + 1],
             positions=self.positions,
@@ -263,7 +277,7 @@ class _Draft:
 
 
 def tokenizer_digest(model_dir: Path) -> str:
-    """Return what tells a model directory's token ids from those of other tokenizers."""
+    """Return a digest of a model directory's vocabulary: 16 hexadecimal digits that differ between tokenizers."""
     from tokenizers import Tokenizer
 
     vocabulary = Tokenizer.from_file(str(model_dir / "tokenizer.json")).get_vocab(with_added_tokens=True)
@@ -272,19 +286,20 @@ def tokenizer_digest(model_dir: Path) -> str:
 
 
 def _for_template(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The message with tool-call arguments as objects, as templates expect them, not as OpenAI's JSON text.
+    """Return the message with tool-call arguments as objects, as templates expect them, instead of OpenAI's JSON text.
 
-    Raises `DataError` for one whose content is not text: the model would not see an image, but its address.
+    Raises `DataError` if its content is not text: the model would see an image's address instead of the image.
     """
     content = message.get("content")
     if isinstance(content, list):
         kinds = ", ".join(sorted({str(part.get("type")) for part in content} - {"text"}))
-        raise DataError(f"{where}.content: found parts of the type {kinds}; demonstrations are trained on text alone")
+        raise DataError(f"{where}.content: found parts of the type {kinds}; demonstrations may contain text only")
     try:
         calls = [_parsed(call) for call in message.get("tool_calls") or ()]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{where}: a tool call is not {{'function': {{'name': …, 'arguments': JSON or an object}}}}: {error!r}"
+            f"{where}: expected each tool call as {{'function': {{'name': …, 'arguments': JSON or an object}}}}, "
+            f"found {error!r}"
         ) from error
     return {**message, "tool_calls": calls} if calls else dict(message)
 

@@ -1,4 +1,7 @@
-"""What would make a step wrong, and the records to blame for it: not finite, or engine and learner disagree."""
+"""Detect faults that would corrupt an optimizer step, and name the records that cause them.
+
+Two faults: values that are not finite, and log-probabilities on which engine and learner disagree.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Culprits: TypeAlias = "dict[int, str]"
-"""Index of a record -> what of it is not finite, with the value."""
+"""Index of a record -> name and value of its first quantity that is not finite."""
 
 _SHOWN = 8
 """Records that a message names."""
@@ -45,33 +48,33 @@ _PER_TOKEN = (
 
 
 class NotFiniteError(TrainingError):
-    """An optimizer update would not be finite, and has not taken place."""
+    """An optimizer update was refused because it would not be finite."""
 
     def __init__(self, culprits: Culprits, names: Sequence[str], *, alone: bool = True) -> None:
         shown = [f"{names[index] if names else index} ({culprits[index]})" for index in sorted(culprits)[:_SHOWN]]
         more = f" and {len(culprits) - _SHOWN} more" if len(culprits) > _SHOWN else ""
         super().__init__(
             "the optimizer update would not be finite and was refused; the weights are as they were. "
-            f"{'Records' if alone else 'No single record is to blame; those in it'}: {', '.join(shown)}{more}. "
+            f"{'Records' if alone else 'No single record causes it; the update contains'}: {', '.join(shown)}{more}. "
             f"Look at their rewards and logprobs ({command_line('trace', 'show')}), lower trainer.lr if earlier steps "
-            "show a growing loss/grad_norm, or let trainer.non_finite: skip leave such records out"
+            "show a growing loss/grad_norm, or leave such records out with trainer.non_finite: skip"
         )
         self.culprits = culprits
         self.alone = alone
-        """Whether these records are to blame, and no others; else they are all that took part."""
+        """True if exactly these records cause the fault; False if they are all records of the update."""
 
 
 class Guard:
-    """Decides what becomes of an update that would not be finite, by `trainer.non_finite`."""
+    """Handler of updates that would not be finite (`trainer.non_finite`): stop, or retry without the bad records."""
 
     def __init__(self, policy: Literal["stop", "skip"], names: Sequence[str], *, ranks: Ranks = ALONE) -> None:
         self._policy, self._names, self._ranks = policy, names, ranks
         self.left_out: dict[str, str] = {}
-        """Id of a record that was left out -> what of it was not finite."""
+        """Id of a record that was left out -> name and value of its quantity that was not finite."""
         self.skipped_updates = 0
-        """Updates that did not take place: nothing finite was left, or no record was to blame."""
+        """Number of updates that were skipped: nothing finite was left, or no single record caused the fault."""
         self.trained_tokens = 0
-        """Loss tokens in the updates that took place."""
+        """Number of loss tokens in the updates that were applied."""
 
     def attempt(
         self,
@@ -81,13 +84,12 @@ class Guard:
         *,
         again: Callable[[], None] | None = None,
     ) -> float | None:
-        """Return what `apply` makes of the update, or of what is left of it; None where nothing is.
+        """Apply the update; return the result of `apply`, or None if nothing is left to apply.
 
-        `again` is called before each further attempt.
-
-        With `stop`, the error goes on to the caller. With `skip`, the loss terms of the records to blame leave the
-        update, and its denominators are counted anew: it is the update that would have been without them. Their token
-        ids are still forwarded, so one whose hidden states are not finite takes its micro-batch along.
+        `stop` raises the error. `skip` removes the loss terms of the bad records, counts the denominators again and
+        retries: the result is as if these records had never been part of the update. Their token ids are still
+        forwarded, so a record whose hidden states are not finite spoils its whole micro-batch. `again` is called before
+        each retry.
         """
         while True:
             try:
@@ -102,7 +104,8 @@ class Guard:
                     for batch in update.micro_batches
                 ]
                 left = any(bool(tokens.any()) for tokens in kept)
-                if not any(self._ranks.gather(left and error.alone)):  # a rank with nothing left takes part still
+                # Ranks must decide alike: one without anything left still takes part in the others' collectives.
+                if not any(self._ranks.gather(left and error.alone)):
                     self.skipped_updates += 1
                     return None
                 update = reduced(update, kept)
@@ -117,8 +120,8 @@ class Guard:
 def reduced(update: Update, kept: Sequence[Tensor]) -> Update:
     """Return the update with the loss tokens `kept` only; bool, [N] for each micro-batch.
 
-    All token ids stay, so that what was computed of the micro-batches before still fits; one may be left without a
-    loss token.
+    All token ids stay, so that values computed before the step (`Before`) still fit. A micro-batch may be left without
+    a loss token.
     """
     if not kept:
         return update
@@ -132,14 +135,14 @@ def reduced(update: Update, kept: Sequence[Tensor]) -> Update:
 
 
 def select(batch: MicroBatch, tokens: Tensor) -> MicroBatch:
-    """Return the micro-batch with the loss tokens `tokens` (bool [N]) only; what is forwarded stays the same."""
+    """Return the micro-batch with the loss tokens `tokens` (bool [N]) only; the forwarded token ids stay the same."""
     return attrs.evolve(batch, **{name: getattr(batch, name)[tokens] for name in _PER_TOKEN})
 
 
 def culprits_of(batch: MicroBatch, logprobs: Tensor, output: LossOutput) -> Culprits:
-    """Name the records of which something is not finite before the backward pass.
+    """Return the records with a quantity that is not finite, before the backward pass.
 
-    What goes into the loss comes before the loss itself: a calculator may carry one bad number into other records.
+    Inputs of the loss are checked before its terms, because a calculator may spread one bad number over other records.
     """
     inputs = {
         "advantage": batch.advantages,
@@ -148,7 +151,8 @@ def culprits_of(batch: MicroBatch, logprobs: Tensor, output: LossOutput) -> Culp
     }
     terms = output.per_token * output.keep
     checked = [*inputs.values(), terms]
-    if bool(torch.stack([torch.isfinite(values).all() for values in checked]).all()):  # the device is asked once
+    # One stacked test costs one synchronisation with the device instead of four.
+    if bool(torch.stack([torch.isfinite(values).all() for values in checked]).all()):
         return {}
     return _bad(batch, inputs) or _bad(batch, {"loss": terms})
 
@@ -162,9 +166,9 @@ def _bad(batch: MicroBatch, values: Mapping[str, Tensor]) -> Culprits:
 
 
 def bisect(records: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) -> set[int]:
-    """Find the records that are not finite by themselves, halving; all of them where only their sum is not.
+    """Find the records that are not finite by themselves, by bisection; all of them if only their sum is not finite.
 
-    `is_finite` tells whether the gradient of some records' loss terms is.
+    `is_finite` tells for given records whether the gradient of their loss terms is finite.
     """
     if is_finite(records):
         return set()
@@ -175,10 +179,10 @@ def bisect(records: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) -
 
 
 class LogprobGap:
-    """Compares the engine's log-probs with the learner's before the first update, on tokens of lag 0.
+    """Comparison of the engine's log-probabilities with the learner's in a step's first update, on tokens of lag 0.
 
-    Both come from the same weights there, so a difference beyond rounding means that the two do not see the same
-    tokens, template, temperature or weights, and training would go wrong without a sign.
+    Both come from the same weights there. A difference beyond rounding means that engine and learner do not use the
+    same tokens, template, temperature or weights; training would silently go wrong.
     """
 
     def __init__(self, samples: Samples, version: int, *, limit: float | None) -> None:
@@ -186,14 +190,14 @@ class LogprobGap:
         self.begin()
 
     def begin(self) -> None:
-        """Start anew: an update that was refused is tried again without some of its tokens."""
+        """Reset all sums, because a refused update is retried without some of its tokens."""
         self._sum, self._kl, self._tokens, self._largest = 0.0, 0.0, 0, 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Largest and mean |learner - engine| in nats, and KL(engine || learner); none where nothing was compared.
+        """Return the largest and mean |learner - engine| in nats, and KL(engine || learner); empty if none compared.
 
-        The divergence is estimated without bias by mean(r - 1 - log r), r = exp(learner - engine), each term of
-        which is at least 0 (k3 of http://joschu.net/blog/kl-approx.html).
+        The KL divergence is estimated by mean(r - 1 - log r) with r = exp(learner - engine): unbiased, and each term is
+        at least 0 (k3 of http://joschu.net/blog/kl-approx.html).
         """
         if not self._tokens:
             return {}
@@ -204,9 +208,9 @@ class LogprobGap:
         }
 
     def inspect(self, batch: MicroBatch, logprobs: Tensor) -> None:
-        """Look at one micro-batch, all finite; raise `TrainingError` beyond the limit.
+        """Compare one micro-batch, whose log-probabilities [N] are finite; raise `TrainingError` beyond the limit.
 
-        All of the first update are looked at: one that holds a fault may be any.
+        Call it for every micro-batch of the first update, because any of them may contain the fault.
         """
         fresh = batch.version == self._version
         if not fresh.any():
@@ -214,6 +218,7 @@ class LogprobGap:
         differences = (logprobs - batch.behaviour_logprobs)[fresh].double()
         gaps = differences.abs()
         self._sum += gaps.sum().item()
+        # expm1 stays precise for the small differences of a healthy run.
         self._kl += (differences.expm1() - differences).sum().item()
         self._tokens += len(gaps)
         gap = gaps.max().item()
@@ -225,7 +230,7 @@ class LogprobGap:
             raise TrainingError(
                 f"record {self._samples.records[int(batch.record[worst])]}, interaction "
                 f"{self._samples.interactions[interaction]}, output token {token} (id {int(batch.targets[worst])}): "
-                f"the engine sampled it with logprob {batch.behaviour_logprobs[worst].item():.6f}, the learner with "
-                f"the same weights gives {logprobs[worst].item():.6f}; more than trainer.max_logprob_gap = "
-                f"{self._limit} apart. Engine and learner differ in weights, temperature, ids or precision"
+                f"the engine sampled it with logprob {batch.behaviour_logprobs[worst].item():.6f}, but the learner "
+                f"with the same weights computes {logprobs[worst].item():.6f}, more than trainer.max_logprob_gap = "
+                f"{self._limit} apart. Engine and learner differ in weights, temperature, token ids or precision"
             )

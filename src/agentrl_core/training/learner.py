@@ -1,4 +1,8 @@
-"""The learner: from scored groups to new weights, one step at a time."""
+"""Train a policy on scored groups of records: the RL learner, one step at a time.
+
+A step computes advantages, filters groups, packs samples into micro-batches and runs the optimizer updates. Engines get
+the new weights elsewhere (`weights`).
+"""
 
 from __future__ import annotations
 
@@ -44,14 +48,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PROVIDED = frozenset({"proximal", "reference", "entropy"})
-"""What the learner can give a calculator beyond the log-probs themselves."""
+"""Optional fields of `LossBatch` that the learner can compute for a loss."""
 
 
 class Learner:
-    """Trains one policy in this process, on the calling thread.
+    """Learner of one policy, in this process on the calling thread.
 
-    Equal weights, groups and seed give equal weights: nothing in a step is random. Log-probs are taken at the
-    temperature that each interaction was sampled at.
+    Equal weights, groups and seed give equal weights: nothing in a step is random. Log-probabilities are computed at
+    the temperature that each interaction was sampled at.
     """
 
     def __init__(
@@ -74,8 +78,8 @@ class Learner:
         missing = loss.needs - _PROVIDED
         if missing:
             raise ConfigError(
-                f"loss: {type(loss).__name__} needs {', '.join(sorted(missing))} log-probs, which this learner does "
-                f"not compute; it gives {', '.join(sorted(_PROVIDED))}"
+                f"loss: {type(loss).__name__} needs {', '.join(sorted(missing))}, which this learner does not compute; "
+                f"it offers {', '.join(sorted(_PROVIDED))}"
             )
         torch.set_num_threads(config.threads)
         self._policy = Policy.load(
@@ -89,9 +93,9 @@ class Learner:
         self._lr = RL.loaded if config.lr is None else config.lr
         if config.routing_replay and self._policy.recomputes:
             raise ConfigError(
-                "trainer.routing_replay: the backward pass runs the model again, and the routes would be others there; "
-                "leave gradient_checkpointing out, and with trainer.attention 'dfs', which may be what 'auto' takes, "
-                "set 'rows'"
+                "trainer.routing_replay: the backward pass runs the model again, where its experts would not be "
+                "replayed; remove trainer.gradient_checkpointing, and set trainer.attention: rows if it is dfs (which "
+                "auto may choose)"
             )
         self._replay = RoutingReplay(self._policy.model) if config.routing_replay else None
         self._updater = Updater(
@@ -108,9 +112,9 @@ class Learner:
         self._optimizer = self._new_optimizer()
         self._cpu_seconds = 0.0
         self.fidelity = NOTHING
-        """How many of the tokens in all steps so far are what the sampler produced."""
+        """Count of trained tokens in all steps so far, and of those that are exactly what the engine sampled."""
         self.left_out: Mapping[str, str] = {}
-        """Id of a record that the last step left out -> what of it was not finite (`trainer.non_finite: skip`)."""
+        """Id of a record that the last step left out -> its value that was not finite (`trainer.non_finite: skip`)."""
 
     @property
     def cpu_seconds(self) -> float:
@@ -119,11 +123,11 @@ class Learner:
 
     @property
     def refers(self) -> bool:
-        """Whether the loss compares the policy with a reference."""
+        """True if the loss reads log-probabilities of a reference policy."""
         return "reference" in self._loss.needs
 
     def judge(self, groups: Sequence[Group]) -> Signal:
-        """Give the trained interactions of `groups` their advantages, and filter; each group is judged once."""
+        """Compute the advantages of complete groups and filter the groups. Call it once per group."""
         cpu = time.thread_time()
         signal = training_signal(
             groups, credit=self._credit, advantage=self._advantage, filters=self._filters, shaping=self._shaping
@@ -132,12 +136,12 @@ class Learner:
         return signal
 
     def step(self, groups: Sequence[Group] | Signal, *, step: int, version: int) -> dict[str, float]:
-        """Train on groups, or on what they were judged to teach; returns the step's metrics.
+        """Train on groups, or on the signal that `judge` returned for them; return the step's metrics.
 
-        `step` is 1-based and sets the learning rate, `version` is the policy version of the present weights.
-        Without a group with signal nothing is updated and the metrics say so. Raises `TrainingError`, before
-        the update, where engine and learner disagree about a lag-0 token, and where the update would not be finite;
-        with `trainer.non_finite: skip` the records to blame for that are left out instead.
+        `step` is 1-based and sets the learning rate. `version` is the policy version of the current weights. If no
+        group has a signal, nothing is updated and the metrics say so. Raises `TrainingError`, before the update, if
+        engine and learner disagree about a token of lag 0, or the update would not be finite; with
+        `trainer.non_finite: skip` the bad records are left out instead.
         """
         wall = time.perf_counter()
         self.left_out = {}
@@ -162,7 +166,7 @@ class Learner:
         }
 
     def _train(self, samples: Samples, version: int) -> dict[str, float]:
-        """The step's optimizer updates, on its samples in shares."""
+        """Run the step's optimizer updates (`trainer.updates`), each on its share of the samples; return metrics."""
         updates = [
             pack(
                 share,
@@ -174,6 +178,7 @@ class Learner:
             )
             for share in split_updates(samples.samples, self._config.updates)
         ]
+        # All of it before the first update: later the policy before the step is gone.
         before = [self._before(update, first=update is updates[0]) for update in updates]
         gap = LogprobGap(samples, version, limit=self._config.max_logprob_gap if self._policy.precise else None)
         guard = Guard(self._config.non_finite, samples.records)
@@ -207,7 +212,10 @@ class Learner:
 
     @torch.no_grad()
     def _before(self, update: Update, *, first: bool) -> list[Before]:
-        """What each micro-batch needs of the policy as it is before the step; the step's first update runs on that."""
+        """Compute each micro-batch's values under the policy before the step, and under the reference policy.
+
+        The first update needs none of the former: it runs on the policy before the step itself.
+        """
         reference = self._reference() if self.refers else None
         return [
             attrs.evolve(
@@ -218,6 +226,7 @@ class Learner:
         ]
 
     def _looked_at(self, batch: MicroBatch) -> Before:
+        """Compute proximal log-probabilities and expert choices of a micro-batch, as far as they are configured."""
         if self._replay is None:
             return Before(proximal=self._policy.logprobs(batch)[0] if self._recomputes else None)
         with self._replay.recording() as routes:
@@ -225,7 +234,10 @@ class Learner:
         return Before(proximal=logprobs if self._recomputes else None, routes=routes)
 
     def _reference(self) -> Policy:
-        """The frozen policy that the loss refers to, of the same vocabulary; read when first needed."""
+        """Return the frozen reference policy, loaded on first use.
+
+        Raises `ConfigError` if its vocabulary differs in size from the policy's.
+        """
         if self._frozen is None:
             self._frozen = Policy.load(self._reference_dir, dtype=self._dtype, attention=self._config.attention)
             self._frozen.model.requires_grad_(False)
@@ -233,17 +245,16 @@ class Learner:
             if sizes[0] != sizes[1]:
                 raise ConfigError(
                     f"loss.reference: the model in {self._reference_dir} has a vocabulary of {sizes[0]} tokens, the "
-                    f"policy one of {sizes[1]}; expected a model with the policy's tokenizer"
+                    f"policy one of {sizes[1]}; use a model with the policy's tokenizer"
                 )
         return self._frozen
 
     def warm_start(
         self, rows: Sequence[Demonstration], config: WarmStartConfig, *, after_step: Callable[[], None] = lambda: None
     ) -> list[float]:
-        """Fine-tune on demonstrations before the first step; returns the loss of each of its steps.
+        """Fine-tune on demonstrations before the first RL step; return the loss of each fine-tuning step.
 
-        `after_step` is called after each of them.
-        The optimizer of the steps starts anew after it.
+        `after_step` is called after each of them. The RL steps start with a new optimizer.
         """
         cpu = time.thread_time()
         losses = warm_start(
@@ -261,15 +272,15 @@ class Learner:
         return losses
 
     def weights(self) -> ModuleWeights:
-        """The live weights; a step changes them in place."""
+        """Return the live weights; a step changes them in place."""
         return ModuleWeights(self._policy.model)
 
     def before_change(self, call: Callable[[], None]) -> None:
-        """Have `call` called each time before a step changes the weights; for the optimizer of now."""
+        """Register `call` to run each time before a step changes the weights; `warm_start` drops it."""
         self._optimizer.register_step_pre_hook(lambda *_: call())
 
     def save(self, directory: Path, step: int, version: int) -> None:
-        """Write a checkpoint to `directory` (`…/step-N`), and prune its neighbours to `trainer.keep_last`."""
+        """Write a checkpoint to `directory` (`…/step-N`), and prune older ones beside it to `trainer.keep_last`."""
         save_checkpoint(
             directory,
             model=self._policy.model,
@@ -280,7 +291,7 @@ class Learner:
         prune(directory.parent, keep=self._config.keep_last, saved=step)
 
     def restore(self, directory: Path) -> tuple[int, int]:
-        """Go back to a checkpoint, bit by bit; returns its step and version."""
+        """Restore a checkpoint, bit by bit; return its step and version."""
         state = restore_checkpoint(directory, model=self._policy.model, optimizer=self._optimizer)
         return int(state["step"]), int(state["version"])
 

@@ -1,4 +1,4 @@
-"""What a step reports about the episodes that it consumed, and how per-token sums become means."""
+"""Compute the metrics of a training step: means over its loss tokens, statistics of its episodes, ratio histogram."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 RATIO_EDGES = (0.5, 0.8, 0.9, 0.98, 1.02, 1.1, 1.2, 1.5, 2.0)
-"""Where the bins of the importance ratio meet: the usual clip bounds, and what on-policy rounding stays within."""
+"""Borders between the bins of the importance ratio: the usual clip bounds, and the range of on-policy rounding."""
 RATIO_SHARES = (
     f"ratio_share_below_{RATIO_EDGES[0]}",
     *(f"ratio_share_{low}_{high}" for low, high in itertools.pairwise(RATIO_EDGES)),
     f"ratio_share_from_{RATIO_EDGES[-1]}",
 )
 _LAGS = 8
-"""Lags that have a count of their own."""
+"""Number of lags with their own metric; larger lags are counted together."""
 
 
 class Means:
-    """Adds up (sum, count) pairs by name."""
+    """Accumulator of (sum, count) pairs by name, over micro-batches, updates and ranks."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -46,17 +46,20 @@ class Means:
         self._counts[name] = self._counts.get(name, 0.0) + float(count)
 
     def join(self, other: Means) -> None:
-        """Add all that `other` has."""
+        """Add all sums and counts of `other`."""
         for name, total in other._sums.items():
             self.add(name, total, other._counts[name])
 
     def means(self) -> dict[str, float]:
-        """Name -> sum / count; names without a count are left out."""
+        """Return name -> sum / count, without the names whose count is 0."""
         return {name: total / self._counts[name] for name, total in self._sums.items() if self._counts[name]}
 
 
 def rollout_metrics(groups: Sequence[Group], signal: Signal, *, version: int) -> Mapping[str, float]:
-    """Rewards, group counts, calls, sampled tokens and lag over every record of `groups`."""
+    """Return rewards, group counts, calls, sampled tokens and lag over every record of `groups`.
+
+    `version`: policy version of the current weights, from which lags are counted.
+    """
     episodes = [episode for group in groups for episode in group.episodes]
     interactions = [item for episode in episodes for item in episode.interactions]
     rewards = [episode.record.reward for episode in episodes if episode.record.reward is not None]
@@ -84,7 +87,7 @@ def rollout_metrics(groups: Sequence[Group], signal: Signal, *, version: int) ->
 
 
 def _lag_counts(lags: Sequence[tuple[int, int]]) -> dict[str, float]:
-    """Tokens of each lag up to the largest; those from `_LAGS` on are counted together."""
+    """Count the tokens of each lag up to the largest; lags from `_LAGS` on are counted together."""
     counts = Counter[int]()
     for lag, count in lags:
         counts[min(lag, _LAGS)] += count
@@ -93,9 +96,9 @@ def _lag_counts(lags: Sequence[tuple[int, int]]) -> dict[str, float]:
 
 
 def ratio_shares(batch: LossBatch) -> dict[str, tuple[float, float]]:
-    """Histogram of the importance ratio rho = exp(log pi_theta - log mu): the share of the masked tokens in each bin.
+    """Return the histogram of the importance ratio rho = exp(log pi_theta - log mu) over the masked tokens.
 
-    As (sum, count), like a calculator's metrics.
+    Bin name -> (tokens in the bin, all tokens), in the form of a calculator's metrics.
     """
     ratio = torch.exp(batch.logprobs.detach() - batch.behaviour_logprobs)
     edges = torch.tensor(RATIO_EDGES, dtype=ratio.dtype, device=ratio.device)

@@ -1,5 +1,7 @@
-"""The network behind a policy: hidden states where they are asked for, and what the head makes of them.
+"""Run a model's layers and its output head separately, so that logits exist only for the loss tokens.
 
+For a plain output head the forward pass stops at the last hidden states, and `losses.logprob` computes
+log-probabilities tile by tile. Other heads run as part of the model.
 B rows of T tokens, U predictions, H hidden width, V vocabulary.
 """
 
@@ -26,41 +28,42 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Network:
-    """A Hugging Face causal LM, its output embedding left out of the forward where that changes nothing."""
+    """Hugging Face causal LM, with its output head apart from the forward pass if the head is plain."""
 
     model: Any
     head: nn.Parameter | None
+    """Weight of the output head [V, H], if logits are exactly hidden states times it; else None."""
     recomputed: tuple[nn.Module, ...] = ()
-    """Layers of which the backward pass computes again what is inside."""
+    """Layers whose activations are recomputed in the backward pass (`trainer.gradient_checkpointing`)."""
 
     @classmethod
     def of(cls, model: Any, *, gradient_checkpointing: bool = False) -> Network:
-        """Look at what the model does after its last hidden state.
+        """Build the network of a model, after a trial of its output head.
 
-        Raises `ConfigError` where its layers are to be computed again and none can.
+        Raises `ConfigError` if `gradient_checkpointing` is set and no layer of the model supports it.
         """
         layers = recomputable_layers(model) if gradient_checkpointing else ()
         if gradient_checkpointing and not layers:
             raise ConfigError(
-                f"trainer.gradient_checkpointing: {type(model).__name__} has no layer that transformers can compute "
-                "again; leave it out"
+                f"trainer.gradient_checkpointing: {type(model).__name__} has no layer that supports gradient "
+                "checkpointing in transformers; leave it out"
             )
         return cls(model, _plain_head(model), layers)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         found: torch.device = next(self.model.parameters()).device
         return found
 
     @property
     def config(self) -> Any:
-        """The config of the language model, which in one of several modalities is a part."""
+        """Config of the language model; in a multimodal model this is a part of the whole config."""
         return self.model.config.get_text_config()
 
     @contextmanager
     def attention(self, implementation: str) -> Iterator[None]:
-        """Let the model attend by another function of transformers' registry for a while."""
+        """Make the model use another attention function of transformers' registry inside the context."""
         former = self.model.config._attn_implementation  # noqa: SLF001  # what set_attn_implementation sets has no other getter
         self.model.set_attn_implementation(implementation)
         try:
@@ -69,9 +72,10 @@ class Network:
             self.model.set_attn_implementation(former)
 
     def states(self, ids: Tensor, row: Tensor, place: Tensor, **arguments: Any) -> Tensor:
-        """Run over `ids` [B, T]; what predicts the token after each (row, place) [U]: [U, H], or [U, V] without a head.
+        """Run `ids` [B, T] and return the states that predict the token after each (row, place) [U].
 
-        `arguments` go to the model: `position_ids`, a cache, what the attention needs to know.
+        Hidden states [U, H], or logits [U, V] if `head` is None. `arguments` are passed to the model, such as
+        `position_ids`, a cache, or the attention's layout.
         """
         arguments = {"use_cache": False} | arguments
         with self._recomputing(cached=arguments["use_cache"]):
@@ -82,48 +86,54 @@ class Network:
             hidden: Tensor = self.model.base_model(input_ids=ids, **arguments).last_hidden_state
             return hidden[row, place]
         if len(ids) == 1 and "logits_to_keep" in inspect.signature(self.model.forward).parameters:
-            # the logits of all tokens would be the largest tensor of the step
+            # The logits of all T tokens would be the largest tensor of the step.
             logits: Tensor = self.model(input_ids=ids, logits_to_keep=place, **arguments).logits[0]
             return logits
         logits = self.model(input_ids=ids, **arguments).logits
         return logits[row, place]
 
     def _recomputing(self, *, cached: bool) -> AbstractContextManager[None]:
-        """Layers leave out their cache where they are computed again; what has one keeps little as it is."""
+        """Return the context of a forward pass: with gradient checkpointing, if configured and useful."""
+        # Transformers' layers drop their cache under gradient checkpointing, so a forward with a cache goes without.
+        # It saves little there anyway: `dfs` keeps only one path of the trie.
         if cached or not self.recomputed or not torch.is_grad_enabled():
             return nullcontext()
         attention = self.model.config._attn_implementation  # noqa: SLF001  # as above
         return recomputing(self.recomputed, lambda: self.attention(attention))
 
     def cached(self, cache: Any) -> dict[str, Any]:
-        """Arguments that let the model go on from a cache of transformers, and put into it what it computes."""
-        # state-space models name it otherwise
+        """Return the arguments that make the model continue from a transformers cache and update it."""
+        # State-space models have another name for it.
         names = inspect.signature(self.model.base_model.forward).parameters
         return {"cache_params" if "cache_params" in names else "past_key_values": cache, "use_cache": True}
 
     def score(self, states: Tensor, tokens: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs of `tokens` after their states, and each distribution's entropy. [U] each, in nats."""
+        """Return log-probabilities of `tokens` after `states`, and each distribution's entropy. [U] each, in nats.
+
+        `states` as returned by `states`; `temperature` [U].
+        """
         if self.head is None:
             logprobs, entropy = logits_logprobs(states, tokens, temperature=temperature, entropy=True)
         else:
             logprobs, entropy = token_logprobs(states, self.head, tokens, temperature=temperature, entropy=True)
         if entropy is None:
-            raise AssertionError("entropy was asked for")
+            raise AssertionError("expected an entropy, because it was requested; found None")
         return logprobs, entropy
 
 
 @torch.no_grad()
 def _plain_head(model: Any) -> nn.Parameter | None:
-    """The output embedding, where logits are nothing but hidden states times it; else None.
+    """Return the weight of the output head, if logits are exactly hidden states times it; else None.
 
-    Some models scale or cap their logits, or add a bias. Asking the model itself is the test that needs no list
-    of them: both ways must give the same for two tokens, also where their hidden states are larger.
+    Some models scale or cap their logits, or add a bias. A trial finds them without a list of models: both ways must
+    give the same logits for two tokens, also after their hidden states are scaled up.
     """
     head, base = model.get_output_embeddings(), model.base_model
     if base is model or not isinstance(head, nn.Linear) or head.bias is not None:
         return None
     ids = torch.tensor([[0, 1]], device=head.weight.device)
-    for magnified in (1.0, 1000.0):  # a cap shows at large logits only, a bias beside small ones
+    # A cap shows only at large logits, a bias only at small ones.
+    for magnified in (1.0, 1000.0):
         hidden, logits = _hidden_and_logits(model, ids, magnified)
         wanted = hidden @ head.weight.T
         if logits.shape != wanted.shape or not torch.allclose(wanted, logits, rtol=1e-3, atol=1e-5):
@@ -133,7 +143,7 @@ def _plain_head(model: Any) -> nn.Parameter | None:
 
 
 def _hidden_and_logits(model: Any, ids: Tensor, magnified: float) -> tuple[Tensor, Tensor]:
-    """Last hidden states, so many times what they are, and the logits that the model makes of them."""
+    """Return the last hidden states times `magnified` [1, T, H], and the logits that the model computes from them."""
     seen: list[Tensor] = []
 
     def magnify(_module: nn.Module, _inputs: Any, output: Any) -> Any:

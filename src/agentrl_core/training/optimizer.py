@@ -1,4 +1,7 @@
-"""One optimizer update over any number of micro-batches, refused where it would be wrong."""
+"""Run one optimizer update over all micro-batches and ranks, or refuse it and leave no trace.
+
+An update is refused if an advantage, a log-probability, the loss or the gradient is not finite.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ T = TypeVar("T")
 
 
 def adamw(model: Any, *, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
-    """AdamW over every weight that is trained."""
+    """Make an AdamW optimizer over all weights that require a gradient."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     return torch.optim.AdamW(weights, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
 
@@ -49,22 +52,22 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Before:
-    """What was computed of one micro-batch before the step's first update."""
+    """Values of one micro-batch that are computed before the step's first update changes the weights."""
 
     proximal: Tensor | None = None
-    """Log-probs of its loss tokens under the policy of then, where the calculator reads them; without them the policy
-    of now is the proximal one. [N]"""
+    """Log-probabilities of the loss tokens under the policy before the step, if the calculator reads them. None in the
+    first update, where the current policy is the proximal one. [N]"""
     reference: Tensor | None = None
-    """Log-probs of its loss tokens under the reference policy, where the calculator reads them. [N]"""
+    """Log-probabilities of the loss tokens under the reference policy, if the calculator reads them. [N]"""
     routes: Routes | None = None
-    """The experts that its tokens took then, where every update is to take the same."""
+    """Experts that the tokens used before the step, if all updates are to use the same (`trainer.routing_replay`)."""
 
     def replayed(self) -> AbstractContextManager[None]:
-        """Let the forward pass inside take those experts."""
+        """Make forward passes inside the context use the experts of `routes`, if there are any."""
         return nullcontext() if self.routes is None else self.routes.replayed()
 
     def select(self, tokens: Tensor) -> Before:
-        """Return it for the loss tokens `tokens` (bool [N]) only; the token ids stay."""
+        """Return a copy for the loss tokens `tokens` (bool [N]) only; the forwarded token ids stay the same."""
         return attrs.evolve(
             self,
             proximal=None if self.proximal is None else self.proximal[tokens],
@@ -74,33 +77,37 @@ class Before:
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Forward:
-    """A micro-batch's way to its share of the loss."""
+    """Results of one micro-batch's forward pass, up to its share of the loss."""
 
     logprobs: Tensor
+    """[N], with a gradient."""
     entropy: Tensor
+    """[N]"""
     view: LossBatch
     output: LossOutput
     loss: Tensor
+    """Share of the update's loss. Scalar."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Share:
-    """What one rank has found in its part of an update, before the weights change."""
+    """Results of one rank's part of an update, before the weights change. Pickled and sent to all ranks."""
 
     loss: float
     culprits: Culprits
     means: Means
     records: Sequence[int]
+    """Indices of the records in this part, rising."""
 
 
 _Parts: TypeAlias = "Sequence[tuple[MicroBatch, Before]]"
 
 
 class Updater:
-    """Forward, loss and backward of an update's micro-batches, then clipping and one optimizer step.
+    """Optimizer update: forward, loss and backward of each micro-batch, then gradient clipping and one step.
 
-    A loss's denominators are known before the first backward, so each micro-batch adds its exact share and the
-    gradient depends neither on how rows were packed nor on how they were shared among ranks.
+    The loss's denominators are known before the first backward pass. So each micro-batch adds its exact share, and the
+    gradient does not depend on how samples are packed or distributed over ranks.
     """
 
     def __init__(
@@ -114,10 +121,10 @@ class Updater:
         observe: Callable[[LossBatch], Mapping[str, tuple[float, float]]] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`observe` gives further per-token statistics of each micro-batch: name -> (sum, count).
+        """`observe` returns further per-token statistics of each micro-batch: name -> (sum, count).
 
-        `ranks` train the policy together: each calls `update` with its share, which may hold nothing, and all come to
-        the same loss, statistics, weights or error.
+        `ranks` train the policy together. Each rank calls `update` with its share, which may be empty; all get the same
+        loss, statistics and weights, or all raise.
         """
         self._policy, self._calculator, self._aggregation = policy, calculator, aggregation
         self._max_grad_norm, self._proximal_method = max_grad_norm, proximal
@@ -134,14 +141,15 @@ class Updater:
         inspect: Callable[[MicroBatch, Tensor], None] | None = None,
         names: Sequence[str] = (),
     ) -> float:
-        """Change the weights once; returns the loss. Per-token statistics go into `means`.
+        """Change the weights once; return the loss. Per-token statistics go into `means`.
 
-        `before`: of each micro-batch; none where nothing was computed. `inspect` sees each micro-batch with its
-        log-probs, all finite, before its backward. `names`: record names behind `MicroBatch.record`. Raises
-        `NotFiniteError`, with weights, optimizer and `means` as they were, where an advantage, a log-prob, the loss or
-        the gradient is not finite.
+        `before`: one per micro-batch, or none if nothing had to be computed. `version`: policy version of the current
+        weights. `inspect` is called with each micro-batch and its log-probabilities [N], all finite, before its
+        backward pass. `names`: record ids that `MicroBatch.record` indexes. Raises `NotFiniteError` if an advantage, a
+        log-probability, the loss or the gradient is not finite; weights, optimizer and `means` are then unchanged.
         """
         parts = list(zip(update.micro_batches, before or [Before()] * len(update.micro_batches), strict=True))
+        # After records were left out, a micro-batch may have no loss token.
         parts = [(batch, item) for batch, item in parts if len(batch.record)]
         optimizer.zero_grad(set_to_none=True)
         denominators = self._ranks.denominators(update.denominators)
@@ -153,7 +161,8 @@ class Updater:
         if culprits:
             optimizer.zero_grad(set_to_none=True)
             raise NotFiniteError(culprits, names)
-        if not math.isfinite(value):  # each term is, their sum is not
+        # Every term is finite, but their sum overflows: no single record causes it.
+        if not math.isfinite(value):
             optimizer.zero_grad(set_to_none=True)
             raise NotFiniteError(dict.fromkeys(_records(shares), f"loss {value}"), names, alone=False)
         self._ranks.add_up_gradients(self._policy.model.parameters())
@@ -179,14 +188,17 @@ class Updater:
         version: int,
         inspect: Callable[[MicroBatch, Tensor], None] | None,
     ) -> _Share:
-        """Forward and backward of every micro-batch here; none backward after the first that is not finite."""
+        """Run forward and backward passes of this rank's micro-batches.
+
+        After the first micro-batch that is not finite, the others only run forward, to find all records to blame.
+        """
         value, found = 0.0, Means()
         culprits: Culprits = {}
         for batch, item in parts:
             done = self._forward(batch, item, denominators, version)
             culprits |= culprits_of(batch, done.logprobs.detach(), done.output)
             if culprits:
-                continue  # the others are looked at only
+                continue
             if inspect is not None:
                 inspect(batch, done.logprobs.detach())
             done.loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
@@ -196,10 +208,11 @@ class Updater:
         return _Share(loss=value, culprits=culprits, means=found, records=records)
 
     def _gather(self, compute: Callable[[], T]) -> list[T]:
-        """Every rank's result; where one fails, all do, as the others would wait for it forever."""
+        """Return the results of all ranks. If one rank raises, all raise."""
         try:
             here = compute()
         except Exception as error:
+            # The other ranks wait in `gather`. Without this message they would wait forever.
             self._ranks.gather(TrainingError(f"rank {self._ranks.rank}: {error}"))
             raise
         found: list[T | TrainingError] = self._ranks.gather(here)
@@ -218,7 +231,7 @@ class Updater:
         return _Forward(logprobs=logprobs, entropy=entropy, view=view, output=output, loss=loss)
 
     def _proximal(self, batch: LossBatch, before: Before) -> Tensor | None:
-        """Log-probs of the proximal policy, where the calculator reads them."""
+        """Return the log-probabilities of the proximal policy, if the calculator reads them. [N]."""
         if "proximal" not in self._calculator.needs:
             return None
         if self._proximal_method == "loglinear":
@@ -226,9 +239,10 @@ class Updater:
         return batch.logprobs.detach() if before.proximal is None else before.proximal
 
     def _blamed(self, parts: _Parts, denominators: Denominators, version: int) -> Culprits:
-        """Find whose gradient is not finite, by going through the micro-batches of a refused update again.
+        """Find the records whose gradient is not finite, by running a refused update's micro-batches again.
 
-        First by the gradient at each log-prob, where the loss has already gone wrong; else by halves of the records.
+        If the gradient at a log-probability is not finite, the loss is wrong for its record. Else the fault is further
+        back in the network, and bisection over the records finds it.
         """
         culprits: Culprits = {}
         for batch, before in parts:
@@ -249,7 +263,7 @@ class Updater:
     def _gradient(
         self, batch: MicroBatch, before: Before, denominators: Denominators, version: int
     ) -> tuple[Tensor, Tensor]:
-        """Gradient of a micro-batch's share of the loss at its log-probs [N], and the norm of that at the weights."""
+        """Return the gradient of a micro-batch's loss at its log-probabilities [N], and its norm at the weights."""
         self._policy.model.zero_grad(set_to_none=True)
         done = self._forward(batch, before, denominators, version)
         done.logprobs.retain_grad()

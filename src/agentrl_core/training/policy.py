@@ -1,4 +1,7 @@
-"""The policy being trained: a causal LM, and its log-probs at the loss tokens of a micro-batch."""
+"""Load the causal LM that is trained and compute its log-probabilities at the loss tokens of a micro-batch.
+
+This is the learner's interface to a model. `network` knows hidden states and head, `attention` how tries are run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Policy:
-    """Any Hugging Face causal LM. Dropout stays off, as it is while sampling."""
+    """Hugging Face causal LM in evaluation mode: dropout stays off, as it is while sampling."""
 
     def __init__(
         self, model: nn.Module, *, attention: AttentionName = "auto", gradient_checkpointing: bool = False
@@ -40,39 +43,42 @@ class Policy:
         attention: AttentionName = "auto",
         gradient_checkpointing: bool = False,
     ) -> Policy:
-        """Read a model directory; `ConfigError` where it is broken, lacks weights, or `attention` does not fit."""
+        """Load a model directory.
+
+        Raises `ConfigError` if it is broken, lacks weights, or `attention` does not fit the model.
+        """
         model = load_causal_lm(directory, getattr(torch, dtype), error=ConfigError)
         return cls(model, attention=attention, gradient_checkpointing=gradient_checkpointing)
 
     @property
     def attention(self) -> str:
-        """How micro-batches are run (`trainer.attention`)."""
+        """Name of the attention method that was chosen (`trainer.attention`)."""
         return self._attention.name
 
     @property
     def merges(self) -> bool:
-        """Whether tokens that sequences share are computed once; else micro-batches are best packed without."""
+        """True if tokens that several sequences share are computed once; else pack micro-batches without merging."""
         return self._attention.merges
 
     @property
     def recomputes(self) -> bool:
-        """Whether the backward pass may run the model again."""
+        """True if the backward pass may run the model again."""
         ways = (self._attention, getattr(self._attention, "longer", None))
         return bool(self._network.recomputed) or any(isinstance(way, Dfs) for way in ways)
 
     @property
     def device(self) -> str:
-        """Where the weights are."""
+        """Device of the weights."""
         return str(next(self.model.parameters()).device)
 
     @property
     def precise(self) -> bool:
-        """Whether the weights are at least fp32, so that log-probs can be compared with the engine's."""
+        """True if the weights are at least fp32, precise enough to compare log-probabilities with the engine's."""
         return next(self.model.parameters()).dtype in {torch.float32, torch.float64}
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        """Token ids that end a turn, as the model's generation config names them."""
+        """Token ids that end a turn, by the model's generation config, else its config."""
         stop = self.model.generation_config.eos_token_id
         if stop is None:
             stop = self.model.config.eos_token_id
@@ -80,14 +86,14 @@ class Policy:
 
     @property
     def context_length(self) -> int:
-        """Most token ids of one sequence."""
+        """Longest sequence in tokens; 2**31 where the model's config sets no limit."""
         return int(getattr(self.model.config, "max_position_embeddings", 2**31))
 
     def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probs of the loss tokens under the policy, and that distribution's entropy.
+        """Return log-probabilities of the loss tokens and the entropy of each one's distribution. [N] each, in nats.
 
-        What several loss tokens share is computed once, and gets the sum of their gradients. Each at the
-        temperature that its token was sampled at. [N] each, in nats. The entropy carries a gradient only on request.
+        Both are at the temperature that the token was sampled at. Equal predictions of several loss tokens are computed
+        once and get the sum of their gradients. The entropy has a gradient only with `entropy_gradient`.
         """
         logprobs, entropy = self._attention.logprobs(self._network, batch)
         logprobs, entropy = logprobs[batch.prediction], entropy[batch.prediction]

@@ -1,7 +1,7 @@
-"""The processes that train one policy together, each on its share of every update; or one process alone.
+"""Data-parallel ranks of the learner: collectives that make several processes train exactly as one would.
 
-They hold equal weights and take equal steps. What is exact for one process stays so: denominators are counted over
-all ranks, gradients are summed and not averaged, and what would refuse an update on one rank refuses it on all.
+All ranks have equal weights and take equal steps, each on its share of every update. Denominators are counted over all
+ranks, gradients are summed instead of averaged, and a fault on one rank refuses the update on all.
 """
 
 from __future__ import annotations
@@ -22,25 +22,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BUCKET = 2**24
-"""Numbers that are sent at once, where tensors are many and small: 64 MB in fp32."""
+"""Largest number of elements to send at once when many small tensors are joined: 64 MB in fp32."""
 
 
 @attrs.frozen(kw_only=True)
 class Ranks:
-    """A data-parallel group. Its methods wait for every process of the group, which calls them in the same order."""
+    """Data-parallel group of processes.
+
+    Its methods block until every process of the group has called them; all must call them in the same order.
+    """
 
     rank: int = 0
+    """Number of this process in the group, from 0."""
     size: int = 1
+    """Number of processes."""
     group: distributed.ProcessGroup | None = None
     """None: all processes."""
 
     @classmethod
     def of(cls, group: distributed.ProcessGroup | None = None) -> Ranks:
-        """Return the ranks of a process group that was set up before."""
+        """Return the ranks of an initialised process group."""
         return cls(rank=distributed.get_rank(group), size=distributed.get_world_size(group), group=group)
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value, by rank; it is pickled."""
+        """Return the values of all ranks, in the order of ranks; values are pickled."""
         if self.size == 1:
             return [value]
         found: list[T | None] = [None] * self.size
@@ -48,7 +53,7 @@ class Ranks:
         return cast("list[T]", found)
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Sum each over the ranks, in place."""
+        """Sum each tensor over the ranks, in place."""
         if self.size == 1:
             return
         for bucket in _buckets(tensors):
@@ -58,9 +63,11 @@ class Ranks:
                 tensor.copy_(total.view_as(tensor))
 
     def add_up_gradients(self, weights: Iterable[Tensor]) -> None:
-        """Sum gradients over the ranks; a weight that has one on some rank has the sum on all."""
+        """Sum gradients over the ranks. A weight that has a gradient on any rank gets the sum on all ranks."""
         if self.size == 1:
             return
+        # A rank with an empty share has no gradients. All ranks must sum the same tensors, so they first agree on which
+        # weights have a gradient anywhere.
         trained = [weight for weight in weights if weight.requires_grad]
         present = torch.tensor([weight.grad is not None for weight in trained], dtype=torch.int32)
         present = present.to(trained[0].device)
@@ -72,18 +79,21 @@ class Ranks:
         self.add_up(weight.grad for weight in taking_part if weight.grad is not None)
 
     def denominators(self, of_share: Denominators) -> Denominators:
-        """Count over all shares. A sequence lies on one rank whole, so the tokens of each are known there."""
+        """Return the denominators counted over all ranks' shares.
+
+        A sequence lies on one rank completely, so its number of tokens (`sequence_tokens`) is already known there.
+        """
         counts = torch.stack([of_share.tokens, of_share.sequences])
         self.add_up([counts])
         return attrs.evolve(of_share, tokens=counts[0], sequences=counts[1])
 
 
 ALONE = Ranks()
-"""One process."""
+"""Ranks of a run with a single process."""
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[Sequence[Tensor]]:
-    """Tensors of one type in their order, up to `_BUCKET` numbers together."""
+    """Group consecutive tensors of one dtype and device, up to `_BUCKET` elements each."""
     bucket: list[Tensor] = []
     for tensor in tensors:
         full = sum(item.numel() for item in bucket) + tensor.numel() > _BUCKET

@@ -1,7 +1,7 @@
-"""Gradient checkpointing: each layer's inside is computed again in the backward pass instead of being kept.
+"""Gradient checkpointing without dropout: recompute each layer's activations in the backward pass.
 
-Transformers' own layers do it, but only in training mode, which would turn dropout on. So a layer is told that it is
-in training just long enough to hand over what it would compute, and is itself again while it computes it.
+Transformers' layers support this, but only in training mode, which turns dropout on. So a layer is put into training
+mode only until it passes its forward to the checkpoint function, and runs that forward in evaluation mode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def recomputable_layers(model: nn.Module) -> tuple[nn.Module, ...]:
-    """The layers whose inside need not be kept; none inside another."""
+    """Return the outermost layers that support gradient checkpointing."""
     found: list[nn.Module] = []
     for child in model.children():
         found.extend([child] if isinstance(child, GradientCheckpointingLayer) else recomputable_layers(child))
@@ -30,9 +30,13 @@ def recomputable_layers(model: nn.Module) -> tuple[nn.Module, ...]:
 
 @contextmanager
 def recomputing(layers: Sequence[nn.Module], again: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Keep of each layer but its input, while this lasts; `again` makes what it is computed again in."""
+    """Make forward passes inside the context keep only the input of each layer.
+
+    `again` makes the context in which the backward pass runs a layer's forward again.
+    """
     modes = [layer.training for layer in layers]
     for layer in layers:
+        # The two attributes that transformers' GradientCheckpointingLayer looks at.
         attributes = {"gradient_checkpointing": True, "_gradient_checkpointing_func": partial(_run, layer, again)}
         vars(layer).update(attributes, training=True)
     try:
@@ -46,6 +50,7 @@ def recomputing(layers: Sequence[nn.Module], again: Callable[[], AbstractContext
 def _run(
     layer: nn.Module, again: Callable[[], AbstractContextManager[Any]], forward: Callable[..., Any], *inputs: Any
 ) -> Any:
+    # Evaluation mode, so that dropout stays off inside the layer.
     def quiet(*inputs: Any) -> Any:
         mode, layer.training = layer.training, False
         try:

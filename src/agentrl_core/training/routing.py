@@ -1,9 +1,9 @@
-"""Routing replay: a mixture-of-experts model keeps, in every update of a step, the experts that it took before it.
+"""Routing replay for mixture-of-experts models: all updates of a step use the experts chosen before the step.
 
-Tokens change experts between two updates where a gate is undecided, which moves their log-probs far more than the
-update itself did, and importance ratios and clipping then answer to that (arXiv 2507.18071, section 5.3, and
-2512.01374, where this is R2, "vanilla" replay). Only the choice is replayed: the gate's weights for the chosen
-experts come from its present logits, by the model's own formula, so the gate is trained as before.
+Where a gate is undecided, a token can change experts between two updates. That moves its log-probability far more than
+the update itself does, and importance ratios and clipping react to it (arXiv 2507.18071, section 5.3; arXiv 2512.01374,
+where this is R2, "vanilla" routing replay). Only the choice of experts is replayed. The weights of the chosen experts
+come from the gate's current logits by the model's own formula, so the gate is trained as usual.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _TOPK = frozenset({torch.topk, torch.Tensor.topk})
 
 
 class Routes:
-    """What the routers of a model chose in one pass over a micro-batch: indices, in the order of their calls.
+    """Expert indices that a model's routers chose in one pass over a micro-batch, in the order of the router calls.
 
-    They stand for the packed tokens of that micro-batch, loss tokens or not.
+    They cover all packed tokens of the micro-batch, not only its loss tokens.
     """
 
     def __init__(self, replay: RoutingReplay) -> None:
@@ -36,16 +36,16 @@ class Routes:
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        """Let the forward passes inside take the same experts, in the same order of calls."""
+        """Make forward passes inside the context use these experts. Each pass must make the same router calls."""
         with self._replay.acting(_Replaying(self)):
             yield
 
 
 class RoutingReplay:
-    """Records and replays what the routers of one model choose.
+    """Recorder and replayer of the expert choices of one model.
 
-    A router is any module that calls `topk` in its forward, as those of transformers do, whatever their formula is;
-    asking the model itself is the test that needs no list of them. Raises `ConfigError` where none does.
+    A router is any module that calls `topk` in its own forward, as the routers of transformers do. A trial pass finds
+    them, so no list of architectures is needed. Raises `ConfigError` if the model has none.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,7 +53,8 @@ class RoutingReplay:
         if not self.routers:
             raise ConfigError(
                 f"trainer.routing_replay: no module of {type(model).__name__} chooses experts by topk, so there is "
-                "nothing to replay; leave it out, it is for mixture-of-experts models (Qwen3-MoE, Mixtral, OLMoE, …)"
+                "nothing to replay; remove the option, which is for mixture-of-experts models (Qwen3-MoE, Mixtral, "
+                "OLMoE, …)"
             )
         self._mode: _Recording | _Replaying | None = None
         for router in self.routers:
@@ -62,14 +63,14 @@ class RoutingReplay:
 
     @contextmanager
     def recording(self) -> Iterator[Routes]:
-        """Give what the forward passes inside choose."""
+        """Record the choices of forward passes inside the context, and yield them."""
         routes = Routes(self)
         with self.acting(_Recording(routes)):
             yield routes
 
     @contextmanager
     def acting(self, mode: _Recording | _Replaying) -> Iterator[None]:
-        """Put `mode` around every call of a router."""
+        """Activate `mode` during every call of a router."""
         self._mode = mode
         try:
             yield
@@ -86,7 +87,7 @@ class RoutingReplay:
 
 
 class _Recording(TorchFunctionMode):
-    """Keeps the indices of every `topk`."""
+    """Mode that records the indices of every `topk`."""
 
     def __init__(self, routes: Routes) -> None:
         super().__init__()
@@ -96,13 +97,14 @@ class _Recording(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func in _TOPK:
             scores: Tensor = args[0] if args else kwargs["input"]
-            narrow = scores.shape[-1] <= torch.iinfo(torch.int16).max  # a quarter of the memory
+            # int16 takes a quarter of the memory of topk's int64.
+            narrow = scores.shape[-1] <= torch.iinfo(torch.int16).max
             self._choices.append(result.indices.to(torch.int16) if narrow else result.indices)
         return result
 
 
 class _Replaying(TorchFunctionMode):
-    """Lets every `topk` take the recorded indices, with the values that stand there now."""
+    """Mode in which every `topk` returns the recorded indices with the current values at those places."""
 
     def __init__(self, routes: Routes) -> None:
         super().__init__()
@@ -117,8 +119,8 @@ class _Replaying(TorchFunctionMode):
         if recorded is None or recorded.shape[:-1] != scores.shape[:-1]:
             found = "none are" if recorded is None else f"{tuple(recorded.shape[:-1])} are"
             raise TrainingError(
-                f"trainer.routing_replay: experts are asked for of {tuple(scores.shape[:-1])} tokens, but {found} "
-                "recorded; the passes of a micro-batch before and in the step must be the same"
+                f"trainer.routing_replay: a router chooses experts of {tuple(scores.shape[:-1])} tokens, but {found} "
+                "recorded; a micro-batch must run in the same way before the step and in it"
             )
         indices = recorded.long()
         return torch.return_types.topk((scores.gather(dim, indices), indices))
@@ -130,12 +132,13 @@ def _topk_arguments(input: Tensor, k: int, dim: int = -1, **_: object) -> tuple[
 
 @torch.no_grad()
 def _routers(model: nn.Module) -> list[nn.Module]:
-    """Find the modules in whose own forward `topk` is called, by a pass over two tokens; in the order of calls."""
+    """Find the modules whose own forward calls `topk`, in the order of calls, by a pass over two tokens."""
     running: list[nn.Module] = []
     found: dict[int, nn.Module] = {}
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            # The innermost running module is the router; its parents only call it.
             if func in _TOPK and running:
                 found.setdefault(id(running[-1]), running[-1])
             return func(*args, **(kwargs or {}))

@@ -1,10 +1,12 @@
-"""Supervised fine-tuning: weighted cross-entropy on demonstrations, one batch of rows per optimizer update.
+"""Train on demonstrations with a weighted loss per token; the loop behind `agentrl sft` and the warm start.
 
-The weight of a token is its message's times its row's. Where losses are averaged over tokens, weights are counted as
-tokens are: `token_mean` is sum(w * l) / sum(w) over the whole update, so a token of weight 2 counts as one that stands
-there twice, and doubling all weights changes nothing. `seq_mean_token_mean` takes that mean in each chat, where a
-weight that all of its tokens share plays no part. `seq_mean_token_sum` and `constant` sum w * l over as many sequences
-as without weights.
+A token's weight w is its message's weight times its row's; l is its loss. Normalisers:
+
+- `token_mean`: sum of w * l / sum of w, over all loss tokens of the update. A token of weight 2 counts like two tokens,
+  and doubling all weights changes nothing.
+- `seq_mean_token_mean`: mean over chats of sum of w * l / sum of w within the chat. A weight that all tokens of a chat
+  share has no effect.
+- `seq_mean_token_sum` and `constant`: sum of w * l, divided as without weights.
 """
 
 from __future__ import annotations
@@ -37,16 +39,17 @@ if TYPE_CHECKING:
 Schedule: TypeAlias = Literal["linear", "cosine", "constant"]
 
 _LAST_LR = 0.1
-"""Share of the learning rate that a falling schedule ends at."""
+"""Share of the learning rate at the end of a falling schedule."""
 _SHOWN_ROWS = 8
-"""Rows that a message names."""
+"""Largest number of rows that a message names."""
 
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """How many updates, of what, at which rate."""
+    """Schedule of a fine-tuning: number of updates, their size, and the optimizer's options."""
 
     steps: int
+    """Number of optimizer updates."""
     batch_size: int
     """Rows per update."""
     lr: float
@@ -56,12 +59,12 @@ class Plan:
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     max_tokens: int = 8192
-    """Token ids per forward."""
+    """Largest number of token ids in one forward pass."""
     pool: int = 1
-    """Batches whose rows are sorted by length together, so that each has rows of about one length."""
+    """Number of batches whose rows are sorted by length together, so that a batch has rows of similar length."""
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, from 1 on: a linear rise, times the schedule's fall to a tenth."""
+        """Return the learning rate of a 1-based step: a linear warm-up, times the schedule's fall to a tenth."""
         rise = min(1.0, step / max(self.warmup_steps, 1))
         done = (step - 1) / self.steps
         fallen = {"linear": done, "cosine": (1.0 - math.cos(math.pi * done)) / 2, "constant": 0.0}[self.schedule]
@@ -69,10 +72,10 @@ class Plan:
 
 
 class SupervisedTrainer:
-    """Trains a policy in place; equal weights, rows, plan and seed give equal weights.
+    """Training loop that changes a policy in place; equal weights, rows, plan and seed give equal results.
 
-    The batches follow from rows and seed alone, so that one that skips the steps that were done, with the optimizer's
-    state of then, goes on as if it had never stopped.
+    Batches depend on rows and seed only. To resume, restore weights and optimizer and call `skip`; training then
+    continues as if it had never stopped.
     """
 
     def __init__(
@@ -96,15 +99,15 @@ class SupervisedTrainer:
         self._step = 0
 
     def skip(self, steps: int) -> None:
-        """Leave out steps that were taken before."""
+        """Skip the batches of steps that were taken before."""
         self._step += steps
         for _ in range(steps):
             next(self._batches)
 
     def step(self) -> dict[str, float]:
-        """Take the next optimizer update; returns its metrics.
+        """Take the next optimizer update; return its metrics.
 
-        Raises `DataError` for a row that cannot be trained, and `TrainingError` where the update is not finite.
+        Raises `DataError` for a row that cannot be trained, `TrainingError` if the update is not finite.
         """
         wall = time.perf_counter()
         self._step += 1
@@ -120,7 +123,8 @@ class SupervisedTrainer:
             value = self._updater.update(self.optimizer, update, means=means)
         except NotFiniteError as error:
             raise self._refusal(error) from error
-        tokens = sum(sample.positions[-1] for sample in samples)  # nothing is predicted from the last one
+        # The last loss token of a sample predicts nothing, so it is not forwarded.
+        tokens = sum(sample.positions[-1] for sample in samples)
         wall = time.perf_counter() - wall
         return {f"loss/{name}": number for name, number in means.means().items()} | {
             "loss/value": value,
@@ -135,20 +139,20 @@ class SupervisedTrainer:
         }
 
     def _refusal(self, error: NotFiniteError) -> TrainingError:
-        """Name the rows behind an update that would not be finite."""
+        """Return the error for an update that would not be finite, with the names of its rows."""
         names = self._demonstrations.names
         shown = [f"{names[index]} ({what})" for index, what in sorted(error.culprits.items())[:_SHOWN_ROWS]]
         more = len(error.culprits) - len(shown)
         return TrainingError(
             f"step {self._step}: the update would not be finite and was refused; the weights are as they were. "
-            f"{'Rows' if error.alone else 'No single row is to blame; those in it'}: {', '.join(shown)}"
+            f"{'Rows' if error.alone else 'No single row causes it; the update contains'}: {', '.join(shown)}"
             f"{f' and {more} more' if more else ''}. Lower trainer.lr if earlier steps show a growing loss/grad_norm"
         )
 
 
 @torch.no_grad()
 def held_out_loss(policy: Policy, demonstrations: Demonstrations, *, max_tokens: int) -> float:
-    """Mean negative log-likelihood per token of all rows, by the tokens' weights. Nats."""
+    """Return the mean negative log-likelihood over all tokens of all rows, weighted by the tokens' weights. Nats."""
     samples = [sample for index in range(len(demonstrations)) for sample in demonstrations.samples(index)]
     update = weighted_update(samples, max_tokens=max_tokens, config=AggregationConfig(), policy=policy)
     total = 0.0
@@ -158,7 +162,7 @@ def held_out_loss(policy: Policy, demonstrations: Demonstrations, *, max_tokens:
 
 
 def weighted_update(samples: Sequence[Sample], *, max_tokens: int, config: AggregationConfig, policy: Policy) -> Update:
-    """Pack samples whose advantages are their tokens' weights; the denominators count weights in place of tokens."""
+    """Pack samples whose `advantages` are token weights; the denominators count weights instead of tokens."""
     update = pack(samples, max_tokens=max_tokens, config=config, device=policy.device, merge=policy.merges)
     weights = torch.cat([batch.advantages for batch in update.micro_batches])
     sequence = torch.cat([batch.sequence for batch in update.micro_batches])
@@ -168,10 +172,12 @@ def weighted_update(samples: Sequence[Sample], *, max_tokens: int, config: Aggre
 
 
 def batches(demonstrations: Demonstrations, size: int, rng: random.Random, *, pool: int = 1) -> Iterator[list[int]]:
-    """Endless batches of row numbers; every pass over the data is in a new random order."""
+    """Yield batches of row numbers without end; every pass over the data has a new random order."""
     while True:
         order = list(range(len(demonstrations)))
         rng.shuffle(order)
+        # Rows of similar length in one batch need less padding. The batches of a pool are shuffled again, so that their
+        # order does not depend on length.
         for start in range(0, len(order), size * pool):
             rows = sorted(order[start : start + size * pool], key=demonstrations.length)
             parts = [rows[first : first + size] for first in range(0, len(rows), size)]
@@ -181,7 +187,7 @@ def batches(demonstrations: Demonstrations, size: int, rng: random.Random, *, po
 
 @attrs.frozen
 class _Weighted:
-    """A loss on tokens with weights, which come in the place of advantages."""
+    """Loss whose terms are multiplied by token weights; the batch carries the weights as advantages."""
 
     calculator: LossCalculator
 
@@ -190,20 +196,21 @@ class _Weighted:
         return self.calculator.needs
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """The calculator's loss per token, times the token's weight."""
+        """Return the calculator's loss per token [N], for an advantage of 1, times the token's weight."""
         output = made_by(self.calculator, attrs.evolve(batch, advantages=torch.ones_like(batch.advantages)))
         return attrs.evolve(output, per_token=output.per_token * batch.advantages)
 
 
 def check_supervised(calculator: LossCalculator) -> None:
-    """Refuse, by `ConfigError`, a loss that cannot do without what sampling leaves.
+    """Raise `ConfigError` for a loss that needs values of sampling, which demonstrations do not have.
 
-    It is asked about two tokens whose behaviour logprobs are not numbers, which shows whether it reads them.
+    The loss is computed for two tokens whose behaviour log-probabilities are NaN; a NaN in its result shows that it
+    reads them.
     """
     name = type(calculator).__name__
     advice = "a demonstration has no sampling policy, no reward and no reference; use cross_entropy"
     if missing := calculator.needs - {"entropy"}:
-        raise ConfigError(f"loss: {name} needs {', '.join(sorted(missing))} log-probs; {advice}")
+        raise ConfigError(f"loss: {name} needs {', '.join(sorted(missing))} logprobs; {advice}")
     ones, zeros = torch.ones(2), torch.zeros(2, dtype=torch.long)
     batch = LossBatch(
         logprobs=-ones,
@@ -222,4 +229,4 @@ def check_supervised(calculator: LossCalculator) -> None:
     except TrainingError as error:
         raise ConfigError(str(error)) from error
     if not torch.isfinite(output.per_token * output.keep).all():
-        raise ConfigError(f"loss: {name} compares with the logprobs of sampling; {advice}")
+        raise ConfigError(f"loss: {name} reads behaviour logprobs; {advice}")

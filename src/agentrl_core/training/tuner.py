@@ -1,4 +1,4 @@
-"""The learner without episodes: a policy, its demonstrations, their updates, its checkpoints."""
+"""Fine-tune a policy for `agentrl sft`: load model and data, take steps, evaluate held-out rows, save checkpoints."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from agentrl_core.losses.aggregate import AggregationConfig
 
 _SHOWN_LINES = 5
-"""Lines of a data set that a notice names."""
+"""Largest number of a data set's lines that a notice names."""
 
 
 class Tuner:
-    """Fine-tunes one policy in this process, on the calling thread; all rows are converted, and checked, at once."""
+    """Fine-tuning run of one policy, in this process on the calling thread.
+
+    The constructor converts and checks all rows; it raises `DataError` for rows that cannot be trained.
+    """
 
     def __init__(
         self,
@@ -62,12 +65,12 @@ class Tuner:
 
     @property
     def steps(self) -> int:
-        """Optimizer updates of the whole run."""
+        """Number of optimizer updates of the whole run."""
         return self._plan.steps
 
     @property
     def notices(self) -> Sequence[str]:
-        """What a person should know of the data: rows that were left out or cut."""
+        """Messages for the user about rows that were left out or cut."""
         return self._notices
 
     @property
@@ -76,14 +79,14 @@ class Tuner:
         return self._cpu_seconds
 
     def step(self) -> dict[str, float]:
-        """Take the next optimizer update; returns its metrics."""
+        """Take the next optimizer update; return its metrics."""
         cpu = time.thread_time()
         metrics = self._trainer.step()
         self._cpu_seconds += time.thread_time() - cpu
         return metrics
 
     def held_out(self) -> dict[str, float]:
-        """Loss per token of each held-out set."""
+        """Return the loss per token of each held-out set, in nats."""
         cpu = time.thread_time()
         most = self._plan.max_tokens
         losses = {name: held_out_loss(self._policy, rows, max_tokens=most) for name, rows in self._eval_sets.items()}
@@ -91,11 +94,11 @@ class Tuner:
         return losses
 
     def before_change(self, call: Callable[[], None]) -> None:
-        """Have `call` called each time before a step changes the weights; for the optimizer of now."""
+        """Register `call` to run each time before a step changes the weights; `restore` drops it with the optimizer."""
         self._trainer.optimizer.register_step_pre_hook(lambda *_: call())
 
     def save(self, directory: Path, step: int, version: int) -> None:
-        """Write a checkpoint to `directory` (`…/step-N`), and prune its neighbours to `trainer.keep_last`."""
+        """Write a checkpoint to `directory` (`…/step-N`), and prune older ones beside it to `trainer.keep_last`."""
         save_checkpoint(
             directory,
             model=self._policy.model,
@@ -106,7 +109,7 @@ class Tuner:
         prune(directory.parent, keep=self._config.trainer.keep_last, saved=step)
 
     def restore(self, directory: Path) -> None:
-        """Go back to a checkpoint, bit by bit; the next step takes the batch that came after it."""
+        """Restore a checkpoint, bit by bit; the next step takes the batch that came after it."""
         self._trainer = self._new_trainer()
         state = restore_checkpoint(directory, model=self._policy.model, optimizer=self._trainer.optimizer)
         self._trainer.skip(int(state["step"]))
@@ -136,7 +139,7 @@ class Tuner:
         if rows and not demonstrations:
             raise DataError(
                 f"{what}: each of its {len(rows)} rows is longer than the model's {length} tokens, and data.overlong: "
-                f"{data.overlong} leaves none; take a model with a longer context, or shorter rows"
+                f"{data.overlong} leaves none; use a model with a longer context, or shorter rows"
             )
         if names := demonstrations.dropped:
             why = "longer than" if data.overlong == "drop" else "nothing is trained within"
@@ -146,7 +149,7 @@ class Tuner:
         return demonstrations
 
     def _note(self, what: str, names: Sequence[str], of: int, told: str) -> None:
-        """Keep a notice about the rows that stand at `names`, `file:line` each."""
+        """Add a notice about the rows at the places `names`, each `file:line`."""
         lines = ", ".join(name.rpartition(":")[2] for name in names[:_SHOWN_LINES])
         more = len(names) - _SHOWN_LINES
         self._notices.append(

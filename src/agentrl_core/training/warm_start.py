@@ -1,4 +1,4 @@
-"""The warm start: a short supervised fine-tuning on demonstrations, before reinforcement learning."""
+"""Run the warm start (`warm_start` in a config): a short fine-tuning on demonstrations before the first RL step."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 _BETAS = (0.9, 0.98)
 _WEIGHT_DECAY = 0.01
-"""Both as measured on the tiny policy; a short run on few demonstrations is not sensitive to them."""
+"""Both were measured on the tiny policy. A short run on few demonstrations is not sensitive to them."""
 _POOL = 8
-"""Batches sorted by length together; what recipes say of their warm starts was measured so."""
+"""Number of batches whose rows are sorted by length together. The results of recipes were measured with this value."""
 _LOG_EVERY = 20
 
 
@@ -37,10 +37,10 @@ def warm_start(
     seed: int,
     after_step: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Train `policy` in place on `config.steps` batches of chats; returns the loss of each step.
+    """Train `policy` in place on `config.steps` batches of chats; return the loss of each step.
 
-    `after_step` is called after each of them. Cross-entropy per token of the assistant's messages, at temperature 1.
-    Raises `DataError` for a chat that cannot be trained, and `TrainingError` where an update is not finite.
+    The loss is the cross-entropy per token of the assistant's messages, at temperature 1. `after_step` is called after
+    each step. Raises `DataError` for a chat that cannot be trained, `TrainingError` if an update is not finite.
     """
     demonstrations = Demonstrations(
         rows,

@@ -1,1 +1,1 @@
-"""Policy versions and how weights travel."""
+"""Hand the policy's weights from the learner to engines, as numbered policy versions."""

@@ -1,4 +1,7 @@
-"""Write the weights of this process where a model server can read them; needs no torch before that."""
+"""Write policy versions as model directories that a model server on the same file system can load.
+
+Imports torch only when weights are written.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,15 @@ if TYPE_CHECKING:
 
 _PREFIX = "agentrl-weights-"
 _BOOT_ID = "boot_id"
-"""Names the boot of the machine that a folder was made in: only there its lock tells whether it is abandoned."""
+"""File with the id of the boot in which a folder was made. A folder's lock shows only within the same boot of the same
+machine whether the folder is abandoned."""
 
 
 class WeightsFolder:
-    """A folder of this process's own in `root`, which a server sees under the same path; removed by `close`.
+    """Folder in `root` that only this process writes, removed by `close`; a server reads it under the same path.
 
-    `root` may hold anything else, other runs' weights among it, and a server of another user may read there; None is
-    a temporary folder. What processes that were killed have left in `root` goes when the next one begins.
+    `root` may contain anything else, such as weights of other runs, and a server of another user may read it; None: a
+    temporary folder. Folders that killed processes left in `root` are removed when the next process makes its folder.
     """
 
     def __init__(self, root: Path | None) -> None:
@@ -37,15 +41,18 @@ class WeightsFolder:
         self._lock = ExitStack()
 
     async def directory(self, version: int, source: WeightSource) -> Path:
-        """Return a directory with the weights; a live module is written into one, and the one before goes.
+        """Return a model directory with the weights; a live module is written to a new one, which replaces the last.
 
-        Raises `EngineError` where the disk refuses, and for weights that are not finite.
+        Writes on a thread, so the event loop is not blocked. Raises `EngineError` if the disk fails or a weight is not
+        finite.
         """
         if isinstance(source, DirectoryWeights):
             return Path.cwd() / source.path
         module = source.module
         if getattr(module, "save_pretrained", None) is None:
-            raise EngineError(f"weights of {type(module).__name__}: only models of transformers can be written")
+            raise EngineError(
+                f"weights of {type(module).__name__}: expected a transformers model, with save_pretrained"
+            )
         return await call_on_thread(lambda: self._write(module, version), name="weights")
 
     def close(self) -> None:
@@ -60,8 +67,8 @@ class WeightsFolder:
 
         if broken := not_finite(module):
             raise EngineError(
-                f"version {version} is not published: {len(broken)} of the policy's weights hold NaN or infinite "
-                f"numbers ({broken[0]} is the first); go on from an earlier checkpoint with a lower trainer.lr"
+                f"version {version} is not published: {len(broken)} of the policy's weights contain NaN or infinite "
+                f"numbers (the first is {broken[0]}); resume from an earlier checkpoint with a lower trainer.lr"
             )
         try:
             own = self._folder()
@@ -70,16 +77,17 @@ class WeightsFolder:
             directory = own / f"version-{version}"
             module.save_pretrained(directory)
             write_manifest(directory, version=version)
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors wrap what the disk says
+        # torch and safetensors raise their own errors for a full disk.
+        except (OSError, RuntimeError, SafetensorError) as error:
             where = self._own or self._root
             raise EngineError(
-                f"cannot write the weights of version {version} to {where}: {error}; make room there, or set "
-                "engine.weights_dir elsewhere"
+                f"cannot write the weights of version {version} to {where}: {error}; make room on that disk, or set "
+                "engine.weights_dir to another place"
             ) from error
         return directory
 
     def _folder(self) -> Path:
-        """Return the folder of this process, made when it is first needed."""
+        """Return the folder of this process; the first call makes it and removes abandoned ones."""
         if self._own is not None:
             return self._own
         if self._root is None:
@@ -92,14 +100,16 @@ class WeightsFolder:
         own = self._root / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
         own.mkdir()
         self._own = own
-        with suppress(FolderInUseError, OSError):  # a network filesystem without locks: nobody will remove the folder
+        # On a network file system without locks the folder gets no boot id, so no other process removes it. The boot id
+        # is written last for the same reason: a folder without one may not be locked yet.
+        with suppress(FolderInUseError, OSError):
             self._lock.enter_context(folder_lock(own))
-            (own / _BOOT_ID).write_text(_boot_id(), encoding="ascii")  # last: what has none is not removed
+            (own / _BOOT_ID).write_text(_boot_id(), encoding="ascii")
         return own
 
 
 def _boot_id() -> str:
-    """Return what tells this boot of this machine from all others; empty where the system does not say."""
+    """Return the id of this boot of this machine; empty where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -107,7 +117,7 @@ def _boot_id() -> str:
 
 
 def _boot_of(folder: Path) -> str:
-    """Return in which boot a folder of weights was made; another text than any boot's where none is said."""
+    """Return the id of the boot in which a folder was made; `unknown`, which equals no boot id, if it has none."""
     try:
         return (folder / _BOOT_ID).read_text(encoding="ascii").strip() or "unknown"
     except OSError:

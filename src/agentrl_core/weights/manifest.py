@@ -1,4 +1,4 @@
-"""Manifest of a folder of weights: a digest of each file, with the step and the policy version."""
+"""Write and verify `manifest.json` of a folder of weights: a digest of each file, the step and the policy version."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 
 _verified: set[tuple[str, int, int, int, str]] = set()
-"""Path, inode, size and time of change of files that this process has read, with the digest that they had: a resumed
-run loads its checkpoint three times (learner, state, engine), and 1 GB costs about 2 CPU seconds."""
+"""Files that this process has verified: (path, inode, size, modification time, digest). A resumed run loads its
+checkpoint three times (learner, state, engine), and verifying 1 GB costs about 2 CPU seconds."""
 
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """The manifest of one folder."""
+    """Content of a verified manifest."""
 
     step: int | None
-    """Optimizer steps behind the weights; None where nobody goes on from them."""
+    """Number of optimizer steps behind the weights; None for published weights, from which no run resumes."""
     version: int
     """Policy version that the weights were published as."""
 
 
 def write_manifest(directory: Path, *, version: int, step: int | None = None) -> None:
-    """Describe every file that is in `directory` now."""
+    """Write a manifest of all files that are in `directory` now."""
     content = {
         "agentrl-core": metadata.version("agentrl-core"),
         "step": step,
@@ -46,10 +46,10 @@ def write_manifest(directory: Path, *, version: int, step: int | None = None) ->
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Compare every file of a folder with its manifest; None where the folder has none.
+    """Verify every file of a folder and return its manifest; None if the folder has none.
 
-    Raises `ValueError`, saying which file is not as it was written. Files that the manifest does not name are none of
-    its business.
+    Raises `ValueError` with the file's name if one is missing or not as it was written. Files that the manifest does
+    not name are ignored.
     """
     path = directory / MANIFEST
     try:
@@ -60,9 +60,9 @@ def read_manifest(directory: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: it is not the manifest that is written with weights") from error
+        raise ValueError(f"{path} is damaged: its content is not a manifest of weights") from error
     if digest != _digest_of(content):
-        raise ValueError(f"{path} is damaged: its own digest is not {digest}")
+        raise ValueError(f"{path} is damaged: expected the digest {digest} of its own content")
     for file, (size, expected) in files.items():
         _check(file, size, expected)
     return found
@@ -70,10 +70,10 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 def _check(path: Path, size: int, expected: str) -> None:
     if not path.is_file():
-        raise ValueError(f"{path} is missing; {MANIFEST} beside it names it")
+        raise ValueError(f"{path} is missing, although {MANIFEST} in its folder lists it")
     state = path.stat()
     if state.st_size != size:
-        raise ValueError(f"{path} is damaged: it has {state.st_size} bytes, {size} were written")
+        raise ValueError(f"{path} is damaged: it has {state.st_size} bytes, but {size} were written")
     known = (str(path.absolute()), state.st_ino, state.st_size, state.st_mtime_ns, expected)
     if known in _verified:
         return
@@ -92,5 +92,8 @@ def _digest_of(content: dict[str, Any]) -> str:
 
 
 def _hash() -> Any:
-    """Make the hash of files: with 32 bytes as strong as SHA-256, and faster where the processor has no SHA."""
+    """Return a new hash for files: BLAKE2b with 32 bytes.
+
+    It is as strong as SHA-256, and faster on processors without SHA instructions.
+    """
     return hashlib.blake2b(digest_size=32)

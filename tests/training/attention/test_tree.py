@@ -18,7 +18,7 @@ HEADS = torch.zeros(1, 2, 5, 4)
         ({"s_aux": torch.zeros(2)}, "s_aux"),
         ({"position_bias": torch.zeros(1, 2, 5, 5)}, "position_bias"),
         ({"dropout": 0.1}, "dropout"),
-        ({"sliding_window": 4}, "a sliding window of 4 tokens, a sequence 5"),
+        ({"sliding_window": 4}, "a sliding window of 4 tokens, but a sequence has 5"),
     ],
 )
 def test_what_changes_scores_is_refused_and_named(arguments, named):

@@ -1,4 +1,4 @@
-"""How a micro-batch is run through a model so that what its sequences share is computed once."""
+"""Run a micro-batch through a model so that tokens shared by several sequences are computed once."""
 
 from agentrl_core.training.attention.choice import Attention, AttentionName, choose
 

@@ -1,4 +1,8 @@
-"""Which way of running a trie fits a model: asked of the model itself, by a small trie whose result is known."""
+"""Choose the attention method for a model (`trainer.attention`) by a trial run on that model.
+
+The trial runs a small token trie with the candidate method and with the model's own attention (`rows`), and compares
+log-probabilities and gradients.
+"""
 
 from __future__ import annotations
 
@@ -27,40 +31,46 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AttentionName: TypeAlias = Literal["auto", "rect", "flex", "dfs", "dense", "rows"]
+"""Value of `trainer.attention`. `rect` (CPU) and `flex` (CUDA) run the trie in one forward pass, `dfs` runs its nodes
+one after another with the model's cache, `dense` uses a T x T mask, `rows` runs each sequence separately. `auto` uses
+the fastest that fits."""
 
 _AUTO = {"cpu": ("rect", "dfs"), "cuda": ("flex", "dfs")}
-"""What is tried in place of `auto` on a device, the fastest first."""
+"""Candidates that `auto` tries on a device, the fastest first."""
 _SHARES = {torch.float32: 0.01, torch.float64: 0.01}
-"""How wrong a result may be, beside one that is certainly wrong; in narrower numbers 0.1."""
+"""Largest accepted error, as a share of the error of a layout that is wrong on purpose. Narrower dtypes: 0.1."""
 _ROUNDING = 1e-5
+"""Error that is always accepted, as a share of the norm of the right result, or of 1 where that norm is smaller."""
 _LAYERS = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers whose attention a tree's replaces; a window is looked at for every micro-batch."""
+"""Kinds of layers that a tree kernel can replace. A sliding window is checked again for every micro-batch."""
 _TRUNK, _LONGEST_TRUNK = 40, 300
-"""Tokens that the trial's sequences begin with alike; as many as a window has, and some more, where that is few."""
+"""Length in tokens of the prefix that the sequences of a trial of `dfs` share. A model with a short window (at most the
+second number) gets a prefix longer than its window, so that the trial tests the window too."""
 
 
 class Attention(Protocol):
-    """A way of running a micro-batch."""
+    """Method of running a micro-batch through a network."""
 
     @property
     def name(self) -> str:
-        """What `trainer.attention` calls it."""
+        """Name in `trainer.attention`."""
         ...
 
     @property
     def merges(self) -> bool:
-        """Whether it computes what sequences share once."""
+        """True if tokens that several sequences share are computed once."""
         ...
 
     def logprobs(self, network: Network, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the batch's predictions. [U] each, both with a gradient."""
+        """Return log-probabilities and entropies of the batch's predictions. [U] each, both with a gradient."""
         ...
 
 
 def choose(network: Network, wanted: AttentionName = "auto") -> Attention:
-    """Return the first way that gives what the model's own attention does, or the one that is wanted.
+    """Return the wanted method, or for `auto` the fastest one that agrees with the model's own attention.
 
-    Raises `ConfigError` where that one does not fit the model.
+    `auto` falls back to `rows` with a warning if no other method fits. Raises `ConfigError` if the wanted method does
+    not fit the model.
     """
     rows, dfs = Rows(), Dfs()
     if wanted == "rows":
@@ -69,6 +79,7 @@ def choose(network: Network, wanted: AttentionName = "auto") -> Attention:
     found: Attention | None = None
     misfits = []
     for name in _AUTO.get(network.device.type, ("dfs",)) if wanted == "auto" else (wanted,):
+        # `rows` handles micro-batches that are longer than the window, unless `dfs` passes its own trial below.
         candidate = dfs if name == "dfs" else TreeAttention(name, rows, window)
         misfit = _misfit(candidate, rows, network)
         if misfit is None:
@@ -76,19 +87,22 @@ def choose(network: Network, wanted: AttentionName = "auto") -> Attention:
             break
         misfits.append(f"'{name}' does not fit {type(network.model).__name__}: {misfit}")
         if wanted != "auto":
-            raise ConfigError(f"trainer.attention: {misfits[0]}; leave it out for the fastest one that does")
+            raise ConfigError(f"trainer.attention: {misfits[0]}; remove the option to use the fastest one that fits")
     if isinstance(found, TreeAttention) and window is not None and _misfit(dfs, rows, network) is None:
         found.longer = dfs
     if found is not None:
         if misfits:
-            logger.info("trainer.attention: '%s', as %s", found.name, "; ".join(misfits))
+            logger.info("trainer.attention: using '%s', because %s", found.name, "; ".join(misfits))
         return found
-    logger.warning("trainer.attention: what sequences share is computed for each of them, as %s", "; ".join(misfits))
+    logger.warning(
+        "trainer.attention: using 'rows', which computes a shared prefix once per sequence, because %s",
+        "; ".join(misfits),
+    )
     return rows
 
 
 def _window(network: Network) -> int | None:
-    """The sliding window, or chunk, where some layers have one."""
+    """Return the sliding window or attention chunk in tokens; None if no layer has one."""
     kinds = getattr(network.config, "layer_types", None)
     window = getattr(network.config, "sliding_window", None)
     chunk = getattr(network.config, "attention_chunk_size", None)
@@ -98,9 +112,10 @@ def _window(network: Network) -> int | None:
 
 
 def _misfit(candidate: Attention, rows: Rows, network: Network) -> str | None:
-    """Why a candidate is wrong for a model; None where it is right.
+    """Return why a candidate gives wrong results for a model; None if it is right.
 
-    Wrong is told from rounding by a layout that is certainly wrong: the same tokens as one sequence.
+    To tell an error from rounding, the trie's tokens also run as one plain sequence, which is wrong on purpose. A
+    candidate's difference from the model's own attention must be a small share of that layout's difference.
     """
     try:
         window = _window(network)
@@ -131,7 +146,9 @@ def _misfit(candidate: Attention, rows: Rows, network: Network) -> str | None:
 def _outcome(
     network: Network, batch: MicroBatch, logprobs: Callable[[Network, MicroBatch], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs, and their sum's gradient of the model's vectors: norms and biases, small and in every layer."""
+    """Return log-probabilities [U], and the gradient of a weighted sum of them with respect to the model's vectors."""
+    # Norms and biases are the only vectors: they are small and every layer has some, so their gradient shows an error
+    # in any layer at little cost. Gradients that a caller has accumulated are set aside and restored.
     parameters = list(network.model.parameters())
     trained = [parameter.requires_grad for parameter in parameters]
     vectors = [one for one in parameters if one.requires_grad and one.ndim == 1]
@@ -155,13 +172,17 @@ def _outcome(
 
 
 def _jumbled(network: Network, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Return the results of the wrong layout: all of the trie's tokens as one plain sequence. [U] each."""
     wanted = batch.predictions
     states = network.states(batch.ids[None], torch.zeros_like(wanted.place), wanted.place)
     return network.score(states, wanted.token, wanted.temperature)
 
 
 def _trial(network: Network, length: int) -> MicroBatch:
-    """A small trie with branches at several depths, nodes of one token, and a sequence that ends in another."""
+    """Build a trie with branches at several depths, nodes of one token, and a sequence that is another's prefix.
+
+    `length`: tokens of the longest shared prefix.
+    """
     size = min(network.config.vocab_size, 97)
     trunk = [(7 * place + 3) % size for place in range(length)]
     sequences = [trunk + [(5 * place + 11 * branch + 1) % size for place in range(7)] for branch in range(3)]

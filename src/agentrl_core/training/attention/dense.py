@@ -1,4 +1,4 @@
-"""Attention over a token trie by a mask of T x T: the definition itself, for tests and tiny batches."""
+"""Attention over a token trie with a dense T x T mask: the reference for tests, too large for real batches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float) -> Tensor:
-    """Attend along every token's path. query [1, Hq, T, D], key and value [1, Hk, T, D] -> [1, Hq, T, D]."""
+    """Compute attention along every token's path. query [1, Hq, T, D], key and value [1, Hk, T, D] -> [1, Hq, T, D]."""
     return scaled_dot_product_attention(
         query, key, value, attn_mask=visible(nodes, query.device), scale=scale, enable_gqa=True
     )
 
 
 def visible(nodes: Sequence[Node], device: torch.device) -> Tensor:
-    """Whether the query of a row sees the key of a column. Bool. [T, T]."""
+    """Return the mask: True where the query of a row sees the key of a column. Bool. [T, T]."""
     total = nodes[-1].end
     mask = torch.zeros(total, total, dtype=torch.bool, device=device)
     for start, end, stop in nodes:

@@ -1,10 +1,14 @@
-"""Walk a token trie node by node with the model's own cache: for models that keep more of the past than keys.
+"""Run a token trie depth first with the model's own cache: for sliding windows, linear attention and state spaces.
 
-A node's tokens run after the cache that its parent left, so that any mixer goes that can be continued from what it
-caches: sliding windows, linear attention, state spaces, sinks. Nothing of the forward is kept. Backward, the walk is
-made again with a gradient, and a node goes back as soon as all below it has: what its children took over from its
-cache was cut off there, and their gradients of it are the node's own share. So never more than one path from root to
-leaf is held, at the price of a second forward. U predictions.
+Each node runs with the cache that its parent left. This works for every layer that can continue from its cache, also
+for attention sinks. It needs two forward passes:
+
+- The forward pass stores no activations.
+- The backward pass runs the forward again with gradients, and goes backward through a node as soon as all nodes below
+  it are done. A child uses a detached copy of its parent's cache; its gradient with respect to that copy is added to
+  the parent's backward.
+
+So at most one path from the root to a leaf is in memory. U predictions.
 """
 
 from __future__ import annotations
@@ -28,18 +32,20 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Dfs:
-    """The model's own forward over one node after the other.
+    """Attention method that calls the model's own forward for one node after the other.
 
-    The backward pass adds to the parameters' `grad` itself, so a loss must be taken back by `backward()`, not by
-    `torch.autograd.grad`.
+    The backward pass adds to the parameters' `grad` itself. Call `backward()` on the loss; `torch.autograd.grad` does
+    not see these gradients.
     """
 
     name: str = "dfs"
     merges = True
 
     def logprobs(self, network: Network, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the batch's predictions. [U] each."""
+        """Return log-probabilities and entropies of the batch's predictions. [U] each."""
         walk = _Walk(network, batch, tuple(_segments(batch.trie.nodes)))
+        # Autograd calls a function's backward only if one of its tensor inputs requires a gradient. The weights are
+        # not inputs here, so a dummy scalar stands for them.
         trained = torch.is_grad_enabled() and any(one.requires_grad for one in network.model.parameters())
         anchor = torch.zeros((), device=batch.ids.device, requires_grad=trained)
         logprobs, entropies = _Logprobs.apply(anchor, walk)  # type: ignore[no-untyped-call]  # autograd's own
@@ -47,26 +53,30 @@ class Dfs:
 
 
 class _Segment(NamedTuple):
-    """What is run at once: a node, as a rule."""
+    """Tokens of one forward call: a node of the trie, except for nodes of a single token (see `_segments`)."""
 
     head: int | None
-    """Place of a token that is run before the node's own, as it is a node by itself."""
+    """Place of the parent's single token, which runs in front of this node's own tokens; None as a rule."""
     start: int
     end: int
     stop: int
-    """End of everything below it."""
+    """End of all nodes below it."""
     lone: bool
-    """It is one token after a cache, which is run twice, so that there are two."""
+    """True for a leaf of one token after a cache. The token is repeated, so that the call has two tokens."""
 
     def ids(self, batch: MicroBatch) -> Tensor:
-        """[1, tokens]."""
+        """Return the token ids of the call. [1, tokens]."""
         own = batch.ids[self.start : self.end]
         if self.head is not None:
             own = torch.cat((batch.ids[self.head : self.head + 1], own))
         return (own.repeat(2) if self.lone else own)[None]
 
     def wanted(self, batch: MicroBatch) -> slice:
-        """Its predictions; the head's are made where it stands right before the node."""
+        """Return the range of the predictions that this segment scores.
+
+        Several children may run the same head. Only the child right after the head scores the head's predictions, so
+        that each prediction is scored once.
+        """
         first = self.start - (self.head == self.start - 1)
         borders = torch.tensor([first, self.end], device=batch.ids.device)
         low, high = torch.searchsorted(batch.predictions.place, borders).tolist()
@@ -74,12 +84,13 @@ class _Segment(NamedTuple):
 
 
 def _segments(nodes: Sequence[Node]) -> Iterator[_Segment]:
-    """The nodes in their order, none of one token alone after a cache.
+    """Yield the nodes depth first, so that no call has a single token after a cache.
 
-    There models take a decoding kernel, which need not have a backward: such a node is run at the head of each of
-    its children, and where it has none, its token twice.
+    For such a call models switch to a decoding kernel, which need not have a backward pass. A node of one token
+    therefore runs in front of each of its children. Without children its token is repeated.
     """
-    above: list[tuple[int, int | None]] = []  # stop, and place of the token that is left to the children
+    # (stop, place of the single token that is left to the children) of each node on the current path.
+    above: list[tuple[int, int | None]] = []
     for start, end, stop in nodes:
         while above and above[-1][0] <= start:
             above.pop()
@@ -92,14 +103,14 @@ def _segments(nodes: Sequence[Node]) -> Iterator[_Segment]:
 
 @attrs.frozen(eq=False)
 class _Walk:
-    """A micro-batch on its way through the model."""
+    """Forward and backward passes of one micro-batch, over its segments in depth-first order."""
 
     network: Network
     batch: MicroBatch
     segments: tuple[_Segment, ...]
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of all predictions. [U] each, without a gradient."""
+        """Return log-probabilities and entropies of all predictions. [U] each, without a gradient."""
         scores, above = [], list[_Step]()
         for segment in self.segments:
             while above and above[-1].segment.stop <= segment.start:
@@ -111,8 +122,13 @@ class _Walk:
         return torch.cat(logprobs), torch.cat(entropies)
 
     def backward(self, to_scores: Sequence[Tensor | None]) -> None:
-        """Add the gradient of all that is trained to its `grad`, from that of log-probs and entropies, [U] each."""
+        """Add each trained parameter's gradient to its `grad`.
+
+        `to_scores`: gradients of the loss with respect to log-probabilities and entropies, [U] each.
+        """
         above: list[_Step] = []
+        # The segments come depth first: when the next one starts at or after a step's `stop`, all below that step is
+        # done, and its gradient is complete.
         for segment in self.segments:
             while above and above[-1].segment.stop <= segment.start:
                 above.pop().backward(to_scores)
@@ -121,7 +137,7 @@ class _Walk:
             above.pop().backward(to_scores)
 
     def _run(self, segment: _Segment, parent: _Step | None, take: Callable[[Tensor], Tensor]) -> _Step:
-        """Run a segment after what its parent left, each state of which is looked at through `take`."""
+        """Run a segment with its parent's cache; `take` (`_shared` or `_cut_off`) is applied to each cached state."""
         network, batch = self.network, self.batch
         taken: list[Tensor] = []
 
@@ -133,7 +149,7 @@ class _Walk:
         ids, chosen = segment.ids(batch), segment.wanted(batch)
         wanted = batch.predictions
         place = wanted.place[chosen] - segment.start + (segment.head is not None)
-        # a sequence that nothing branches off is run as ever
+        # A sequence without branches needs no cache: nothing continues from it.
         cached = {} if parent is None and segment.stop == segment.end else network.cached(past)
         states = network.states(ids, torch.zeros_like(place), place, **cached)
         if len(place):
@@ -146,22 +162,27 @@ class _Walk:
 
 @attrs.frozen(eq=False)
 class _Step:
-    """A segment that was run."""
+    """Segment after its forward call, with everything that its backward needs."""
 
     segment: _Segment
     chosen: slice
+    """Range of its predictions."""
     scores: tuple[Tensor, Tensor]
+    """Log-probabilities and entropies of its predictions."""
     past: Past
     parent: _Step | None
     taken: list[Tensor]
-    """The parent's states, as they were gone on from."""
+    """Copies of the parent's cached states that this segment continued from."""
     left: list[Tensor]
-    """States for the children."""
+    """Cached states that the children continue from; empty without children."""
     to_left: list[Tensor | None]
-    """Sum of the children's gradients of them."""
+    """Gradient with respect to each of `left`, summed over the children that are done."""
 
     def backward(self, to_scores: Sequence[Tensor | None]) -> None:
-        """Take back this segment, below which all has been."""
+        """Go backward through this segment and add its gradients to the parent's `to_left`.
+
+        Call it after the backward of all segments below.
+        """
         gradients = [None if one is None else one[self.chosen] for one in to_scores]
         pairs = [*zip(self.scores, gradients, strict=True), *zip(self.left, self.to_left, strict=True)]
         used = [(output, gradient) for output, gradient in pairs if gradient is not None and output.requires_grad]
@@ -187,7 +208,7 @@ def _cut_off(state: Tensor) -> Tensor:
 
 
 class _Logprobs(torch.autograd.Function):
-    """The walk as one function; `anchor` is there to have something with a gradient."""
+    """Autograd function of the whole walk. `anchor` makes autograd call its backward, and has no other use."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, walk: _Walk) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
-"""Attention over a token trie in one FlexAttention kernel, for CUDA: a key knows how far it is seen, no mask is built.
+"""Attention over a token trie with one FlexAttention kernel, for CUDA; no T x T mask is built.
 
-A query at place q sees the key at place k where k <= q < `stop` of k's node. Which blocks of 128 x 128 that makes
-empty, whole or mixed follows from the least and the largest `stop` of each block of keys, so the block mask of T
-tokens costs (T / 128)^2, once for a micro-batch and not for each layer. FlexAttention has no backward on a CPU: there
-the forward alone can be had, to be tested.
+A query at place q sees the key at place k where k <= q < `stop` of k's node. The smallest and largest `stop` of each
+block of keys tell which 128 x 128 blocks are empty, full or partial. So the block mask of T tokens costs (T / 128)^2,
+once per micro-batch instead of once per layer. FlexAttention has no backward on CPU; there only the forward runs, for
+tests.
 """
 
 from __future__ import annotations
@@ -23,35 +23,39 @@ if TYPE_CHECKING:
 
 BLOCK = 128
 _SIZES = 8
-"""Lengths between a power of two and the next, so that few kernels are compiled and at most a ninth is padding."""
+"""Number of padded lengths between a power of two and the next: few kernels are compiled, and at most a ninth of a
+length is padding."""
 _MOST_SIZES = 128
-"""Lengths that kernels are compiled for, up to 16 million tokens; a limit of torch's that must not be met."""
+"""Recompile limit passed to torch. It covers every padded length up to 16 million tokens; it must not be reached."""
 
 
 def padded(tokens: int) -> int:
-    """Tokens after padding: whole blocks, in few different lengths."""
+    """Return the padded length in tokens: whole blocks, rounded up to one of few lengths."""
     blocks = -(-tokens // BLOCK)
     step = 1 << max(0, (blocks - 1).bit_length() - _SIZES.bit_length())
     return -(-blocks // step) * step * BLOCK
 
 
 def flex(nodes: Sequence[Node], device: torch.device) -> Callable[..., Tensor]:
-    """Make the kernel of a micro-batch: query [1, Hq, T, D], key and value [1, Hk, T, D], scale -> [1, Hq, T, D].
+    """Return the kernel of a micro-batch: query [1, Hq, T, D], key and value [1, Hk, T, D], scale -> [1, Hq, T, D].
 
-    T is `padded`; the tokens that are too many see but themselves.
+    T is the length after `padded`. A padding token sees only itself.
     """
     return partial(_attend, block_mask(nodes, device))
 
 
 def block_mask(nodes: Sequence[Node], device: torch.device) -> BlockMask:
-    """Which blocks of queries see which blocks of keys, and the predicate for where they see part of them."""
+    """Return the block mask: full and partial blocks, and the predicate that FlexAttention applies in partial ones."""
     total = nodes[-1].end
+    # A padding token is its own node: `stop` is its place + 1.
     stop = torch.arange(1, padded(total) + 1, device=device)
     lengths = torch.tensor([node.end - node.start for node in nodes], device=device)
     stop[:total] = torch.tensor([node.stop for node in nodes], device=device).repeat_interleave(lengths)
     blocks = stop.view(-1, BLOCK)
     start = torch.arange(0, len(stop), BLOCK, device=device)[:, None]
     before = start > start.T
+    # Rows are blocks of queries, columns blocks of keys. A block is full if even its key with the smallest `stop` is
+    # seen by the last query. Diagonal blocks are partial: they are causal inside.
     whole = before & (blocks.amin(1) >= start + BLOCK)
     mixed = (before & (blocks.amax(1) > start) & ~whole) | (start == start.T)
 
@@ -63,7 +67,10 @@ def block_mask(nodes: Sequence[Node], device: torch.device) -> BlockMask:
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries has, and which, before all others. [1, 1, B], [1, 1, B, B]."""
+    """Return counts [1, 1, B] and indices [1, 1, B, B] of the chosen key blocks of each query block.
+
+    FlexAttention's format: the chosen blocks come first in each row, in rising order.
+    """
     order = chosen.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return chosen.sum(1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 

@@ -1,4 +1,4 @@
-"""What a model keeps of the tokens it has seen, to go on from several times, with a gradient or without."""
+"""Model cache that several branches of a trie continue from, with or without gradients; used by `dfs`."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ _CONTINUED = frozenset(
         caches.DummyLayer,
     }
 )
-"""What a layer may keep: whether others are right past their first few tokens, no short trial can tell."""
+"""Cache layers of transformers that `dfs` supports. Others are refused, because the short trial in `choice` cannot show
+whether they are right beyond their first few tokens."""
 
 
 def unknown_states(network: Network) -> str | None:
-    """Which of the model's layers keep what a node cannot be trusted to go on from; None where all can."""
+    """Return the reason why the model's cache is not supported, with the names of its layers; None if it is."""
     kinds = {type(layer) for layer in Past(config=network.model.config).layers} - _CONTINUED
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
     return f"it keeps its past in {names}" if kinds else None
 
 
 class Past(caches.DynamicCache):
-    """A cache whose updates never write into the tensors that it was given: others, or a backward, still read them."""
+    """Cache whose updates never write into tensors that it took from its parent.
+
+    Sibling branches and the backward pass still read those tensors.
+    """
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **others: Any) -> Tensor:
-        """Take over the newest inputs of a convolution."""
+        """Store the newest inputs of a convolution."""
         self._renew("conv_states", layer_idx, state_idx)
         updated: Tensor = super().update_conv_state(conv_states, layer_idx, state_idx, **others)
         return updated
@@ -47,25 +51,26 @@ class Past(caches.DynamicCache):
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **others: Any
     ) -> Tensor:
-        """Take over a state after its last token."""
+        """Store a recurrent state after its last token."""
         self._renew("recurrent_states", layer_idx, state_idx)
         updated: Tensor = super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **others)
         return updated
 
     def _renew(self, name: str, layer_idx: int, state_idx: int) -> None:
+        # Transformers copies a new state into the tensor of the old one. A clone keeps the parent's tensor unchanged.
         held = getattr(self.layers[layer_idx], name)
         if held[state_idx] is not None:
             held[state_idx] = held[state_idx].clone()
 
     def passed_on(self, change: Callable[[Tensor], Tensor]) -> Past:
-        """Return a copy to go on from, with `change` of each state in the place of it."""
+        """Return a copy for a child, with `change` applied to each floating-point state."""
         child = copy.copy(self)
         child.layers = [_passed_on(layer, change) for layer in self.layers]
         return child
 
     @property
     def states(self) -> list[Tensor]:
-        """All that it holds, in the order in which `passed_on` goes over it."""
+        """All floating-point states, in the order in which `passed_on` visits them."""
         found: list[Tensor] = []
 
         def collect(state: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Attention over a token trie by one causal flash call per node: exact, without a mask, memory linear in the tokens.
+"""Attention over a token trie on CPU: one causal flash-attention call per node, exact, memory linear in the tokens.
 
-A node's keys are seen by its own tokens causally and by all that lies below it whole: the causal rectangle of
-queries [start, stop) and keys [start, end). What a token gets from the nodes on its path is merged by their
-log-sum-exps, as blocks are in flash attention (arXiv 2205.14135, section 3.1); backward, each rectangle's gradient
-is the stock kernel's with the merged output and log-sum-exp, as in ring attention (arXiv 2310.01889).
+A node's own tokens see its keys causally, and all tokens below it see all of them: the causal rectangle of queries
+[start, stop) and keys [start, end). A token's results from the nodes on its path are merged by their log-sum-exps, as
+flash attention merges blocks (arXiv 2205.14135, section 3.1). In the backward pass each rectangle's gradient comes from
+the stock kernel, called with the merged output and log-sum-exp, as in ring attention (arXiv 2310.01889).
 Hq query heads, Hk key heads, T tokens, D head width.
 """
 
@@ -25,7 +25,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward 
 
 
 def rectangles(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float) -> Tensor:
-    """Attend along every token's path. query [1, Hq, T, D], key and value [1, Hk, T, D] -> [1, Hq, T, D]."""
+    """Compute attention along every token's path. query [1, Hq, T, D], key and value [1, Hk, T, D] -> [1, Hq, T, D]."""
     output: Tensor = _Rectangles.apply(  # type: ignore[no-untyped-call]  # autograd's own signature
         query, key, value, nodes, scale
     )
@@ -35,8 +35,8 @@ def rectangles(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node],
 class _Rectangles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float) -> Tensor:
-        # models hand over views with the heads side by side; the kernel is up to 1.5 times as fast on heads by
-        # themselves, whose rows lie close together
+        # Models pass views in which the heads of a token lie side by side. On contiguous heads the kernel is up to
+        # 1.5 times as fast.
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         output: Tensor
         if len(nodes) == 1:
@@ -66,7 +66,9 @@ class _Rectangles(torch.autograd.Function):
                 True,
                 scale=ctx.scale,
             )
-            if start >= covered:  # a root, the first to be seen by what is below it
+            # `to_query` is uninitialised. Roots come first and cover all tokens below them, so a root writes and the
+            # other nodes add.
+            if start >= covered:
                 to_query[below] = part
                 covered = stop
             else:
@@ -75,12 +77,15 @@ class _Rectangles(torch.autograd.Function):
 
 
 def _side_by_side(heads: Tensor) -> Tensor:
-    """Room for gradients in the layout that the model computes in. [1, H, T, D], a view of [1, T, H, D]."""
+    """Allocate gradients in the model's own memory layout. [1, H, T, D], a view of [1, T, H, D]; not initialised."""
     return torch.empty_like(heads.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _merged(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float) -> tuple[Tensor, Tensor]:
-    """Output, and log-sum-exp of every token's scores. [1, Hq, T, D], [1, Hq, T]."""
+    """Return the output [1, Hq, T, D] and the log-sum-exp of every token's scores [1, Hq, T].
+
+    Both are accumulated in fp32, or fp64 for fp64 input.
+    """
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     output = torch.empty_like(query, dtype=wide)
     weight = query.new_empty(query.shape[:-1], dtype=wide)
@@ -94,7 +99,8 @@ def _merged(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], sc
             so_far_weight.copy_(part_weight)
             covered = stop
             continue
-        # two averages under their own weights: the share of the new one in both
+        # The softmax weights of two parts sum to exp(log-sum-exp) each; the new part's share of both is the sigmoid of
+        # the difference of the log-sum-exps.
         share = torch.sigmoid(part_weight - so_far_weight)[..., None]
         so_far.lerp_(part.to(wide), share)
         so_far_weight.copy_(torch.logaddexp(so_far_weight, part_weight))

@@ -1,4 +1,4 @@
-"""Every sequence by itself, in padded rows: right for any model, and nothing is merged.
+"""Run every sequence separately in padded rows: right for any model, but shared prefixes are computed repeatedly.
 
 B rows of W tokens, U predictions.
 """
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from agentrl_core.training.network import Network
 
 _PADDED = 1.25
-"""Tokens of a forward at most, in multiples of those that are not padding."""
+"""Largest size of a padded batch, as a multiple of its real tokens: at most a fifth is padding."""
 
 
 @attrs.frozen(eq=False)
 class Rows:
-    """The model's own attention over the sequences of a micro-batch, whatever it is."""
+    """Attention method that runs the model's own attention over each sequence of a micro-batch."""
 
     name: str = "rows"
     merges = False
 
     def logprobs(self, network: Network, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the batch's predictions. [U] each."""
+        """Return log-probabilities and entropies of the batch's predictions. [U] each."""
         wanted = batch.predictions
         states, chosen = [], []
         for rows in _parts(batch, single=network.head is None):
@@ -38,12 +38,13 @@ class Rows:
             if len(own):
                 states.append(_states(network, batch, rows, own))
                 chosen.append(own)
-        place = torch.cat(chosen).argsort()  # back into the order of the predictions
+        # Rows were sorted by length; the scores go back into the order of the predictions.
+        place = torch.cat(chosen).argsort()
         return network.score(torch.cat(states)[place], wanted.token, wanted.temperature)
 
 
 def _states(network: Network, batch: MicroBatch, rows: Sequence[int], own: Tensor) -> Tensor:
-    """Run over some of the sequences; the states of the predictions `own` on them."""
+    """Run the sequences `rows`; return the hidden states of the predictions `own`. [predictions, H]."""
     wanted = batch.predictions
     width = max(batch.trie.lengths[row] for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long, device=batch.ids.device)
@@ -51,12 +52,12 @@ def _states(network: Network, batch: MicroBatch, rows: Sequence[int], own: Tenso
     for index, row in enumerate(rows):
         ids[index, : batch.trie.lengths[row]] = torch.tensor(batch.trie.sequence(row), device=ids.device)
         number[row] = index
-    # padded on the right, so causal attention needs no mask
+    # Padding is on the right, where causal attention never looks, so no mask is needed.
     return network.states(ids, number[wanted.row[own]], batch.positions[wanted.place[own]])
 
 
 def _parts(batch: MicroBatch, *, single: bool) -> list[list[int]]:
-    """Sequences of about equal length together, so that little is padding."""
+    """Group sequences of similar length, so that little is padding; `single` puts every sequence in its own part."""
     lengths = batch.trie.lengths
     parts: list[list[int]] = []
     real = 0

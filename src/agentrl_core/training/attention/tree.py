@@ -1,7 +1,8 @@
-"""One forward over a whole token trie: how its layout reaches the model's attention layers.
+"""Run a whole token trie in one forward pass, with a tree kernel (`rect`, `flex`, `dense`) as the model's attention.
 
-Transformers looks attention functions up by name; ours is `agentrl_tree`, and a forward hands it the layout as the
-model's keyword argument `tree`. No model is patched. T tokens.
+Transformers looks up attention functions by name. This module registers `agentrl_tree`; the forward passes the trie's
+layout as the keyword argument `tree`, which the model hands down to its attention layers. No model is patched.
+T tokens.
 """
 
 from __future__ import annotations
@@ -29,41 +30,43 @@ IMPLEMENTATION = "agentrl_tree"
 """Name of the attention function in transformers' registry."""
 
 _CHANGES_SCORES = ("softcap", "s_aux", "position_bias")
-"""Arguments with which a model changes what attention computes; none of ours knows them."""
+"""Arguments by which a model changes its attention scores. Our kernels do not support them, so they are refused."""
 
 
 class Kernel(Protocol):
-    """Attention along the paths of a trie: query [1, Hq, T, D], key and value [1, Hk, T, D] -> [1, Hq, T, D]."""
+    """Function that computes attention along the paths of a trie."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Compute it."""
+        """Compute attention: query [1, Hq, T, D], key and value [1, Hk, T, D] -> [1, Hq, T, D]."""
         ...
 
 
 @attrs.define(eq=False)
 class Tree:
-    """What the attention layers need to know of a micro-batch."""
+    """Layout of one micro-batch for the attention layers."""
 
     kernel: Kernel
     depth: int
     """Tokens of the longest sequence."""
     window: int | None = None
-    """Smallest sliding window that a layer asked for; filled by the forward."""
+    """Smallest sliding window that a layer asked for, in tokens; set during the forward pass."""
 
 
 @attrs.define(eq=False)
 class TreeAttention:
-    """Every token of the trie in one forward."""
+    """Attention method that runs every token of the trie in one forward pass."""
 
     name: str
+    """Kernel: `rect`, `flex` or `dense`."""
     longer: Attention
-    """What takes micro-batches whose sequences are longer than a sliding window."""
+    """Method for micro-batches with a sequence longer than the sliding window."""
     window: int | None = None
+    """Smallest sliding window of the model's layers in tokens; None while none is known."""
 
     merges = True
 
     def prepare(self, batch: MicroBatch) -> Kernel:
-        """Make the kernel for a micro-batch."""
+        """Return the kernel for a micro-batch."""
         nodes = batch.trie.nodes
         if self.name == "flex":
             return flex(nodes, batch.ids.device)
@@ -71,11 +74,12 @@ class TreeAttention:
         return lambda query, key, value, scale: attend(query, key, value, nodes, scale)
 
     def padded(self, tokens: int) -> int:
-        """Tokens that the kernel takes for so many."""
+        """Return the number of tokens after the kernel's padding."""
         return padded(tokens) if self.name == "flex" else tokens
 
     def logprobs(self, network: Network, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the batch's predictions. [U] each."""
+        """Return log-probabilities and entropies of the batch's predictions. [U] each."""
+        # The tree kernels have no window. As long as every sequence fits into it, a window changes nothing.
         if self.window is not None and batch.trie.depth > self.window:
             return self.longer.logprobs(network, batch)
         tree = Tree(self.prepare(batch), batch.trie.depth)
@@ -107,17 +111,23 @@ def _tree_attention(
     tree: Tree,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Follow transformers' protocol for attention functions."""
+    """Compute attention over the tree, with the signature that transformers expects of an attention function.
+
+    Raises `TrainingError` for arguments that the kernels do not support.
+    """
     unknown = [name for name in _CHANGES_SCORES if others.get(name) is not None]
     unknown += ["a mask"] * (attention_mask is not None) + ["dropout"] * (dropout > 0)
     if unknown:
-        raise TrainingError(f"{type(module).__name__} attends with {', '.join(unknown)}, for which no tree is made")
+        raise TrainingError(
+            f"{type(module).__name__} uses {', '.join(unknown)} in its attention, which attention over a tree does not "
+            "support"
+        )
     if sliding_window is not None:
         tree.window = min(sliding_window, tree.window or sliding_window)
         if tree.depth > sliding_window:
             raise TrainingError(
-                f"{type(module).__name__} has a sliding window of {sliding_window} tokens, a sequence {tree.depth}; "
-                "attention over a tree has no window"
+                f"{type(module).__name__} has a sliding window of {sliding_window} tokens, but a sequence has "
+                f"{tree.depth}; attention over a tree supports no window"
             )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return tree.kernel(query, key, value, scale).transpose(1, 2).contiguous(), None
