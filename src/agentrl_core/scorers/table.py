@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
     from agentrl_core.plugins.registry import Registry
 
-PACKAGES: Mapping[str, str] = {
-    "agentcpm": "agentrl-judge", "code": "agentrl-code", "judge": "agentrl-judge", "math": "agentrl-math",
-}  # fmt: skip
-"""Name of a scorer -> package of this project that has it, for the advice to install the package."""
 Places = Callable[[str], Callable[[str], str]]
 """Function from the dotted key of a section to a function from an option's name to its place in the config.
 

@@ -18,21 +18,10 @@ if TYPE_CHECKING:
 _Check = Callable[[Any], None]
 
 
-def needs_pytest(entry: Entry) -> bool:
-    """Return whether the checks of a component need packages that only the extra `testing` installs."""
-    return entry.kind in _CHECKS and entry.kind not in _WITHOUT_PYTEST
-
-
-def can_test() -> bool:
-    """Return whether the packages of the extra `testing` are installed."""
-    return all(find_spec(name) is not None for name in ("pytest", "hypothesis"))
-
-
 def component_problems(entry: Entry, registry: Registry) -> list[str]:
     """Return the problem that the checks of its kind find in a component, as at most one line.
 
-    A component that cannot be built without options is not checked, and neither is one whose checks need pytest if
-    pytest is not installed. Their package's own tests must check them.
+    A component that cannot be built without options is not checked: its package's own tests must do that.
     """
     check = _CHECKS.get(entry.kind)
     if check is None:
@@ -108,8 +97,6 @@ def _command(command: Any) -> None:
     check_command(command)
 
 
-_WITHOUT_PYTEST = frozenset({"scorers"})
-"""Kinds whose checks need only the core package."""
 _CHECKS: Mapping[str, _Check] = {
     "advantages": _advantage,
     "commands": _command,
