@@ -60,8 +60,8 @@ _TEMPLATE_MARKS = re.compile(
 )
 """Positions in texts that have the shape of a special token of a chat template. A space there breaks the token up.
 
-Servers of open models may read them as tokens, in user text too. They are found by shape, not by name, because every family
-of models has its own names.
+Servers of open models may read them as tokens, in user text too. They are found by shape, not by name, because every
+family of models has its own names.
 """
 
 
