@@ -175,7 +175,7 @@ def test_a_judge_that_says_nothing_is_given_up_in_time(judged):
     assert reasons(error) == "judge_timeout"
     assert "timeout_s = 0.1 s" in str(error)
     (call,) = error.details["judge"]["calls"]
-    assert call["error"].startswith("given up: ")
+    assert call["error"].startswith("cancelled: ")
     assert call["seconds"] < 5
     assert time.monotonic() - began < 5
 

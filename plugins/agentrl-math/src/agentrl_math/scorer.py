@@ -45,7 +45,7 @@ class Math:
     def check_task(self, task: Task) -> None:
         """Raise ValueError if the task's answer is empty."""
         if task.answer is not None and not task.answer.strip():
-            raise ValueError("answer: expected a mathematical text, found an empty one")
+            raise ValueError("answer: expected mathematics, found an empty text")
 
     async def __call__(self, request: ScoreRequest) -> float:
         """Return 1 or 0. Raises `EpisodeError` for no score, if the comparison reached a limit."""
