@@ -80,6 +80,7 @@ class ClaudeAgentWorkflow:
 
     def _for_episode(self, folder: str) -> ClaudeAgentOptions:
         here = workflow_context.get()
+        # Later entries take precedence: the agent's own `env` over the defaults, the session over the agent's `env`.
         env = {
             "CLAUDE_CONFIG_DIR": folder,
             **QUIET,

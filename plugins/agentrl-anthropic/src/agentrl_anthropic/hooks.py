@@ -34,6 +34,7 @@ def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
     from agentrl_core.rollout.adapting.called_object import holds_client
 
     made: Any = None
+    # Compared by name, so that agents of other frameworks do not cause an import of the SDK.
     if (type(agent).__module__.partition(".")[0], type(agent).__name__) == ("claude_agent_sdk", "ClaudeAgentOptions"):
         from agentrl_anthropic.claude_agent import ClaudeAgentWorkflow
 

@@ -37,6 +37,7 @@ def adapt(
 
     if not isinstance(agent, ChatAgent):
         return None
+    # Again, because no worker has called it if CAMEL is installed together with agentrl.
     prepare()
     return CamelWorkflow(factory or (lambda: _reset(agent)), **options)
 

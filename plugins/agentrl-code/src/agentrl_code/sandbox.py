@@ -152,6 +152,7 @@ class Sandboxes:
             # Two tries: the helper process may have been killed since the last run.
             for _ in range(2):
                 try:
+                    # Descriptors travel only together with data, so there is one byte of it.
                     socket.send_fds(self._started(), [b"!"], descriptors)
                 except OSError:
                     self._stop()

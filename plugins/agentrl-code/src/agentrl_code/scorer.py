@@ -57,7 +57,7 @@ class Code:
     output_kb: int = field(default=256, validator=validators.gt(0))
     """Largest output of each test."""
     packages: bool = False
-    """Whether programs may import the packages installed in agentrl's environment, such as numpy."""
+    """Permission for programs to import the packages installed in agentrl's environment, such as numpy."""
     isolation: Literal["auto", "full", "confined", "limits"] = "auto"
     needs_reference: ClassVar[bool] = False
 
@@ -65,7 +65,7 @@ class Code:
         """Raise ValueError if the task has no sound tests."""
         read_tests(task.data)
 
-    async def check(self, *, gateway_url: str | None) -> Sequence[str]:  # noqa: ARG002 - every scorer's check is told
+    async def check(self, *, gateway_url: str | None) -> Sequence[str]:  # noqa: ARG002 - all scorers' checks get it
         """Return warnings about weak isolation. Raises ConfigError if the machine does not allow the level."""
         level, why = await self._level()
         if self.isolation == "auto" and why:

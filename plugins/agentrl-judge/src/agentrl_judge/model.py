@@ -53,7 +53,7 @@ class CallError(Exception):
         super().__init__(message)
         self.kind: Failure = kind
         self.again = again
-        """Whether a retry with the same model may succeed."""
+        """True if a retry with the same model may succeed."""
         self.wait_s = wait_s
         """Seconds to wait before the retry, as the server asked for; 0 if it did not."""
 
@@ -220,6 +220,7 @@ class JudgeModel:
                     body = await reply.read(_LARGEST_BYTES)
                     return _Answer(status=reply.status, headers=reply.headers, body=body)
         except TimeoutError as error:
+            # Only this call's own limit counts against the model.
             if not limit.expired():
                 raise
             raise CallError("timeout", f"no reply within {timeout_s:g} s", again=True) from error

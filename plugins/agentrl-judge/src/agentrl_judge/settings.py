@@ -167,6 +167,7 @@ def _read_model(node: Node, problems: list[Problem], *, keys_in_file: bool) -> M
         "output_price": amount,
     }
     found = read_section(node, readers, problems)
+    # Reported only without other mistakes: the key may be there, with a wrong value or a misspelled name.
     missing = [key for key in ("base_url", "model") if key not in (node.value if isinstance(node.value, dict) else ())]
     if len(problems) == before and missing:
         problems.append(Problem(node.place, f"the model has no {' and no '.join(missing)}"))

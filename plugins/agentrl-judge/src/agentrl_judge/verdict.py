@@ -61,6 +61,7 @@ def read_verdict(reply: str, scale: Scale) -> Opinion:
     count, because it may be a quotation of the answer.
     """
     text = reply.strip()
+    # The last end tag counts, because the thoughts may quote one together with a verdict.
     if text.startswith("<think>"):
         text = text.rpartition("</think>")[2].strip()
     if fenced := _FENCE.fullmatch(text):

@@ -26,6 +26,7 @@ def register_adapters(register: Register[Any]) -> None:
 @hookimpl
 def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
     """Wrap a LangChain `Runnable`, which includes compiled LangGraph graphs; compile a `StateGraph` first."""
+    # Compared by name, so that agents of other frameworks do not cause an import of LangChain.
     modules = {base.__module__.partition(".")[0] for base in type(agent).__mro__}
     if not modules & {"langchain_core", "langgraph"}:
         return None

@@ -75,6 +75,7 @@ def install() -> None:
                 f"{version('langchain-core')}, which has no BaseChatModel.{missing[0]}; fix: install a version of "
                 "langchain-core that this package supports, or a newer agentrl-langchain"
             )
+        # The list grows while it is iterated, until it holds all subclasses.
         classes: list[Any] = [root]
         for chat_model in classes:
             classes.extend(chat_model.__subclasses__())
@@ -89,6 +90,7 @@ def _redirect(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def answer(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
         # Not a coroutine function: the result, a coroutine or an iterator is returned as it is.
+        # A stand-in is a chat model too, and its own calls must not be redirected again.
         episode = _episode.get()
         if episode is None or isinstance(self, PolicyChatModel):
             return original(self, *args, **kwargs)

@@ -33,7 +33,7 @@ class Math:
     precision: int = field(default=6, validator=validators.ge(0))
     """Decimal places to which numbers are rounded."""
     strict: bool = True
-    """Whether the names of variables count, so that `x = 1` and `y = 1` differ."""
+    """If true, the names of variables count: `x = 1` and `y = 1` differ."""
     timeout_s: float = field(default=10.0, validator=validators.gt(0))
     """Time limit of one comparison."""
     memory_mb: int = field(default=1024, validator=validators.gt(0))
@@ -53,6 +53,7 @@ class Math:
         # A whole reply is a derivation; its result stands in the last \boxed{…} or at the end.
         if request.answer_from == "reply":
             answer = extract_answer(answer, "boxed").strip() or answer[-_LONGEST:]
+        # Equal texts need no worker process.
         if any(answer == reference.strip() for reference in expected):
             return 1.0
         if not answer or len(answer) > _LONGEST:

@@ -28,6 +28,7 @@ def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
     """Wrap an `agents.Agent`, or a callable object that holds an `OpenAI` or `AsyncOpenAI` client."""
     from agentrl_core.options import construct
 
+    # Compared by name, so that agents of other frameworks do not cause an import of the SDK.
     if any((base.__module__, base.__name__) == ("agents.agent", "Agent") for base in type(agent).__mro__):
         from agentrl_openai.agents_workflow import AgentsWorkflow
 

@@ -44,6 +44,7 @@ def adapt(
 
     if not isinstance(agent, AgentBase):
         return None
+    # Again, because no worker has called it if OpenHands is installed together with agentrl.
     prepare()
     return OpenHandsWorkflow(factory or (lambda: _copy(agent)), **options)
 

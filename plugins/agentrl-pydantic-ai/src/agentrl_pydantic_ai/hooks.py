@@ -25,6 +25,7 @@ def register_adapters(register: Register[Any]) -> None:
 @hookimpl
 def adapt_agent(agent: object, options: Mapping[str, Any], base_dir: Path | None) -> Workflow | None:
     """Wrap a Pydantic AI agent, including agents that wrap another one."""
+    # Compared by name, so that agents of other frameworks do not cause an import of Pydantic AI.
     if "pydantic_ai" not in {base.__module__.partition(".")[0] for base in type(agent).__mro__}:
         return None
     from pydantic_ai.agent import AbstractAgent

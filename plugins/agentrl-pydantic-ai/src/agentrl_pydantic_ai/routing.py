@@ -88,6 +88,7 @@ def install() -> None:
                 f"{version('pydantic-ai-slim')}, which has no Model.{missing[0]}; fix: install a version of "
                 "pydantic-ai that this package supports, or a newer agentrl-pydantic-ai"
             )
+        # The list grows while it is iterated, until it holds all subclasses.
         classes: list[Any] = [root]
         for model_class in classes:
             classes.extend(model_class.__subclasses__())
@@ -102,6 +103,7 @@ def _redirect(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def answer(self: Model[Any], *args: Any, **kwargs: Any) -> Any:
         # Not a coroutine function: the result, a coroutine or a context manager is returned as it is.
+        # A stand-in is a model too, and its own calls must not be redirected again.
         route = _route.get()
         if route is None or isinstance(self, PolicyModel):
             return original(self, *args, **kwargs)

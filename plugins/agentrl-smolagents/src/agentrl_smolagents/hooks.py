@@ -27,6 +27,7 @@ def adapt_agent(
     agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None, base_dir: Path | None
 ) -> Workflow | None:
     """Wrap a multi-step agent of smolagents; each record gets a new one from `factory`, or a copy without one."""
+    # Compared by name, so that agents of other frameworks do not cause an import of smolagents.
     if "smolagents" not in {base.__module__.partition(".")[0] for base in type(agent).__mro__}:
         return None
     from smolagents import MultiStepAgent

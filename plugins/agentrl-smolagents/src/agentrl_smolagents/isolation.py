@@ -43,6 +43,7 @@ def silence(agent: MultiStepAgent) -> None:
 
 
 def _copied(found: Any, agent: MultiStepAgent) -> Any:
+    # `deepcopy` takes an object from `memo` instead of copying it: models stay shared, loggers are replaced.
     memo: dict[int, Any] = {}
     for kept in _reachable(agent):
         if isinstance(kept, Model):

@@ -37,6 +37,7 @@ class PolicyModel(OpenAIModel):
         note: Callable[[Exception | None], None],
     ) -> None:
         self._note = note
+        # Set before the base class's constructor, which calls `create_client`.
         self._client = OpenAI(
             base_url=f"{episode.base_url}/v1", api_key=episode.api_key, http_client=http_client, max_retries=0
         )

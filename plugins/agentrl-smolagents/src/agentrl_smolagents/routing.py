@@ -109,6 +109,7 @@ def install() -> None:
 
 
 def _patch_tree(root: type, names: tuple[str, ...], patch: Callable[[str, Callable[..., Any]], Any]) -> None:
+    # The list grows while it is iterated, until it holds all subclasses.
     classes = [root]
     for one in classes:
         classes.extend(one.__subclasses__())
@@ -123,6 +124,7 @@ def _redirect(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def answer(self: Model, *args: Any, **kwargs: Any) -> Any:
         # Not a generator function: the result, a message or a generator is returned as it is.
+        # A stand-in is a model too, and its own calls must not be redirected again.
         route = _route.get()
         if route is None or isinstance(self, PolicyModel):
             return original(self, *args, **kwargs)

@@ -44,7 +44,7 @@ def judge(test: str, descriptor: int) -> int:
         why = "" if passed else "the test never used the answer"
     except RefusedError:
         pass  # the reason is in `answer.refusal`
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the test did not pass
+    except BaseException as error:  # noqa: BLE001 - any error means that the test did not pass
         why = _one_line(error)
     sys.stdout.flush()
     # The verdict must not depend on `why` being empty: an answer can raise an exception whose class has no name and

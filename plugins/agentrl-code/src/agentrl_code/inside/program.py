@@ -62,7 +62,7 @@ def _ended(run: Callable[[], object]) -> int:
         run()
     except SystemExit as error:
         code = _exit_code(error)
-    except BaseException:  # noqa: BLE001 - whatever a program raises
+    except BaseException:  # noqa: BLE001 - a program may raise anything
         traceback.print_exc()
         code = 1
     try:
@@ -116,7 +116,7 @@ class _Server:
     def serve(self, program: str) -> None:
         try:
             self._functions = {**self._functions, "module": _constant(_execute(program, "answer"))}
-        except BaseException as error:  # noqa: BLE001 - the test is told
+        except BaseException as error:  # noqa: BLE001 - the test gets the error
             # A program that cannot be loaded answers the test's first request with its error.
             self._channel.receive()
             self._channel.send({"x": self._error(error)})
@@ -145,7 +145,7 @@ class _Server:
             function = self._function(request["f"])
             try:
                 reply = {"v": self._encoder(given).encode(function(*args, **options))}
-            except BaseException as error:  # noqa: BLE001 - the test is told
+            except BaseException as error:  # noqa: BLE001 - the test gets the error
                 reply = {"x": self._error(error)}
             after = {number: self._encoder(given).contents(value) for number, value in given.items()}
         except BaseException as error:  # noqa: BLE001 - values that cannot be sent
@@ -163,6 +163,7 @@ class _Server:
         """Return the handle by which a test refers to an object of the program's own."""
         if isinstance(value, type) and issubclass(value, BaseException):
             return self._kinds(value)
+        # Objects are kept until the end, so that their ids are not used again while the test has their handles.
         if id(value) not in self._handles:
             self._handles[id(value)] = len(self._objects)
             self._objects.append(value)

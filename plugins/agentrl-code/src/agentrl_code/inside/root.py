@@ -51,6 +51,7 @@ def enter_own_root(libc: ctypes.CDLL, sources: Sequence[Source], size_mb: int) -
         if not is_folder:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
         _mount(libc, f"/proc/self/fd/{source}", target, None, _MS_BIND | _MS_REC)
+        # A second call, because a new bind mount ignores a read-only flag.
         if path not in DEVICES:
             _make_read_only(libc, target, _AT_RECURSIVE)
         os.close(source)
@@ -60,6 +61,7 @@ def enter_own_root(libc: ctypes.CDLL, sources: Sequence[Source], size_mb: int) -
     os.mkdir(f"{_BASE}/old")
     _checked(libc.syscall(_PIVOT_ROOT[platform.machine()], _BASE.encode(), f"{_BASE}/old".encode()), "pivot_root")
     os.chdir(HOME)
+    # The machine's own files are still mounted below the new root; they go here.
     _checked(libc.umount2(b"/old", _MNT_DETACH), "umount2")
     os.rmdir("/old")
     _make_read_only(libc, "/", 0)

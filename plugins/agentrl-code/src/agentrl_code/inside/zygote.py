@@ -100,7 +100,7 @@ def _sandbox(trainer: socket.socket, channel: list[int]) -> NoReturn:
             _send(trainer, {"refused": str(error)})
     except BrokenPipeError:  # the trainer has given up this run
         pass
-    except BaseException:  # noqa: BLE001 - nobody is above; the trainer sees that there is no report
+    except BaseException:  # noqa: BLE001 - this process ends here; the trainer finds that there is no report
         traceback.print_exc()
     finally:
         os._exit(0)
@@ -151,6 +151,7 @@ def _input(job: Mapping[str, Any]) -> int:
         written = os.memfd_create("input")
         with open(written, "wb", closefd=False) as file:
             file.write(data)
+        # Opened again by its path, because the first descriptor of a memfd is writable.
         reading = os.open(f"/proc/self/fd/{written}", os.O_RDONLY)
         os.close(written)
         return reading
@@ -176,7 +177,7 @@ def _be_the_program(job: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
         os.environ.update({"HOME": home, "TMPDIR": home})
         sys.path.extend(job["packages"])
         confine.confine(job)
-    except BaseException as error:  # noqa: BLE001 - nobody is above; the trainer is told
+    except BaseException as error:  # noqa: BLE001 - this process ends here; the trainer gets the error
         os.write(_READY, (str(error) or type(error).__name__).encode()[:1000])
         os._exit(1)
     os.write(_READY, b"\0")
