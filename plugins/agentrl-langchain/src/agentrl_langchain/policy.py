@@ -163,7 +163,7 @@ def _blocking_client() -> httpx2.Client:
         return httpx2.Client(verify=ssl_context(), trust_env=False)  # no proxy leads to this machine
     raise RuntimeError(
         "a synchronous LLM call (`invoke`, `stream`, `batch`) on the thread of an event loop would stop all "
-        "episodes; fix: await `ainvoke` or `astream`, or make the node a plain function, which LangGraph runs on "
+        "episodes; fix: await `ainvoke` or `astream` there, or make the node a plain function, which LangGraph runs on "
         "its own thread"
     )
 
