@@ -98,7 +98,7 @@ def test_a_config_names_the_options_or_their_factory(world, tmp_path):
 def test_wrong_options_are_refused_before_anything_runs(options):
     with pytest.raises(ConfigError, match=r"workflow.options.max_turn: unknown field of ClaudeAgentOptions"):
         ClaudeAgentWorkflow(options={"max_turn": 3})
-    with pytest.raises(ConfigError, match="name one or the other"):
+    with pytest.raises(ConfigError, match="set only one of them"):
         ClaudeAgentWorkflow(options, options={})
 
 

@@ -36,7 +36,7 @@ def test_it_imports_nothing_heavy():
         ("from agentrl_areal.api.cli_args import GRPOConfig", "agentrl config show"),
         ("from agentrl_areal.workflow import VisionRLVRWorkflow", "show no images"),
         ("from agentrl_areal.utils.hf_utils import load_hf_processor_and_tokenizer", "use load_hf_tokenizer"),
-        ("from agentrl_areal.utils.logging import setup_file_logging", "keeps its log in its folder"),
+        ("from agentrl_areal.utils.logging import setup_file_logging", "writes its log to its run directory"),
         ("from agentrl_areal.experimental.openai import ArealOpenAI", r"openai\.AsyncOpenAI and return"),
         ("from agentrl_areal.api import NoSuchName", "cannot import name 'NoSuchName'"),
     ],

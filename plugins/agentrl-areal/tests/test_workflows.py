@@ -290,7 +290,7 @@ def test_several_tries_train_as_one_chain(train, migrate, rewards, source):
     [
         ({"workflow_kwargs": {"reward_fn": "areal_tests_rewards.shar"}}, "workflow.reward_fn: .*shar"),
         ({"workflow_kwargs": {"reward_fn": "areal.reward.nothing.x"}}, "workflow.reward_fn: .*agentrl_areal.reward"),
-        ({"model": {"use": "tiny"}}, "workflow.tokenizer: name a folder"),
+        ({"model": {"use": "tiny"}}, "workflow.tokenizer: no tokenizer"),
         ({"workflow_kwargs": {"reward_fn": "areal.reward.gsm8k.gsm8k_reward_fn", "gconfig": {"stop": "a"}}}, "stop"),
         (
             {"workflow_kwargs": {"reward_fn": "areal.reward.gsm8k.gsm8k_reward_fn", "gconfig": {"max_new": 3}}},

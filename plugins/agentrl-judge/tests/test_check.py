@@ -34,12 +34,12 @@ def test_an_unknown_model_is_an_error_with_the_nearest():
 
 def test_a_server_that_does_not_tell_its_models_is_a_note():
     (note,) = checked(JudgeServer(models=404))
-    assert "does not tell which models it has" in note
+    assert "does not list its models" in note
 
 
 def test_a_key_for_chats_alone_is_a_note():
     (note,) = checked(JudgeServer(models=403))
-    assert "does not tell which models it has" in note
+    assert "does not list its models" in note
 
 
 def test_a_key_that_is_wrong_is_an_error():

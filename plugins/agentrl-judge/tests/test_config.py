@@ -92,7 +92,7 @@ def test_no_key_is_shown(agent_config, monkeypatch):
             "      base_ur1: http://loc",
             ":13: unknown key base_ur1 (did you mean base_url?)",
         ),
-        ('      model: "gpt-4.1"\n', "", ":9: a model of the judge needs model"),
+        ('      model: "gpt-4.1"\n', "", ":9: the model has no model"),
         (
             "max_retries: 2",
             "max_retries: two",
@@ -108,7 +108,7 @@ def test_no_key_is_shown(agent_config, monkeypatch):
         ("{top_k: 5}", "{model: other}", ":15: extra_body: model is set by the judge itself"),
         ('"sk-literal"', "<YOUR_API_KEY>", ":9: api_key: <YOUR_API_KEY> is a placeholder"),
         ('"sk-literal"', "12345", ":9: api_key: expected a text (quote it)"),
-        ('"sk-literal"', '"sk-§"', ":9: api_key: holds characters that no HTTP header can"),
+        ('"sk-literal"', '"sk-§"', ":9: api_key: contains characters that an HTTP header cannot hold"),
     ],
 )
 def test_a_fault_of_the_file_is_named_with_its_line(agent_config, monkeypatch, old, new, said):
@@ -144,7 +144,9 @@ def test_the_file_can_be_named_and_options_win_over_it(agent_config, monkeypatch
 
 
 def test_without_models_it_is_said_what_to_write(tmp_path):
-    with pytest.raises(ConfigError, match=r"no judge is named, and .* has no agent_config.yml .*models: \[\{base_url"):
+    with pytest.raises(
+        ConfigError, match=r"no model is configured, and .* has no agent_config.yml .*models: \[\{base_url"
+    ):
         build({}, tmp_path)
 
 
@@ -162,13 +164,13 @@ def test_models_can_be_options():
     ("options", "said"),
     [
         ({"models": [MODEL, {"modle": "m"}]}, "scorers.judge.models: judge: 'models': model 2: unknown key modle"),
-        ({"models": [MODEL, {"model": "m"}]}, "model 2: a model of the judge needs base_url"),
+        ({"models": [MODEL, {"model": "m"}]}, "model 2: the model has no base_url"),
         ({"models": []}, "at least one"),
         ({"models": "gpt"}, "scorers.judge.models: expected"),
         ({"models": [MODEL | {"api_key": "sk-1"}]}, "api_key: a run's config is stored with the run"),
-        ({"models": [MODEL | {"api_key": "${A}", "api_key_env": "A"}]}, "give api_key or api_key_env, not both"),
+        ({"models": [MODEL | {"api_key": "${A}", "api_key_env": "A"}]}, "set api_key or api_key_env, not both"),
         ({"models": [MODEL | {"api_key_env": "sk-1"}]}, "expected the name of an environment variable"),
-        ({"models": [MODEL], "config": "x.yml"}, "scorers.judge.config: judge: 'config': give models or config"),
+        ({"models": [MODEL], "config": "x.yml"}, "scorers.judge.config: judge: 'config': set models or config"),
         ({"models": [MODEL], "scale": "grade"}, "scorers.judge.scale: expected binary or graded"),
         ({"models": [MODEL], "template": "none"}, "scorers.judge.template: judge: 'template': the placeholder"),
         ({"models": [MODEL], "timeout_s": 0}, "scorers.judge.timeout_s: judge: 'timeout_s' must be above 0"),

@@ -142,10 +142,10 @@ def test_a_default_scorer_that_nobody_set_up_is_no_obstacle(project):
     Path("agent_config.yml").unlink()
     rows = Path("tasks.jsonl").read_text()
     problems, _ = check_config(load(Path("config.yaml")))
-    assert "no judge is named" in problems[0]
+    assert "no model is configured" in problems[0]
     Path("tasks.jsonl").write_text(rows.replace(f', "scorer": "{SCORER}"', ""))
     problems, _ = check_config(load(Path("config.yaml")))
-    assert "no judge is named" in problems[0]
+    assert "no model is configured" in problems[0]
     del config["data"]["default_scorer"]
     Path("config.yaml").write_text(json.dumps(config))
     problems, notes = check_config(load(Path("config.yaml")))

@@ -242,7 +242,7 @@ def test_likeliest_tokens_and_several_replies_come_as_the_model_asks(world, ask)
 def test_a_stream_of_several_replies_is_refused(world, model, heard):
     world.says("never said")
     _, episode = heard(model.bind(n=2), way="astream")
-    assert "a streamed call gives one reply" in episode.record.detail
+    assert "a stream has one reply" in episode.record.detail
     assert world.engine.log == []
 
 

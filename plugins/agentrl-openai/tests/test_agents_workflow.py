@@ -263,7 +263,7 @@ def test_the_row_is_the_context_unless_something_makes_one(world, ask):
         ({"max_turn": 3}, r"max_turn: .*did you mean .*max_turns"),
         ({"run_config": {"model": "gpt-5"}}, "model cannot be set: the policy is the model"),
         ({"run_config": {"modle_settings": {}}}, "workflow.run_config: .*modle_settings"),
-        ({"context": "sys:path"}, "expected what makes a context"),
+        ({"context": "sys:path"}, "expected a function or class that makes a context"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(world, tmp_path, options, message):

@@ -80,7 +80,7 @@ def test_what_goes_before_the_last_user_message_is_history(world, agent, call):
     ("message", "expected"),
     [
         ({"role": "robot", "content": "x"}, "unknown role 'robot'"),
-        ({"role": "tool", "tool_call_id": "c9", "content": "x"}, "answers the call 'c9', which no message"),
+        ({"role": "tool", "tool_call_id": "c9", "content": "x"}, "answers the call 'c9', but no message"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "a part of type 'input_audio'"),
         (
             {"role": "assistant", "content": [{"type": "image_url", "image_url": {"url": "http://x/a.png"}}]},
@@ -190,7 +190,7 @@ def test_dependencies_are_made_of_each_row(world, ask, tmp_path, monkeypatch, na
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, "the agent needs deps of type City; name a function in workflow.deps"),
+        ({}, "the agent needs deps of type City; fix: name a function"),
         ({"deps": "my_agent:nobody"}, "has no 'nobody'"),
         ({"deps": "my_agent:__doc__"}, "workflow.deps: 'my_agent:__doc__' is of type NoneType"),
         ({"deps": "my_agent:city_of", "usage_limits": {"requests": 1}}, "workflow.usage_limits: .*'requests'"),

@@ -267,7 +267,7 @@ def test_an_agent_that_cannot_be_copied_is_refused_and_its_factory_is_not(world,
         tool.lock = threading.Lock()
         return build(tools=[tool])
 
-    with pytest.raises(ConfigError, match=r"cannot be copied: its tool 'remember', TypeError: .*lock.* Name in"):
+    with pytest.raises(ConfigError, match=r"cannot be copied: its tool 'remember', TypeError: .*lock.*; fix: name"):
         world.resolve(make())
     world.says(final("4"))
     [episode] = world.play(make, ask("?"))

@@ -1,1 +1,1 @@
-"""Train agents of the Anthropic SDK and the Claude Agent SDK with agentrl, unmodified."""
+"""Adapters that train unmodified agents of the Claude Agent SDK, and unmodified code with Anthropic clients."""

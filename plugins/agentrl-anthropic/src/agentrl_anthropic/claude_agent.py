@@ -1,7 +1,8 @@
-"""An agent of the Claude Agent SDK as an agentrl workflow: the SDK's command-line program, on the policy.
+"""Adapter `claude-agent`: runs an agent of the Claude Agent SDK as a workflow.
 
-The SDK starts a program of its own for every query, and that takes address and key from its environment. So each
-episode's program is given the episode's, and nothing in our own environment changes.
+For every query the SDK starts its command-line program, which makes the LLM calls. The program takes the address and
+the key of its model from environment variables. So each episode starts its own program with the address and key of
+its session. The environment of the run itself does not change.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ QUIET: Mapping[str, str] = {
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_TELEMETRY": "1",
 }
-"""What keeps the program from trying a call twice and from telling third parties of it."""
+"""Variables that keep the program from repeating calls and from sending data to third parties."""
 
 ENDINGS = ("error_max_turns", "error_max_budget_usd", "error_max_structured_output_retries")
-"""Results of runs that the program ended because of what the policy said: scored as they stand."""
+"""Subtypes of results by which the program ends a run because of the policy's output: scored as they stand."""
 
 _STOPPING_S = 2.0
-"""Time that the program has to hear that it should stop."""
+"""Time limit for telling the program to stop."""
 
 
 class ClaudeAgentWorkflow:
-    """Asks a Claude agent each task's question; all its LLM calls answer with the record's own policy session.
+    """Runs a Claude agent for each record; all its LLM calls answer with the policy, in the session of the record.
 
-    The prompt is the row's `query`, or what the user says in its `messages`. The reward comes from the task's
-    scorer, which judges the structured output where there is one, else the last reply. Each episode has a folder of
-    its own for the program's files, and as its working directory where the options name none; it is deleted after.
+    The prompt is the row's `query`, or the user's text in its `messages`. The task's scorer gives the reward; it scores
+    the structured output if there is one, else the last reply. Each episode has its own folder for the program's files.
+    It is also the working directory if the options set none, and is deleted at the end.
 
-    `options`: fields of `ClaudeAgentOptions`, where no agent was named.
+    `options`: fields of `ClaudeAgentOptions`, if the config does not name an agent.
     `input_key`: the key of the row that is the prompt.
     """
 
@@ -60,12 +61,15 @@ class ClaudeAgentWorkflow:
         input_key: str | None = None,
     ) -> None:
         if agent is not None and options is not None:
-            raise ConfigError("workflow.options: the named object is the agent's options; name one or the other")
+            raise ConfigError(
+                "workflow.options: `workflow` already names an object with the agent's options; fix: set only one of "
+                "them"
+            )
         self._agent = _options(options or {}) if agent is None else agent
         self._input_key = input_key
 
     async def run(self, data: dict[str, Any]) -> Answer | None:
-        """Let the agent answer one task."""
+        """Run the agent on one task; return its structured output, or None for the text of its last reply."""
         from claude_agent_sdk import ClaudeSDKClient
 
         prompt = as_text(agent_input(data, input_key=self._input_key), task_id=data.get("id"))
@@ -76,19 +80,20 @@ class ClaudeAgentWorkflow:
 
     def _for_episode(self, folder: str) -> ClaudeAgentOptions:
         here = workflow_context.get()
+        # Later entries take precedence: the agent's own `env` over the defaults, the session over the agent's `env`.
         env = {
             "CLAUDE_CONFIG_DIR": folder,
             **QUIET,
             **self._agent.env,
             "ANTHROPIC_BASE_URL": here.base_url,
             "ANTHROPIC_AUTH_TOKEN": here.api_key,
-            "ANTHROPIC_API_KEY": "",  # an inherited one would come first
+            "ANTHROPIC_API_KEY": "",  # an inherited key would take precedence over ANTHROPIC_AUTH_TOKEN
         }
         return dataclasses.replace(self._agent, env=env, cwd=self._agent.cwd or folder)
 
 
 async def _last_message(client: ClaudeSDKClient, prompt: str) -> ResultMessage:
-    """Return what the program says at the end; being cancelled, tell it to stop waiting for the policy."""
+    """Return the program's result message. If cancelled, first tell the program to stop its call."""
     from claude_agent_sdk import ClaudeSDKError, ResultMessage
 
     try:
@@ -116,7 +121,9 @@ def _options(fields: Mapping[str, Any]) -> ClaudeAgentOptions:
     try:
         from claude_agent_sdk import ClaudeAgentOptions
     except ImportError as error:
-        raise PluginError(f"the Claude Agent SDK is missing: pip install claude-agent-sdk ({error})") from error
+        raise PluginError(
+            f"the Claude Agent SDK is not installed ({error}); fix: pip install claude-agent-sdk"
+        ) from error
     known = {field.name for field in dataclasses.fields(ClaudeAgentOptions)}
     if unknown := sorted(fields.keys() - known):
         raise ConfigError(f"workflow.options.{unknown[0]}: unknown field of ClaudeAgentOptions")

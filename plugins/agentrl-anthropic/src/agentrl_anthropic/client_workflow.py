@@ -1,4 +1,4 @@
-"""An object that holds a client of the Anthropic SDK as an agentrl workflow."""
+"""Adapter `anthropic`: runs an object that holds an Anthropic client as a workflow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from agentrl_core.api.adapters.called_object import CalledObject
 
 
 class ClientWorkflow(CalledObject):
-    """Calls one built object for every record; its Anthropic clients answer with the record's own policy session."""
+    """Calls one object for all records; its Anthropic clients answer with the policy, in the session of the record."""
 
     def route(self, base_urls: Sequence[str] | None) -> AbstractContextManager[None]:
-        """Redirect `Anthropic` and `AsyncAnthropic`."""
+        """Redirect the calls of `Anthropic` and `AsyncAnthropic` clients to the policy."""
         return route_to_policy(base_urls)

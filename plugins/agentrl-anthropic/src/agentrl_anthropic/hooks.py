@@ -1,4 +1,7 @@
-"""What this package plugs into agentrl; imports no SDK until an agent of it is named."""
+"""Hooks of agentrl-anthropic: adapt Claude agents, and objects that hold an Anthropic client.
+
+No SDK is imported before a config names such an agent.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,22 @@ _CLIENTS = ("Anthropic", "AsyncAnthropic")
 
 @hookimpl
 def register_adapters(register: Register[Any]) -> None:
-    """Name the adapters, for `agentrl plugins list`."""
+    """Register both adapters, for `agentrl plugins list`."""
     register("claude-agent", "agentrl_anthropic.claude_agent:ClaudeAgentWorkflow", summary="Claude Agent SDK")
     register(
         "anthropic", "agentrl_anthropic.client_workflow:ClientWorkflow", summary="objects that hold an Anthropic client"
     )
 
 
-@hookimpl(trylast=True)  # models of other frameworks hold clients too, and are those frameworks' to adapt
+# Last: agents of other frameworks hold Anthropic clients too, and their own packages adapt them.
+@hookimpl(trylast=True)
 def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
-    """Wrap the options of a Claude agent, or an object to call that holds an `Anthropic` or `AsyncAnthropic` client."""
+    """Wrap `ClaudeAgentOptions`, or a callable object that holds an `Anthropic` or `AsyncAnthropic` client."""
     from agentrl_core.api.adapters.called_object import holds_client
     from agentrl_core.api.options import construct
 
     made: Any = None
+    # Compared by name, so that agents of other frameworks do not cause an import of the SDK.
     if (type(agent).__module__.partition(".")[0], type(agent).__name__) == ("claude_agent_sdk", "ClaudeAgentOptions"):
         from agentrl_anthropic.claude_agent import ClaudeAgentWorkflow
 

@@ -1,9 +1,10 @@
-"""Agents for word problems, written with the Anthropic SDK: one answer, or a calculator.
+"""Example agents for word problems, written with the Anthropic SDK: one answer, or a calculator.
 
     workflow: agentrl_anthropic.math_agent.MathToolAgent
 
 A task has `messages` and the `answer`, a number. The agents run inline, in subprocess workers and in other
-interpreters, where agentrl need not be installed: what `run` is not given, the client finds in the environment.
+interpreters, where agentrl need not be installed. If `run` gets no `base_url` or `api_key`, the client reads them from
+the environment.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from agentrl_anthropic.calculator import TOOL, calculate, same_number
 def connect(
     base_url: str | None = None, api_key: str | None = None, http_client: Any = None, **_others: Any
 ) -> AsyncAnthropic:
-    """Return a client of the episode's policy; closing it closes no `http_client` that the episode lent."""
-    # None: ANTHROPIC_BASE_URL, which ends without /v1, and ANTHROPIC_API_KEY
+    """Return a client of the episode's policy; closing it does not close the episode's `http_client`."""
+    # With None the client reads ANTHROPIC_BASE_URL, which has no /v1 at its end, and ANTHROPIC_API_KEY.
     return AsyncAnthropic(base_url=base_url, api_key=api_key, http_client=http_client, max_retries=0)
 
 
 class MathAgent:
-    """Asks once; the reward is 1.0 where the last number of the reply is the answer."""
+    """Asks once; the reward is 1.0 if the last number of the reply is the answer."""
 
     def __init__(self, *, model: str = "default", max_tokens: int = 1024) -> None:
         self.model = model
@@ -40,7 +41,7 @@ class MathAgent:
 
 
 class MathToolAgent:
-    """Uses a calculator until it answers without a call, or has made `max_turns` calls of the policy."""
+    """Offers a calculator until the model answers without using it, for at most `max_turns` LLM calls."""
 
     def __init__(self, *, model: str = "default", max_tokens: int = 1024, max_turns: int = 8) -> None:
         self.model = model
@@ -67,7 +68,7 @@ class MathToolAgent:
 
 
 def _conversation(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a task's messages as the Messages API takes them: what the system says stands beside them."""
+    """Return a task's messages as arguments of the Messages API, which has system messages in a field of their own."""
     said: dict[str, Any] = {"messages": [message for message in messages if message["role"] != "system"]}
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
     return {**said, "system": system} if system else said

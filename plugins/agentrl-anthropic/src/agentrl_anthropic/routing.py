@@ -1,4 +1,4 @@
-"""Sends the LLM calls of Anthropic's SDK to the episode in whose context they are made."""
+"""Routing of Anthropic clients: inside `route_to_policy()` their calls go to the session of the current episode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN_ADDRESS = "https://api.anthropic.com"
 
 @functools.cache
 def clients() -> ClientRouting:
-    """Redirect `Anthropic` and `AsyncAnthropic`, once."""
+    """Return the routing of `Anthropic` and `AsyncAnthropic`, installed at the first call."""
     return ClientRouting(
         async_class=anthropic.AsyncAnthropic,
         sync_class=anthropic.Anthropic,
@@ -28,11 +28,11 @@ def clients() -> ClientRouting:
 
 @contextmanager
 def route_to_policy(base_urls: Iterable[str] | None = None) -> Iterator[None]:
-    """Let Anthropic clients that are called in this context answer with the policy of the current episode.
+    """Make Anthropic clients answer with the policy when called in this context.
 
-    Those are redirected that lead to Anthropic's own address, or to `ANTHROPIC_BASE_URL` where that is set: those
-    that were made without a base URL. One with another address, as of a judge, stays as it is; `base_urls` names
-    other addresses in place of these. Raises `LookupError` outside an episode.
+    A client is redirected if it was made without a base URL: it then leads to Anthropic's own address, or to
+    `ANTHROPIC_BASE_URL` if that is set. A client with another address, such as a judge's, is not redirected;
+    `base_urls` replaces the addresses to redirect. Raises `LookupError` outside an episode.
     """
     with clients().routed(base_urls):
         yield

@@ -1,4 +1,8 @@
-"""AReaL's names, so that workflows and agents that were written for it run here: `areal.X` is `agentrl_areal.X`."""
+"""Compatibility package for AReaL, another framework for reinforcement learning of language models.
+
+It has the names that workflows and agents for AReaL import, in the same places: `areal.X` is `agentrl_areal.X`. A name
+of AReaL that has no counterpart raises an ImportError that says what to use instead.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "workflow_context":  # imported on first use: it brings the HTTP client
+    # Imported on first use, because it imports the HTTP client.
+    if name == "workflow_context":
         return importlib.import_module("agentrl_areal.workflow_context")
     raise explain(__name__, name, _ELSEWHERE)

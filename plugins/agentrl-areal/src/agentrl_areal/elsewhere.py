@@ -1,4 +1,4 @@
-"""Errors for names of AReaL that are not here: which of ours do the same."""
+"""Errors for names of AReaL that this package does not have, with the replacement in agentrl."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Mapping
 
 
 def explain(module: str, name: str, elsewhere: Mapping[str, str]) -> Exception:
-    """Return what a module's `__getattr__` raises: an ImportError for a known name, which an import line shows."""
+    """Return the exception for a module's `__getattr__` to raise.
+
+    For a known name of AReaL it is an ImportError, because `from … import` replaces an AttributeError, and its message,
+    by its own ImportError.
+    """
     if name in elsewhere:
         theirs = module.replace("agentrl_areal", "areal", 1)
         return ImportError(f"{theirs}.{name} has no counterpart in agentrl_areal: {elsewhere[name]}", name=module)

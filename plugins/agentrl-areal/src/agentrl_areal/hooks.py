@@ -1,4 +1,4 @@
-"""Hooks of this package: they register AReaL's two workflows and report what workflows gave to `stats_tracker`."""
+"""Hooks of agentrl-areal: register AReaL's two workflows, and write the numbers of `stats_tracker` to a file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from agentrl_core.api.trackers import RunInfo, RunSummary, StepReport
 
 STATS_FILE = "areal_stats.jsonl"
+"""File in the run directory, with one line per step."""
 
 
 @hookimpl
 def register_workflows(register: Register[Any]) -> None:
-    """Name the workflows."""
-    register("areal_rlvr", "agentrl_areal.workflow.rlvr:RLVRWorkflow", summary="one reply, judged by a function")
+    """Register AReaL's RLVRWorkflow and MultiTurnWorkflow."""
+    register("areal_rlvr", "agentrl_areal.workflow.rlvr:RLVRWorkflow", summary="one reply, scored by a function")
     register(
         "areal_multi_turn",
         "agentrl_areal.workflow.multi_turn:MultiTurnWorkflow",
@@ -30,19 +31,19 @@ def register_workflows(register: Register[Any]) -> None:
 
 @hookimpl
 def run_started() -> None:
-    """Forget what an earlier run of this process left."""
+    """Drop numbers that an earlier run of this process has left."""
     stats_tracker.export_all()
 
 
 @hookimpl
 def step_finished(run: RunInfo, step: StepReport) -> None:
-    """Write what the workflows told since the last step."""
+    """Write the numbers that workflows reported since the last step."""
     _write(run, step.step)
 
 
 @hookimpl
 def run_finished(run: RunInfo, summary: RunSummary) -> None:
-    """Write what came after the last step: the evaluation."""
+    """Write the numbers reported after the last step, by the evaluation."""
     _write(run, summary.steps)
 
 

@@ -1,4 +1,4 @@
-"""AReaL's `workflow_context`: the episode that the calling code belongs to, and defaults outside of one."""
+"""Counterpart of `areal.infra.workflow_context`: the episode of the calling code, with defaults outside of one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["WorkflowContext", "get", "get_aiohttp_session", "get_httpx_client", 
 
 @attrs.frozen
 class WorkflowContext:
-    """The context that `get` returns outside an episode, and that `set` takes."""
+    """Context that `get` returns outside an episode, and that `set` accepts."""
 
     is_eval: bool = False
     task_id: str | int | None = None
@@ -30,12 +30,12 @@ _given: ContextVar[WorkflowContext | None] = ContextVar("agentrl_areal_workflow_
 
 
 def set(ctx: WorkflowContext) -> None:  # noqa: A001 (AReaL's name)
-    """Let `get` return `ctx` in this context; inside an episode, too."""
+    """Make `get` return `ctx` in this context, even inside an episode."""
     _given.set(ctx)
 
 
 def get() -> WorkflowContext | Episode:
-    """Return the current episode, with `is_eval`, `task_id` and `sample_idx`; one of neither kind outside of one."""
+    """Return the current episode, with `is_eval`, `task_id` and `sample_idx`; outside an episode, a default context."""
     given = _given.get()
     if given is not None:
         return given
@@ -46,15 +46,15 @@ def get() -> WorkflowContext | Episode:
 
 
 def stat_scope() -> str:
-    """Return the tracker that numbers of this episode go to: `eval-rollout`, or `rollout`."""
+    """Return the name of the tracker for this episode's numbers: `eval-rollout` or `rollout`."""
     return "eval-rollout" if get().is_eval else "rollout"
 
 
 async def get_httpx_client() -> SharedClient:
-    """Return the HTTP client that all episodes share; `LookupError` outside an episode."""
+    """Return the HTTP client that all episodes share. Raises `LookupError` outside an episode."""
     return episodes.get_httpx_client()
 
 
 async def get_aiohttp_session() -> aiohttp.ClientSession:
-    """Return the session of aiohttp that all episodes share; `LookupError` outside an episode."""
+    """Return the aiohttp session that all episodes share. Raises `LookupError` outside an episode."""
     return await episodes.get_aiohttp_session()

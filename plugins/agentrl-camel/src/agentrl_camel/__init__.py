@@ -1,1 +1,1 @@
-"""Train CAMEL agents with agentrl, unmodified, in an interpreter of their own."""
+"""Adapter that trains unmodified CAMEL agents, in a Python environment that has CAMEL but not agentrl."""

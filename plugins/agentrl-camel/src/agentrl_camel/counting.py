@@ -1,7 +1,7 @@
-"""Counts tokens where CAMEL's own counter would download its vocabulary.
+"""Token counting without downloads, for CAMEL's check of the context length.
 
-CAMEL counts to know when a conversation grows too long for the model it was built for. In training the gateway
-minds the policy's real context, so that a good guess is enough.
+CAMEL counts tokens to find out when a conversation grows too long for its model, and would download that model's
+vocabulary. In training the gateway checks the policy's real context length, so an estimate is enough.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Any
 
 _BYTES_PER_TOKEN = 4
 _MARK = b"\x01"
-"""Keeps the zero bytes that a piece begins with."""
+"""Leading byte of each token's number, without which zero bytes at the beginning of a piece would be lost."""
 
 
 class ByteEncoding:
-    """Stands in for an encoding of tiktoken: a token is four bytes of UTF-8."""
+    """Replacement for an encoding of tiktoken, in which a token is four bytes of UTF-8."""
 
     def encode(self, text: str, **_: Any) -> list[int]:
-        """Cut a text into tokens."""
+        """Split a text into tokens."""
         data = text.encode(errors="replace")
         pieces = (data[start : start + _BYTES_PER_TOKEN] for start in range(0, len(data), _BYTES_PER_TOKEN))
         return [int.from_bytes(_MARK + piece, "big") for piece in pieces]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Join tokens to a text; what is cut within a character is replaced."""
+        """Join tokens into a text; parts of a character are replaced by U+FFFD."""
         return b"".join(token.to_bytes(_BYTES_PER_TOKEN + 1, "big").lstrip(b"\0")[1:] for token in tokens).decode(
             errors="replace"
         )
 
 
 def count_without_downloads() -> None:
-    """Let CAMEL use the vocabularies that tiktoken has on this machine, and count bytes in place of any other."""
+    """Make CAMEL use the vocabularies in tiktoken's cache on this machine, and count bytes for all others."""
     from camel.utils import token_counting
 
     original = token_counting.get_model_encoding
@@ -41,7 +41,7 @@ def count_without_downloads() -> None:
 
 
 class _Local:
-    """Loads an encoding from tiktoken's cache, else is a `ByteEncoding`."""
+    """Replacement for CAMEL's `get_model_encoding`: an encoding from tiktoken's cache, else a `ByteEncoding`."""
 
     def __init__(self, original: Callable[[str], Any]) -> None:
         self._original = original
@@ -50,6 +50,7 @@ class _Local:
     def __call__(self, model: str) -> Any:
         from tiktoken import load
 
+        # tiktoken calls this function for a file that is not in its cache.
         download = load.read_file
         load.read_file = _refuse
         try:
@@ -61,7 +62,7 @@ class _Local:
 
 
 class _NotHereError(Exception):
-    """A vocabulary is not on this machine."""
+    """A vocabulary is not in tiktoken's cache."""
 
 
 def _refuse(source: str) -> bytes:

@@ -1,4 +1,7 @@
-"""What this package plugs into agentrl; CAMEL itself is imported in its own interpreter alone."""
+"""Hooks of agentrl-camel: adapt CAMEL agents, in CAMEL's interpreter or in this one.
+
+Usually CAMEL is installed only in its own interpreter, and imported only there.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_worker_adapters(register: Register[Any]) -> None:
-    """Name the adapter, for workers in CAMEL's interpreter."""
-    register("camel", "agentrl_camel.worker:adapt", summary="CAMEL ChatAgents, in an interpreter of their own")
+    """Register the adapter that workers in CAMEL's interpreter use."""
+    register("camel", "agentrl_camel.worker:adapt", summary="CAMEL ChatAgents, in their own Python environment")
 
 
 @hookimpl
 def adapt_agent(agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None) -> Workflow | None:
-    """Wrap an agent where CAMEL is installed beside agentrl: the same code, with one episode per process."""
+    """Wrap a CAMEL agent, if CAMEL is installed together with agentrl; one process still runs one episode at a time."""
     if not any(base.__module__.partition(".")[0] == "camel" for base in type(agent).__mro__):
         return None
     from agentrl_camel.worker import adapt

@@ -1,4 +1,7 @@
-"""Agents for word problems, as a user of CAMEL would write them; nothing but the base URL leads to training."""
+"""Example agents for word problems, written with CAMEL: without tools, or with a calculator.
+
+They reach the policy by its base URL, like any server with OpenAI's API, and contain nothing else for training.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def calculator(expression: str) -> str:
 
 
 class MathAgent:
-    """Answers one question; the reward is 1 if its last number is the task's answer."""
+    """Asks once; the reward is 1 if the last number of the reply is the task's answer, else 0."""
 
     def __init__(self, *, system_message: str = "Solve the problem. End with the answer, a number.") -> None:
         self._system_message = system_message
@@ -51,7 +54,7 @@ class MathAgent:
 
 
 class MathToolAgent(MathAgent):
-    """Has a calculator, and calls it as often as it likes."""
+    """`MathAgent` with a calculator, for at most 8 steps."""
 
     def _agent(self, extra_kwargs: Mapping[str, Any]) -> ChatAgent:
         tools = [FunctionTool(calculator)]
@@ -59,7 +62,7 @@ class MathToolAgent(MathAgent):
 
 
 def _model(extra_kwargs: Mapping[str, Any]) -> BaseModelBackend:
-    """The policy, as CAMEL reaches any server that speaks like OpenAI's."""
+    """Return the policy as a CAMEL model, at the given address or that of the environment variables."""
     base_url = extra_kwargs.get("base_url") or os.environ["OPENAI_BASE_URL"]
     return ModelFactory.create(
         model_platform=ModelPlatformType.OPENAI_COMPATIBLE_MODEL,

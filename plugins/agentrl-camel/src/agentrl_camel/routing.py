@@ -1,8 +1,8 @@
-"""Sends the calls of CAMEL's model backends to the episode that is on.
+"""Routing of CAMEL's model backends: inside `route_to_policy()` their calls go to the session of the episode.
 
-An agent's backend was built with the agent, long before any episode. So the redirection sits in the base class of
-all backends, and acts only inside `route_to_policy()`: also for agents that a tool or a society makes. A worker
-process has one episode at a time, and CAMEL steps on threads of its own, so that the episode is the process's.
+An agent's backend is built with the agent, before any episode. So this module replaces methods of the base class of all
+backends, which also covers agents that a tool or a society creates. The episode is a global variable, not a context
+variable: CAMEL runs steps on its own threads, and a worker process has only one episode at a time.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from camel.models.base_model import BaseModelBackend
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
 ENTRANCES = ("run", "arun")
-"""The methods of `BaseModelBackend` by which every reply comes."""
+"""Replaced methods of `BaseModelBackend`, through which all calls go."""
 
 _episode: Episode | None = None
 
 
 class Episode:
-    """Answers in the place of any backend, with the policy of one session."""
+    """Clients for the session of one episode, and stand-ins for backends that use them."""
 
     def __init__(self, base_url: str, api_key: str) -> None:
         own: dict[str, Any] = {"base_url": f"{base_url}/v1", "api_key": api_key, "max_retries": 0, "timeout": None}
-        # no proxy leads to the gateway
+        # `trust_env=False`: a proxy of the environment could not reach the gateway.
         self.client = OpenAI(**own, http_client=DefaultHttpxClient(trust_env=False, timeout=None))
         self.async_client = AsyncOpenAI(**own, http_client=DefaultAsyncHttpxClient(trust_env=False, timeout=None))
 
     def in_place_of(self, backend: BaseModelBackend) -> OpenAICompatibleModel:
-        """Return a backend that asks the policy what `backend` would be asked."""
+        """Return a stand-in for `backend` that makes the same request to the policy."""
         policy = OpenAICompatibleModel(
             backend.model_type,
             model_config_dict=_in_openais_words(backend.model_config_dict),
@@ -50,10 +50,13 @@ class Episode:
 
 @asynccontextmanager
 async def route_to_policy(base_url: str, api_key: str) -> AsyncIterator[None]:
-    """Let every backend of CAMEL answer with the policy. `RuntimeError` where another episode is on."""
+    """Make all CAMEL backends of this process answer with the policy.
+
+    Raises `RuntimeError` if another episode is running in this process.
+    """
     global _episode  # noqa: PLW0603  # one process, one episode: see above
     if _episode is not None:
-        raise RuntimeError("CAMEL's agents need a process per episode: set rollout.agent.mode to subproc")
+        raise RuntimeError("CAMEL agents need a process for each episode; fix: set rollout.agent.mode to subproc")
     _install()
     _episode = episode = Episode(base_url, api_key)
     try:
@@ -74,7 +77,7 @@ def _install() -> None:
 def _redirect(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def answer(self: BaseModelBackend, *args: Any, **kwargs: Any) -> Any:
-        # whatever comes back (a reply, a coroutine, a stream) is handed on as it is
+        # Not a coroutine function: the result, a reply, a coroutine or a stream, is returned as it is.
         return original(self if _episode is None else _episode.in_place_of(self), *args, **kwargs)
 
     answer.agentrl_camel = True  # type: ignore[attr-defined]  # so that none is redirected twice
@@ -82,7 +85,7 @@ def _redirect(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_openais_words(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a backend's settings as OpenAI's client takes them: what only another provider knows is the body's."""
+    """Return a backend's settings as arguments of OpenAI's client; settings that it does not have go into the body."""
     known = {name: value for name, value in config.items() if name in _parameters()}
     others = {name: value for name, value in config.items() if name not in known and value is not None}
     if "stop_sequences" in others:

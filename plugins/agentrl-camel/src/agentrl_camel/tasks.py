@@ -1,4 +1,4 @@
-"""What a CAMEL agent is given of a task, and whether its answer is right; needs the standard library alone."""
+"""Input text of a CAMEL agent from a task's row, and comparison of numbers; imports only the standard library."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE
 
 
 def as_text(data: Mapping[str, Any], input_key: str | None = None) -> str:
-    """Return what the user says: the row's one user message, else its `query`; or the text that `input_key` names.
+    """Return the agent's input: the text under `input_key`, else the row's only user message, else its `query`.
 
-    Raises `ValueError` for a row with a longer conversation: an agent takes one text, and nothing is left out.
+    Raises `ValueError` for a row with a longer conversation: an agent takes one text, and no message may be dropped.
     """
     found = data.get(input_key) if input_key else data.get("messages") or data.get("query")
     if isinstance(found, str) and found:
@@ -27,14 +27,14 @@ def as_text(data: Mapping[str, Any], input_key: str | None = None) -> str:
     said = [message for message in found if message.get("role") != "system"]
     if len(said) != 1 or said[0].get("role") != "user" or not isinstance(said[0].get("content"), str):
         raise ValueError(
-            f"{task}: this framework's agents take one text, and the row's messages hold {len(said)} messages "
-            "beside system prompts; give the row a `query`"
+            f"{task}: CAMEL agents take one text, but the row has {len(said)} messages besides system messages; fix: "
+            "give the row a `query` instead of `messages`"
         )
     return str(said[0]["content"])
 
 
 def same_number(answer: str, reference: str) -> bool:
-    """Whether the last numbers in two texts are equal; False where one has none."""
+    """Return whether the last numbers in two texts are equal up to rounding; False if a text has no number."""
     found, expected = _last_number(answer), _last_number(reference)
     return found is not None and expected is not None and math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9)
 

@@ -1,1 +1,1 @@
-"""Score programs by unit tests, in a sandbox that keeps the tests apart from the program."""
+"""Score programs with unit tests, in sandboxes that never hold the expected results."""

@@ -1,7 +1,7 @@
-"""Sandboxes, as the trainer uses them: what to run goes in, how it ended comes out.
+"""The trainer's side of the sandboxes: send a program to one, receive how it ended.
 
-A process without secrets, `inside.zygote`, is started with the first sandbox and forks one for each run, which costs
-milliseconds. It ends with this process.
+The first run starts a helper process, `inside.zygote`, which holds none of the trainer's data and forks a sandbox for
+each run. A fork takes milliseconds. The helper ends with this process.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from agentrl_code.inside import calls
 from agentrl_code.inside.levels import CONFINED, FULL, Level
 
 Role = Literal["script", "serve", "judge"]
-"""Run a program; evaluate what a test asks of it; run a test."""
+"""Task of a sandbox: run a program as a script, serve a program's functions to a test, or run a test."""
 
 _COMMAND = (sys.executable, "-I", "-S", "-B", "-X", "utf8", str(Path(__file__).with_name("inside") / "zygote.py"))
 _GRACE_S = 60.0
-"""Time to set a sandbox up and to take it down, beyond the time of its program."""
+"""Time to set up and take down a sandbox, in addition to the time of its program."""
 _GOODBYE_S = 5.0
+"""Time for a process to end after it was told to."""
 
 
 class SandboxLostError(Exception):
-    """A sandbox ended without a report; `begun` says whether its program was running, and may be why."""
+    """A sandbox ended without a report; if `begun`, its program was already running and may be the cause."""
 
     def __init__(self, message: str, *, begun: bool) -> None:
         super().__init__(message)
@@ -54,30 +55,33 @@ class Limits:
 
     timeout_s: float
     memory_mb: int
-    """Address space."""
+    """Size of its address space."""
     file_mb: int
-    """All files together."""
+    """Size of all files that it writes, together."""
     output_kb: int
-    """Longest output."""
+    """Size of its standard output."""
     packages: tuple[str, ...] = ()
-    """Folders to import from, beside Python's own."""
+    """Folders from which it may import, in addition to the standard library."""
 
 
 @attrs.frozen(kw_only=True)
 class Ended:
-    """The end of a run: status, reason and output."""
+    """The outcome of a run in a sandbox."""
 
     status: int
     """Exit code, or minus the number of a signal."""
     why: str
-    """Why it was ended; empty where it ended by itself."""
+    """Reason why the sandbox ended it; empty if it ended by itself."""
     out: str
     err: str
-    """The last that it wrote there."""
+    """End of its standard error."""
 
 
 class Sandboxes:
-    """Makes sandboxes, for any thread and event loop. `user` (a uid and gid) is who starts them, for root alone."""
+    """Creates sandboxes, from any thread and event loop, through one helper process.
+
+    `user` is a uid and gid to run the helper process under; only root can set it.
+    """
 
     def __init__(self, command: Sequence[str] = _COMMAND, *, user: int | None = None) -> None:
         self._command, self._user = tuple(command), user
@@ -90,10 +94,11 @@ class Sandboxes:
         self, role: Role, code: str, limits: Limits, level: Level, *, folder: str, given: str = "",
         channel: socket.socket | None = None,
     ) -> Ended:  # fmt: skip
-        """Run `code` with `given` as its input; `channel` joins a test and the program that it asks.
+        """Run `code` in a new sandbox, with `given` as its standard input, and return how it ended.
 
-        `folder` is the program's own where its level has no files of its own. Cancelling this ends the program.
-        Raises `RefusedLevelError` where it could not be confined so, `SandboxLostError` where there is no report.
+        `channel` is one end of the socket between a test and the program that it calls. `folder` is the program's
+        working directory, unless the level gives it a file system in memory. Cancelling this call ends the program.
+        Raises `RefusedLevelError` if the machine does not allow the level, `SandboxLostError` if no report came back.
         """
         job = {**attrs.asdict(limits), "role": role, "code": code, "input": given, "level": level, "folder": folder}
         if self._user is not None and level != FULL:
@@ -109,7 +114,7 @@ class Sandboxes:
                     raise RefusedLevelError(reply["refused"])
                 begun = True
                 return Ended(**await _receive(reader))
-        except (OSError, EOFError) as error:  # a time that is over is an OSError too
+        except (OSError, EOFError) as error:  # TimeoutError is an OSError too
             problem = f"{type(error).__name__}: {error}"
             raise SandboxLostError(f"the sandbox ended without a report ({problem})", begun=begun) from error
         except asyncio.CancelledError:
@@ -119,7 +124,7 @@ class Sandboxes:
             writer.close()
 
     async def _sandbox(self, channel: socket.socket | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Have a sandbox forked, which waits for its job; it alone holds `channel` then."""
+        """Have a sandbox forked, which then waits for its job. Closes `channel` here: only the sandbox may have it."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -133,28 +138,31 @@ class Sandboxes:
 
     @property
     def process_id(self) -> int | None:
-        """The process that makes sandboxes, while there is one."""
+        """Process id of the helper process; None while there is none."""
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the process that makes sandboxes; a later run starts another."""
+        """End the helper process; a later run starts another one."""
         with self._lock:
             self._stop()
 
     def _send(self, *sockets: socket.socket | None) -> None:
         descriptors = [item.fileno() for item in sockets if item is not None]
         with self._lock:
-            for _ in range(2):  # it may have been killed since the last time
+            # Two tries: the helper process may have been killed since the last run.
+            for _ in range(2):
                 try:
+                    # Descriptors travel only together with data, so there is one byte of it.
                     socket.send_fds(self._started(), [b"!"], descriptors)
                 except OSError:
                     self._stop()
                 else:
                     return
-        raise SandboxLostError("the process that makes sandboxes does not start", begun=False)
+        raise SandboxLostError("the process that creates sandboxes does not start", begun=False)
 
     def _started(self) -> socket.socket:
-        if self._control is None or self._owner != os.getpid():  # a fork of this process starts its own
+        # A fork of this process inherits the socket but must not share it: it starts a helper process of its own.
+        if self._control is None or self._owner != os.getpid():
             self._control, theirs = socket.socketpair()
             with theirs:
                 identity: dict[str, Any] = {} if self._user is None else {
@@ -186,7 +194,10 @@ class Sandboxes:
 
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Have a program ended, and wait until it is: what it still wrote would outlast the removal of its folder."""
+    """Tell a sandbox to end its program, and wait until it has.
+
+    A program that still runs could write into its folder while that is being removed, and leave it behind.
+    """
     with contextlib.suppress(OSError, TimeoutError):
         writer.write_eof()
         async with asyncio.timeout(_GOODBYE_S):
@@ -200,17 +211,20 @@ async def _receive(reader: asyncio.StreamReader) -> Any:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of ours: no key of a provider is a program's business."""
+    """Return the environment of sandboxes: no variable of the trainer, because those may hold API keys."""
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {"PATH": os.defpath, "LANG": "C.UTF-8", **one_thread}
 
 
 async def best_level(sandboxes: Sandboxes) -> tuple[Level | None, str]:
-    """Return the best of `full` and `confined` that this machine allows, and what keeps it from a better one."""
+    """Return the better one of `full` and `confined` that this machine allows, and why it has no better one.
+
+    Each level is tried by running an empty program.
+    """
     if sys.platform != "linux":
-        return None, f"on {platform.system()} nothing keeps programs from the machine"
+        return None, f"isolation needs Linux, and this is {platform.system()}"
     if not calls.supported():
-        return None, f"no list of system calls is known for {platform.machine()}"
+        return None, f"there is no allowlist of system calls for {platform.machine()}"
     reasons = []
     limits = Limits(timeout_s=_GRACE_S, memory_mb=512, file_mb=1, output_kb=1)
     levels: tuple[Level, ...] = (FULL, CONFINED)
@@ -227,7 +241,10 @@ async def best_level(sandboxes: Sandboxes) -> tuple[Level | None, str]:
 
 @contextlib.contextmanager
 def own_folder(level: Level) -> Iterator[str]:
-    """Make a folder in which a program may write, and remove it with all that is in it; fully isolated, it has one."""
+    """Yield a temporary folder for a program to write to, and remove it afterwards.
+
+    At the level `full` there is none and the path is empty: the program has a file system in memory.
+    """
     if level == FULL:
         yield ""
         return
@@ -239,5 +256,5 @@ def own_folder(level: Level) -> Iterator[str]:
 
 
 SHARED = Sandboxes()
-"""Those of this process."""
+"""Sandboxes for all scorers of this process."""
 atexit.register(SHARED.close)

@@ -1,4 +1,4 @@
-"""The scorer `code`: unit tests on the Python program in an answer."""
+"""The scorer `code`: find the Python program in an answer and run the task's unit tests on it."""
 
 from __future__ import annotations
 
@@ -22,59 +22,67 @@ from agentrl_core.errors import ConfigError
 if TYPE_CHECKING:
     from agentrl_core import ScoreRequest, Task
 
-# possessive: answers are as long as their policy likes
+# Possessive quantifiers (`*+`) keep the search linear: an answer may be a million characters of back quotes or spaces.
 _FENCE = re.compile(r"^[ \t]*+```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)^[ \t]*+```", re.DOTALL | re.MULTILINE)
 _PYTHON = ("python", "py", "python3")
 _LONGEST = 1_000_000
-"""Characters of a program; a longer one fails."""
+"""Characters of a program; a longer one fails without being run."""
 _SHOWN_FAILURES = 5
+"""Failed tests whose reasons are stored with the score."""
 
 
 @attrs.frozen(kw_only=True)
 class Code:
-    """Run the answer's program with the task's `tests`; give 1 if all pass, or with `score: share` the part of them.
+    """Score 1 if the program in the answer passes all `tests` of the task, or with `score: share` the share passed.
 
-    The program is the last block fenced as Python, else the last fenced block, else the whole text. A test is
-    `{"input": …, "output": …}`: the program must print the output when it reads the input, and end with code 0; or a
-    text of Python, asserts for one, which runs in a process of its own and sees the program's names through calls.
+    The program is the last block fenced as Python, else the last fenced block, else the whole text. A test has one of
+    two forms. For `{"input": …, "output": …}` the program must print the output when it reads the input, and end with
+    exit code 0. A test in Python code, such as asserts, runs in its own process and reaches the program's functions
+    and classes by remote calls.
 
-    Each test runs the program anew in a sandbox that never holds what is expected. `isolation` is its level: `full`,
-    `confined` (without namespaces), `limits` (bounds on time and memory alone); `auto` is the better one of the first
-    two that the machine allows. A machine that does not allow the level refuses to score.
+    Each test starts the program again in a sandbox that never holds the expected results. `isolation` is the level of
+    the sandbox: `full`, `confined` (without namespaces) or `limits` (only bounds on time, memory and files); `auto` is
+    the better one of `full` and `confined` that the machine allows. If the machine does not allow the chosen level,
+    the run does not start.
     """
 
     score: Literal["all", "share"] = "all"
     of: Of = "answer"
     timeout_s: float = field(default=10.0, validator=validators.gt(0))
-    """For all tests of an answer together; those that had no time fail."""
+    """Time for all tests of an answer together; tests for which no time is left fail."""
     memory_mb: int = field(default=512, validator=validators.gt(0))
     """Address space of each test's process."""
     file_mb: int = field(default=16, validator=validators.gt(0))
     """Total size of the files that a test's process may write."""
     output_kb: int = field(default=256, validator=validators.gt(0))
-    """Longest output of each test."""
+    """Largest output of each test."""
     packages: bool = False
-    """Whether programs may import the packages that are installed beside agentrl, numpy for one."""
+    """Permission for programs to import the packages installed in agentrl's environment, such as numpy."""
     isolation: Literal["auto", "full", "confined", "limits"] = "auto"
     needs_reference: ClassVar[bool] = False
 
     def check_task(self, task: Task) -> None:
-        """Raise ValueError where the task's tests are none."""
+        """Raise ValueError if the task has no sound tests."""
         read_tests(task.data)
 
-    async def check(self, *, gateway_url: str | None) -> Sequence[str]:  # noqa: ARG002 - every scorer's check is told
-        """Return what is weaker than it might be. Raises ConfigError where the machine does not allow the level."""
+    async def check(self, *, gateway_url: str | None) -> Sequence[str]:  # noqa: ARG002 - all scorers' checks get it
+        """Return warnings about weak isolation. Raises ConfigError if the machine does not allow the level."""
         level, why = await self._level()
         if self.isolation == "auto" and why:
-            return (f"scorer 'code': isolation '{level}', which is not 'full': {why}",)
-        return ("scorer 'code': isolation 'limits' keeps programs from nothing",) if level == LIMITS else ()
+            return (f"scorer 'code': programs run with isolation '{level}'; 'full' is not available here: {why}",)
+        return (
+            ("scorer 'code': isolation 'limits' does not protect this machine from programs",)
+            if level == LIMITS
+            else ()
+        )
 
     async def __call__(self, request: ScoreRequest) -> Score:
-        """Give a value from 0 to 1, with the reasons of the first failures in the details."""
+        """Return a score from 0 to 1; its details name the first failed tests with their reasons."""
         tests = read_tests(request.task.data)
         program = find_program(judged_text(request, self.of))
         if not program.strip() or len(program) > _LONGEST or "\0" in program:
-            return Score(0.0, details={"passed": 0, "tests": len(tests), "failures": ["there is no program"]})
+            return Score(0.0, details={"passed": 0, "tests": len(tests), "failures": ["the answer has no program"]})
+        # Half of a surrogate pair cannot be sent as UTF-8; a "?" takes its place.
         program = program.encode("utf-8", "replace").decode()
         level, _ = await self._level()
         failures = await run_tests(
@@ -103,9 +111,9 @@ class Code:
         )
 
     async def _level(self) -> tuple[Level, str]:
-        """Return the level to run at, and what keeps the machine from a better one."""
+        """Return the level to use, and the reason why the machine has no better one."""
         if sys.platform == "win32":
-            raise ConfigError("scorer 'code': it runs programs on Linux, and with `isolation: limits` on macOS")
+            raise ConfigError("scorer 'code': not available on Windows; use Linux, or macOS with `isolation: limits`")
         if self.isolation == LIMITS:
             return LIMITS, ""
         if "best" not in _found:
@@ -114,18 +122,18 @@ class Code:
         if best is None or (self.isolation == FULL and best != FULL):
             weaker, how = (LIMITS, "") if best is None else (CONFINED, "fully ")
             raise ConfigError(
-                f"scorer 'code': programs cannot be {how}isolated here ({why}); to run them all the same, on a machine "
-                f"that they may harm, set `scorers: {{programs: {{use: code, isolation: {weaker}}}}}` and name that"
+                f"scorer 'code': programs cannot be {how}isolated here ({why}); to run them on a machine that they may "
+                f"harm, set `scorers: {{programs: {{use: code, isolation: {weaker}}}}}` and use the scorer `programs`"
             )
         return (best if self.isolation == "auto" else self.isolation), why
 
 
 _found: dict[str, tuple[Level | None, str]] = {}
-"""`best`: what this machine was found to allow."""
+"""Result of `best_level` for this machine, under the key `best`; empty until it was first needed."""
 
 
 def find_program(text: str) -> str:
-    """Return the program in an answer, by `Code`'s rules."""
+    """Return the program in an answer: its last Python block, else its last fenced block, else the whole text."""
     blocks = _FENCE.findall(text)
     tagged = [code for language, code in blocks if language.lower() in _PYTHON]
     plain = [code for _, code in blocks]

@@ -1,4 +1,9 @@
-"""Verdicts on programs: each test in sandboxes of its own; what is expected never goes where the program runs."""
+"""Running a program against its tests, for the scorer.
+
+A test with input and output runs the program in one sandbox; the trainer compares the output itself. A test in Python
+runs in a second sandbox and calls the program in the first one over a socket. Either way the expected results never
+enter the process of the program.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from agentrl_code.inside.levels import Level
 
 _LONGEST_WHY = 500
+"""Characters of a reason; a longer one is cut. Programs choose the text of their exceptions."""
 
 
 async def run_tests(
@@ -27,9 +33,10 @@ async def run_tests(
 ) -> list[str]:
     """Run `program` with each test, `{"asserts": CODE}` or `{"input": TEXT, "output": TEXT}`.
 
-    Return one text per test that was run, empty where it passed, else the reason; without `go_on` the first failure
-    is the last test. `limits.timeout_s` is for all of them. No more programs run at a time than there are cores; the
-    wait for one is no part of the time. Raises SandboxLostError where no sandbox could be started.
+    Return one text per test that ran: empty if it passed, else the reason. Without `go_on` the tests after the first
+    failure do not run. `limits.timeout_s` bounds all tests together. At most as many programs run at a time as the
+    machine has cores; waiting for a free place does not count as time of the tests. Raises SandboxLostError if no
+    sandbox could be started.
     """
     async with _places():
         deadline = time.monotonic() + limits.timeout_s
@@ -37,7 +44,7 @@ async def run_tests(
         for test in tests:
             left = deadline - time.monotonic()
             run = _Run(program, attrs.evolve(limits, timeout_s=left), level, sandboxes)
-            failures.append(await run.judge(test) if left > 0 else "not run: the time was over")
+            failures.append(await run.judge(test) if left > 0 else "not run: the tests before it used up timeout_s")
             if failures[-1] and not go_on:
                 break
         return failures
@@ -45,7 +52,7 @@ async def run_tests(
 
 @attrs.frozen
 class _Run:
-    """One program, about to be tested."""
+    """A program with the limits and the isolation under which one test runs."""
 
     program: str
     limits: Limits
@@ -53,10 +60,11 @@ class _Run:
     sandboxes: Sandboxes
 
     async def judge(self, test: Mapping[str, str]) -> str:
-        """Return why a test is not passed, empty where it is.
+        """Return why a test failed; empty if it passed.
 
-        A sandbox that ends in the midst of a program may have been ended by that program, or by the machine: it is
-        tried once more, and then the program has failed.
+        If a sandbox dies while its program runs, either that program or the machine (out of memory, for example) may
+        be the cause. The test is then tried once more, and a second loss counts as a failure: otherwise a program
+        could exchange a score of 0 for no score.
         """
         judge = self._asserts if "asserts" in test else self._output
         lost = ""
@@ -75,10 +83,10 @@ class _Run:
             return why
         if _lines(ended.out) == _lines(test["output"]):
             return ""
-        return f"it printed {ended.out[:100]!r}, expected {test['output'][:100]!r}"
+        return f"the program printed {ended.out[:100]!r}, expected {test['output'][:100]!r}"
 
     async def _asserts(self, test: Mapping[str, str]) -> str:
-        """Run the test's code in one sandbox and the program in another, joined by a channel."""
+        """Run the test's code in one sandbox and the program in another, connected by a socket."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             program = asyncio.create_task(self._in_sandbox("serve", self.program, channel=theirs))
@@ -89,6 +97,7 @@ class _Run:
                     return ""
                 if not verdict.err.startswith(ENDED_EARLY):
                     return verdict.why or _last_line(verdict.err) or _exit(verdict.status)
+                # The test only knows that the connection closed. The program's own sandbox knows why it ended.
                 ended = await program
             finally:
                 for task in (program, judge):
@@ -112,7 +121,7 @@ def _failed(ended: Ended) -> str:
 
 
 def _exit(status: int) -> str:
-    return f"it ended with signal {-status}" if status < 0 else f"it ended with exit code {status}"
+    return f"the process ended with signal {-status}" if status < 0 else f"the process ended with exit code {status}"
 
 
 def _last_line(text: str) -> str:
@@ -121,12 +130,15 @@ def _last_line(text: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of an output; white space at their ends, and empty lines at its end, do not count."""
+    """Return the lines of an output, without white space at line ends and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def _places() -> asyncio.Semaphore:
-    """Return the semaphore of this event loop."""
+    """Return the semaphore that bounds the programs of this event loop.
+
+    There is one per loop, because an asyncio semaphore belongs to the loop that first waits for it.
+    """
     loop = asyncio.get_running_loop()
     if loop not in _semaphores:
         _semaphores[loop] = asyncio.Semaphore(os.cpu_count() or 1)

@@ -1,1 +1,1 @@
-"""Language models as scorers: whether an answer is right, where comparing texts cannot tell."""
+"""LLM judges: score answers by asking language models, where a comparison of texts cannot tell right from wrong."""

@@ -1,4 +1,7 @@
-"""AgentRL's `agent_config.yml`: its section `scorer_agent` says who judges, and how."""
+"""Reader of `agent_config.yml`, the file in which AgentCPM's AgentRL configures its judge.
+
+The section `scorer_agent` names the judge's models and how they are asked.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from agentrl_judge.settings import (
 )
 
 DEFAULT_PATHS = ("agent_config.yml", "assets/agent_config.yml")
-"""Where it is looked for, from the folder of the run's config."""
+"""Paths that are tried in order, relative to the folder of the run's config."""
 
 
 @attrs.frozen(kw_only=True)
 class AgentConfig:
-    """What the file says; None for what it leaves open."""
+    """Settings of a judge in the file; None for settings that the file does not have."""
 
     models: tuple[ModelSettings, ...]
     template: str | None = None
@@ -37,9 +40,9 @@ class AgentConfig:
 
 
 def read_agent_config(path: Path) -> AgentConfig:
-    """Read the file; ConfigError with a line for everything that is wrong with it, each with its place.
+    """Read the file. Raises ConfigError that lists every mistake with its line.
 
-    The section `browse_agent` is about agents, and is left alone.
+    The section `browse_agent` configures agents and is not read.
     """
     problems: list[Problem] = []
     root = read_file(path, problems)

@@ -1,4 +1,4 @@
-"""A circuit breaker: after failures in a row a server is left alone, then tried with one call."""
+"""Circuit breaker of one judge model: after several failures in a row its server gets no calls for a while."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 
 class Breaker:
-    """Closed while all is well; open for `reset_s` after `failures` in a row; then one probe decides.
+    """Circuit breaker: opens for `reset_s` seconds after `failures` failures in a row, then lets one probe decide.
 
-    Used on one event loop. Each call that `admit` lets through ends with `succeeded`, `failed` or `released`.
+    Each call that `admit` lets through must end with `succeeded`, `failed` or `released`. Not thread-safe: use it on
+    one event loop.
     """
 
     def __init__(self, *, failures: int, reset_s: float, clock: Callable[[], float]) -> None:
@@ -19,11 +20,11 @@ class Breaker:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until a call may be tried; 0 where one may now, or a probe is under way."""
+        """Seconds until a call may be tried; 0 if one may be tried now, or if a probe is under way."""
         return 0.0 if self._opened_at is None else max(0.0, self._opened_at + self._reset_s - self._clock())
 
     def admit(self) -> bool:
-        """Whether a call may be made now; of those that come when the time is up, only the first."""
+        """Return whether a call may be made now; after `reset_s` only the first caller may, as the probe."""
         if self._opened_at is None:
             return True
         if self._probing or self.wait_s > 0:
@@ -32,15 +33,15 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """Close: the server answers."""
+        """Close the breaker: the server answers."""
         self._in_a_row, self._opened_at, self._probing = 0, None, False
 
     def failed(self) -> None:
-        """Count; a probe that failed opens anew."""
+        """Count a failure, and open the breaker if it was the last one allowed or a probe."""
         self._in_a_row += 1
         if self._probing or (self._opened_at is None and self._in_a_row >= self._failures):
             self._opened_at, self._probing = self._clock(), False
 
     def released(self) -> None:
-        """End a call that says nothing of the server, a cancelled one for instance."""
+        """End a call whose outcome says nothing about the server, such as a cancelled one."""
         self._probing = False

@@ -1,4 +1,4 @@
-"""What this package plugs into agentrl: one scorer under two names."""
+"""Hooks of agentrl-judge: register the judge as a scorer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_scorers(register: Register[Any]) -> None:
-    """Register the judge, also under the name that AgentRL's task files use."""
+    """Register the judge as `judge` and as `agentcpm`, the name in task files of AgentCPM's AgentRL."""
     for name in ("judge", "agentcpm"):
-        register(name, "agentrl_judge.judge:Judge", summary="asks language models whether the answer is right")
+        register(name, "agentrl_judge.judge:Judge", summary="asks language models whether an answer is right")

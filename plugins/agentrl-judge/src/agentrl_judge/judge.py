@@ -1,4 +1,8 @@
-"""The scorer: asks its models whether an episode's answer is right, and keeps what they were asked and said."""
+"""The scorer `judge`: options, the check before a run, and one score with its transcript.
+
+`panel.py` decides which model is called and when, `model.py` makes a call, `prompt.py` and `verdict.py` write the
+prompt and read the reply.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +30,17 @@ if TYPE_CHECKING:
     from agentrl_core.types import Task
 
 _CHECK_S = 10.0
-"""How long a server has at the start of a run to say which models it knows."""
+"""Time limit for a server to list its models, at the start of a run."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104  (compared, not bound)
 
 
 class Judge:
-    """A scorer of tasks with `answer`: the models in order, 0 or 1 (or between), and no score where none answers.
+    """Scorer that asks language models whether an answer is right: 1 or 0, or with `scale: graded` a number between.
 
-    `models` is a list of `{base_url, model, api_key_env, …}`, or `config` names an `agent_config.yml`; with neither,
-    that file is looked for beside the run's config. Options given here win over those of the file.
+    The models are tried in order. If none of them gives a verdict, the episode has no score: an outage is never a
+    reward of 0. `models` is a list of `{base_url, model, api_key_env, …}`, or `config` is the path of an
+    `agent_config.yml`. With neither, that file is looked for in the folder of the run's config. Options given here take
+    precedence over the file.
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class Judge:
         self._asks_servers = check
         self._max_chars = _at_least(max_chars, 200, "max_chars")
         self.needs_reference = "labeled_answer" in placeholders(self._template)
-        """False where the template compares with nothing."""
+        """False if the template does not show the reference answer."""
         call_timeout_s = _first(call_timeout_s, given.call_timeout_s, 60.0)
         self.panel = Panel(
             models=[
@@ -88,21 +94,22 @@ class Judge:
                 backoff_factor=_at_least(_first(backoff_factor, given.backoff_factor, 2.0), 1, "backoff_factor"),
             ),
         )
-        """The models, in their order."""
+        """Models of the judge, with the rules by which they are asked."""
 
     def check_task(self, task: Task) -> None:
-        """Raise ValueError for a task whose answer nothing can be compared with."""
+        """Raise ValueError if the judge needs the task's reference answer and it is empty."""
         if self.needs_reference and task.answer is not None and not task.answer.strip():
             raise ValueError("the task's `answer` is empty")
 
     async def __call__(self, request: ScoreRequest) -> Score:
-        """Judge one finished episode; `EpisodeError` is no score, its reason and details say why."""
+        """Score one finished episode. Raises `EpisodeError` for no score, with the reason and the transcript."""
         texts = self._texts(request)
         if not request.answer.strip():
             return Score(0.0, details={"judge": {"asked": False, "why": "the answer is empty"}})
         asked: list[list[dict[str, str]]] = []
         calls: list[dict[str, Any]] = []
 
+        # A new random boundary for every call, so that no answer can guess it.
         def composed() -> list[dict[str, str]]:
             boundary = secrets.token_hex(8)
             asked.append(
@@ -118,15 +125,16 @@ class Judge:
         return Score(opinion.value, details=_transcript(asked, calls, verdict))
 
     async def check(self, *, gateway_url: str | None = None) -> list[str]:
-        """Ask each server for its models, before a run starts; return what is wrong but can be lived with.
+        """Ask each server for its models before a run starts; return warnings about problems that do not stop a run.
 
-        Raises `ConfigError` where a model is unknown to its server, or where no model can be asked at all.
+        Raises `ConfigError` if a server does not know its model, if no model can be asked at all, or if a server is
+        the run's own gateway.
         """
         for model in self.panel.models:
             if gateway_url is not None and _same_place(model.settings.base_url, gateway_url):
                 raise ConfigError(
                     f"judge: {model.settings.base_url} is this run's own gateway, so the policy would judge itself; "
-                    "name another server"
+                    "fix: set base_url to another server"
                 )
         notes, lost = [], []
         for model in self.panel.models if self._asks_servers else ():
@@ -137,10 +145,11 @@ class Judge:
                 continue
             if known is None:
                 notes.append(
-                    f"judge: {model.settings.base_url} does not tell which models it has (GET /models), so nobody "
-                    f"knows whether it has {model.settings.model}"
+                    f"judge: {model.settings.base_url} does not list its models (GET /models), so it is not known "
+                    f"whether it has {model.settings.model}"
                 )
-            elif not {model.settings.model, f"models/{model.settings.model}"} & set(known):  # the latter is Google's
+            # Google's server lists its models with the prefix `models/`.
+            elif not {model.settings.model, f"models/{model.settings.model}"} & set(known):
                 hint = did_you_mean(model.settings.model, known) or f" (it has {', '.join(sorted(known)[:8])})"
                 raise ConfigError(f"judge: {model.settings.base_url} has no model {model.settings.model}{hint}")
         if lost and len(lost) == len(self.panel.models):
@@ -159,14 +168,14 @@ class Judge:
 def _transcript(
     asked: Sequence[list[dict[str, str]]], calls: Sequence[Mapping[str, Any]], verdict: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what is stored: the last prompt (the others differ in the boundary), all calls, and their sum."""
+    """Return the transcript to store: the last prompt (others differ only in the boundary), all calls, total cost."""
     cost = sum(call.get("cost_usd", 0.0) for call in calls)
     told: dict[str, Any] = {"verdict": verdict, "cost_usd": cost, "calls": list(calls)}
     return {"judge": told | ({"messages": asked[-1]} if asked else {})}
 
 
 def _question(request: ScoreRequest) -> str:
-    """Return the task's query, else what its user said."""
+    """Return the task's query, else the text of its user messages."""
     query = request.task.data.get("query")
     if isinstance(query, str) and query.strip():
         return query
@@ -184,7 +193,7 @@ def _said(message: Mapping[str, Any]) -> str:
 
 def _given(models: Sequence[Mapping[str, Any]] | None, config: str | None, folder: Path) -> AgentConfig:
     if models is not None and config is not None:
-        raise ValueError("'config': give models or config, not both")
+        raise ValueError("'config': set models or config, not both")
     if models is not None:
         problems: list[Problem] = []
         nodes = [from_python(item, Place(f"model {number}", number)) for number, item in enumerate(models, start=1)]
@@ -198,7 +207,7 @@ def _given(models: Sequence[Mapping[str, Any]] | None, config: str | None, folde
         if path.is_file():
             return read_agent_config(path)
     raise ValueError(
-        f"'models': no judge is named, and {folder} has no {' or '.join(DEFAULT_PATHS)}; write "
+        f"'models': no model is configured, and {folder} has no {' or '.join(DEFAULT_PATHS)}; fix: set "
         "`scorers: {judge: {use: judge, models: [{base_url: …, model: …, api_key_env: …}]}}`"
     )
 
@@ -214,7 +223,7 @@ def _template(template: str | None, scale: Scale) -> str:
 
 
 def _same_place(base_url: str, gateway_url: str) -> bool:
-    """Whether two addresses lead to one port of this machine."""
+    """Return whether two addresses lead to the same port of the same host; all loopback names are one host."""
     one, other = urlsplit(base_url), urlsplit(gateway_url)
     hosts = {one.hostname, other.hostname}
     return one.port == other.port and (len(hosts) == 1 or hosts <= _LOOPBACK)

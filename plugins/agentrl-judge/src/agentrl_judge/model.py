@@ -1,4 +1,7 @@
-"""One model on one server: a call of it, its answer read, and what kind of failure it was where there is none."""
+"""Client of one judge model on one server: make a call, read the verdict, classify the failure.
+
+`panel.py` decides by that class whether to retry the call or to ask the next model.
+"""
 
 from __future__ import annotations
 
@@ -25,44 +28,45 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Failure: TypeAlias = Literal["down", "refused", "timeout", "garbage"]
-"""`refused`: this one request, by a server that is up."""
+"""Kind of failure. `refused`: a server that is up rejected this request; `garbage`: it replied without a verdict."""
 
 _FORMS = ("json_schema", "json_object", "text")
-"""How a reply is held to its form, the strictest first; a server that refuses one gets the next."""
+"""Ways to hold a reply to the schema, the strictest first; if a server refuses one, the next is tried."""
 _LARGEST_BYTES = 1 << 20
-"""Of a reply: a verdict is two sentences, thoughts beside it some thousand words."""
+"""Largest reply. A verdict has two sentences, and thoughts beside it a few thousand words."""
 _MOST_TOKENS = 1 << 53
-"""Of what a server counts: whole numbers that any reader of JSON takes, and a price can be multiplied with."""
+"""Bound on token counts that a server reports: up to here every JSON reader and a float hold integers exactly."""
 _MOST_SHOWN_CHARS = 300
+"""Characters of a server's error message that are stored."""
 _OK = 200
 _REFUSED = frozenset({400, 413, 415, 422, 501})
-"""Statuses about this one request: they say nothing of the server's health."""
+"""Status codes about the request itself; they say nothing about the server's health."""
 _WRONG_KEY = 401
 _UNAUTHORIZED = frozenset({_WRONG_KEY, 403})
 
 
 class CallError(Exception):
-    """A call gave no verdict; the message names no key."""
+    """A call gave no verdict. The message never contains an API key."""
 
     def __init__(self, kind: Failure, message: str, *, again: bool, wait_s: float = 0.0) -> None:
         super().__init__(message)
         self.kind: Failure = kind
         self.again = again
-        """Whether the same model may do better."""
+        """True if a retry with the same model may succeed."""
         self.wait_s = wait_s
-        """What the server asked for before that."""
+        """Seconds to wait before the retry, as the server asked for; 0 if it did not."""
 
 
 @attrs.frozen(kw_only=True)
 class _Answer:
-    """A reply with status and body."""
+    """An HTTP reply with its whole body."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def read_json(self) -> Any:
-        """Return the body; ValueError where it is not JSON."""
+        """Return the body. Raises ValueError if it is not JSON."""
         try:
             return json.loads(self.body)
         except RecursionError as error:
@@ -70,10 +74,7 @@ class _Answer:
 
 
 class JudgeModel:
-    """Asks one model; remembers which form its server takes, and whether it is up.
-
-    `calls` of `ask` gets one entry per request that went out: what it cost, and what came of it.
-    """
+    """Asks one model, and remembers which response format its server accepts and whether the server is up."""
 
     def __init__(
         self,
@@ -107,18 +108,23 @@ class JudgeModel:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait until one of the model's calls is free to make."""
+        """Wait for one of the `max_concurrency` places for calls, and hold it."""
+        # One semaphore per event loop, since an asyncio semaphore belongs to the loop that first waits for it.
         loop = asyncio.get_running_loop()
         async with self._places.setdefault(loop, asyncio.Semaphore(self._max_concurrency)):
             yield
 
     async def ask(self, messages: list[dict[str, str]], calls: list[dict[str, Any]]) -> Opinion:
-        """Return the model's verdict, or raise `CallError`; the breaker has been asked, and is told."""
+        """Return the model's verdict, or raise `CallError`; report the outcome to the breaker.
+
+        The caller must have been admitted by the breaker. `calls` gets one entry per request with its reply or error,
+        duration, tokens and cost.
+        """
         try:
             opinion = await self._opinion(messages, calls)
         except CallError as error:
             if error.kind == "garbage":
-                self.breaker.succeeded()  # it answers
+                self.breaker.succeeded()  # a server that replies is up, whatever it says
             elif error.kind != "refused":
                 self.breaker.failed()
             raise
@@ -129,9 +135,10 @@ class JudgeModel:
             self.breaker.released()
 
     async def known_models(self, timeout_s: float) -> list[str] | None:
-        """Return the names that the server has models by; None where it does not tell. Raises `CallError`."""
+        """Return the names of the server's models; None if it does not list them. Raises `CallError`."""
         answer = await self._exchange("GET", "/models", b"", min(timeout_s, self._timeout_s))
-        if answer.status == _WRONG_KEY:  # 403 may be about this route alone: keys can be made for chats only
+        # Only 401. A 403 may be about this route alone, because keys can be restricted to chat completions.
+        if answer.status == _WRONG_KEY:
             raise CallError("down", self._unauthorized(answer.status), again=False)
         if answer.status in LATER:
             raise CallError("down", f"answered with status {answer.status}", again=True)
@@ -141,7 +148,7 @@ class JudgeModel:
         except (ValueError, KeyError, TypeError):
             return None
 
-    # One request after the other, until the server takes the form.
+    # Requests in one form after the other, until the server accepts one.
 
     async def _opinion(self, messages: list[dict[str, str]], calls: list[dict[str, Any]]) -> Opinion:
         form = self._form
@@ -166,17 +173,21 @@ class JudgeModel:
                 call["error"] = str(error)
                 raise
             except asyncio.CancelledError:
-                call["error"] = "given up: the verdict was out of time, or the episode was cancelled"
+                call["error"] = "cancelled: timeout_s of the judge was over, or the episode was cancelled"
                 raise
             finally:
                 call["seconds"] = round(self._clock() - began, 3)
 
     def _easier(self, form: int, answer: _Answer) -> int | None:
-        """Return the form to ask in where the server may have refused this one; None where there is none."""
+        """Return the form to try next if the server may have refused this one for its form; None if there is none."""
+        # Once a form has worked, a refusal is about the request's content.
         if self._proven or answer.status not in _REFUSED:
             return None
-        if self._temperature is not None and b"temperature" in answer.body:  # models that reason take their own only
-            logger.warning("judge %s refuses temperature %g; it is left out", self.settings.label, self._temperature)
+        # Reasoning models accept only their own default temperature.
+        if self._temperature is not None and b"temperature" in answer.body:
+            logger.warning(
+                "judge %s refuses temperature %g; calls no longer set it", self.settings.label, self._temperature
+            )
             self._temperature = None
             return form
         return form + 1 if form + 1 < len(_FORMS) else None
@@ -194,7 +205,7 @@ class JudgeModel:
     def _settle(self, form: int) -> None:
         if form != self._form:
             logger.warning(
-                "judge %s takes no response_format of type %s; it is asked with %s",
+                "judge %s does not accept response_format of type %s; calls use %s",
                 self.settings.label,
                 _FORMS[self._form],
                 _FORMS[form],
@@ -208,12 +219,13 @@ class JudgeModel:
                     body = await reply.read(_LARGEST_BYTES)
                     return _Answer(status=reply.status, headers=reply.headers, body=body)
         except TimeoutError as error:
+            # Only this call's own limit counts against the model.
             if not limit.expired():
                 raise
             raise CallError("timeout", f"no reply within {timeout_s:g} s", again=True) from error
         except ExchangeError as error:
             if error.fault == "too large":
-                raise CallError("garbage", f"its reply has more than {_LARGEST_BYTES} bytes", again=True) from error
+                raise CallError("garbage", f"the reply has more than {_LARGEST_BYTES} bytes", again=True) from error
             kind: Failure = "timeout" if error.fault == "silent" else "down"
             raise CallError(kind, self._without_key(str(error)), again=True) from error
 
@@ -222,11 +234,11 @@ class JudgeModel:
         if variable := self.settings.api_key_env:
             key = os.environ.get(variable, "").strip()
             if not key or not key.isascii() or not key.isprintable():
-                state = "holds what no header can" if key else "is empty or not set"
-                raise CallError("down", f"its key is missing: the variable {variable} {state}", again=False)
+                state = "holds characters that an HTTP header cannot" if key else "is empty or not set"
+                raise CallError("down", f"no API key: the variable {variable} {state}", again=False)
         return {"Authorization": f"Bearer {key}"} if key else {}
 
-    # Reading.
+    # Reading a reply.
 
     def _read(self, answer: _Answer, call: dict[str, Any]) -> Opinion:
         if answer.status != _OK:
@@ -236,22 +248,23 @@ class JudgeModel:
             choice = whole["choices"][0]
             content, finish_reason = choice["message"].get("content"), choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise CallError("garbage", "its reply is no chat completion", again=True) from error
+            raise CallError("garbage", "the reply is not a chat completion", again=True) from error
         prompt_tokens, output_tokens = _tokens(whole, "prompt_tokens"), _tokens(whole, "completion_tokens")
         call["reply"] = content
         call["prompt_tokens"], call["output_tokens"] = prompt_tokens, output_tokens
         call["cost_usd"] = self.settings.cost(prompt_tokens, output_tokens)
         if finish_reason not in {"stop", None}:
-            raise CallError("garbage", f"its reply ended with finish_reason {finish_reason!r:.40}", again=True)
+            raise CallError("garbage", f"the reply ended with finish_reason {finish_reason!r:.40}", again=True)
         if not isinstance(content, str):
-            raise CallError("garbage", "its reply holds no text", again=True)
+            raise CallError("garbage", "the reply has no text", again=True)
         try:
             return read_verdict(content, self._scale)
         except GarbageError as error:
-            raise CallError("garbage", f"its reply is no verdict: {error}", again=True) from error
+            raise CallError("garbage", f"the reply is not a verdict: {error}", again=True) from error
 
     def _refusal(self, answer: _Answer) -> CallError:
-        if answer.status in _UNAUTHORIZED:  # what such a server says may quote the key
+        # The message of such a reply may quote the key, so it is not stored.
+        if answer.status in _UNAUTHORIZED:
             return CallError("down", self._unauthorized(answer.status), again=False)
         said = " ".join(answer.body[:4096].decode(errors="replace").split())
         said = f"status {answer.status}: {self._without_key(said)[:_MOST_SHOWN_CHARS]}"

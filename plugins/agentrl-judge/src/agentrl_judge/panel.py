@@ -1,4 +1,4 @@
-"""Several models in order: each asked with retries, the next where one fails, all of it within one time limit."""
+"""Failover over the models of a judge: retry a model, go to the next one, give up at the time limit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from agentrl_judge.verdict import Opinion
 
 LONGEST_WAIT_S = 30.0
-"""Between two calls of one model; one that wants more is passed over."""
+"""Longest wait between two calls of one model; if its server asks for more, the next model is asked."""
 
 _PROBE_S = 1.0
-"""How long is waited for another episode's call to tell whether a model is up again."""
-_LEFT_ALONE = CallError("down", "left alone after several failures in a row", again=True)
+"""Wait for another episode's probe to find out whether a model is up again."""
+_LEFT_ALONE = CallError("down", "not called after several failures in a row", again=True)
 _JITTER = 0.5
-"""Waits differ by up to this share, so that episodes that failed together do not come back together."""
+"""Random share of each wait, so that episodes that failed together do not all come back at the same time."""
 
 
 class NoVerdictError(Exception):
@@ -35,21 +35,21 @@ class NoVerdictError(Exception):
 
 @attrs.frozen(kw_only=True)
 class Patience:
-    """How long the models are asked."""
+    """Limits on time and retries for one verdict."""
 
     timeout_s: float
-    """For one verdict: all calls of all models, and what lies between them."""
+    """Time for all calls of all models, with the waits and queues between them."""
     max_retries: int
-    """Further calls of one model after its first."""
+    """Further calls of one model after its first one."""
     retry_delay_s: float
-    """Before the second call."""
+    """Wait before the second call."""
     backoff_factor: float
     """Factor from each wait to the next."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class Panel:
-    """The models of one judge, the first of them preferred."""
+    """Models of one judge in order of preference, with the rules by which they are asked."""
 
     models: Sequence[JudgeModel]
     patience: Patience
@@ -57,10 +57,10 @@ class Panel:
     uniform: Callable[[float, float], float] = random.uniform
 
     async def ask(self, compose: Callable[[], list[dict[str, str]]], calls: list[dict[str, Any]]) -> Opinion:
-        """Return the first verdict; `compose` makes the messages anew for each call, `calls` is told of each.
+        """Return the first verdict. `compose` returns the messages for each call; `calls` gets an entry per request.
 
-        A model that is left alone for its failures is waited for where no other answers: an outage that passes in
-        time costs no episode. Raises `NoVerdictError`, at the latest when the time is up.
+        If only models with an open breaker are left, wait for them: an outage shorter than `timeout_s` costs no
+        episode. Raises `NoVerdictError` if all models have failed, or at the time limit.
         """
         failures: dict[str, CallError] = {}
         attempts = dict.fromkeys(range(len(self.models)), 0)
@@ -71,7 +71,8 @@ class Panel:
                         opinion = await self._ask_one(number, compose, calls, failures, attempts)
                         if opinion is not None:
                             return opinion
-                    if attempts:  # of those that were left alone
+                    # Only models with an open breaker are left in `attempts`.
+                    if attempts:
                         wait_s = min(self.models[number].breaker.wait_s for number in attempts)
                         await self.sleep((wait_s or _PROBE_S) * self.uniform(1, 1 + _JITTER))
         except TimeoutError as error:
@@ -89,7 +90,10 @@ class Panel:
         failures: dict[str, CallError],
         attempts: dict[int, int],
     ) -> Opinion | None:
-        """Ask a model as often as it may be; it stays in `attempts` only if it is to be left alone for now."""
+        """Ask a model until it gives a verdict or its retries are used up.
+
+        The model then leaves `attempts`; it stays only if its breaker is open, to be asked later.
+        """
         model = self.models[number]
         label = model.settings.label
         while True:
@@ -110,7 +114,7 @@ class Panel:
 
     def _wait_s(self, attempt: int, failure: CallError) -> float:
         if failure.kind == "garbage":
-            return 0.0  # the server is well: another prompt, with another boundary, may do
+            return 0.0  # the server is up, and the next prompt differs in its boundary
         patience = self.patience
         backoff = Backoff(
             first_s=patience.retry_delay_s,
@@ -128,5 +132,5 @@ def _reason(failures: dict[str, CallError]) -> str:
 
 
 def _told(failures: dict[str, CallError], before: str) -> str:
-    """Say of each model what its last failure was."""
+    """Return a text with the last failure of each model."""
     return before + "; ".join(f"{label}: {error}" for label, error in failures.items()) if failures else ""

@@ -1,4 +1,8 @@
-"""What a judge is shown: the template with its texts set apart as data, so that no answer can pass for an order."""
+"""The judge's prompt: fills the template, and marks question, reference and answer as data.
+
+An answer is written by the policy, which is rewarded for what the judge believes. So it must not be able to end its
+own quotation or to pose as an instruction, a verdict or a special token.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +29,16 @@ words, another notation, another order of a list whose order does not matter, un
 not contradict the reference, and rounding that the question allows make no difference. It is incorrect if it says
 something else, leaves out a part that the question asks for, offers several answers that exclude one another, or only
 describes how an answer might be found. Do not solve the question anew: the reference answer decides."""
-"""Used where the config has none."""
+"""Template that is used if the config has none."""
 
 GRADES = """
 
 Grade from 0 to 1: 1 for correct, 0 for incorrect, and in between the share of the reference answer's parts that the
 graded answer has right."""
-"""Follows the built-in template on the graded scale."""
+"""Text after the built-in template with `scale: graded`."""
 
 FIELDS: Mapping[str, str] = {"question": "QUESTION", "labeled_answer": "REFERENCE", "pred_answer": "ANSWER"}
-"""Placeholder -> what its text is called in the prompt."""
+"""Placeholder -> name of its text in the prompt."""
 
 _RULES = """\
 You grade answers. The user's message shows texts between a line `[BEGIN NAME {boundary}]` and a line \
@@ -54,9 +58,10 @@ _TEMPLATE_MARKS = re.compile(
     r"|(?<=\[)(?=[/|]?[A-Za-z_][\w|:.-]*\])"  # [INST], [/SYSTEM_PROMPT], [gMASK], [|endofturn|]
     r"|(?<=[\[\]])(?=~)|(?<=~)(?=!?\w?[\[\]])|(?<=\[\w)(?=~)"  # ]~b], ]~!b[, [e~[
 )
-"""Matches before text that servers of open models may read as a special token; a space there breaks the token up.
+"""Positions in texts that have the shape of a special token of a chat template. A space there breaks the token up.
 
-By shape, not by name: every family of models has names of its own, and the next one others.
+Servers of open models may read them as tokens, in user text too. They are found by shape, not by name, because every
+family of models has its own names.
 """
 
 
@@ -66,20 +71,20 @@ def check_template(template: str) -> None:
     for name in named:
         if name not in FIELDS:
             hint = did_you_mean(name, FIELDS) or f"; there are {', '.join(FIELDS)}"
-            raise ValueError(f"there is no placeholder {{{name}}}{hint}; braces that are none are doubled: {{{{…}}}}")
+            raise ValueError(f"there is no placeholder {{{name}}}{hint}; fix: double other braces: {{{{…}}}}")
     if "pred_answer" not in named:
-        raise ValueError("the placeholder {pred_answer} is missing: the judge would not see the answer")
+        raise ValueError("the placeholder {pred_answer} is missing, so the judge would not see the answer")
 
 
 def placeholders(template: str) -> frozenset[str]:
-    """Return the placeholders that a template has."""
+    """Return the names of the placeholders in a template."""
     return frozenset(match[1] for match in _PIECES.finditer(template) if match[1])
 
 
 def compose(
     template: str, texts: Mapping[str, str], *, scale: Scale, boundary: str, max_chars: int
 ) -> list[dict[str, str]]:
-    """Return the messages of one call; `texts` has a text for each placeholder of the template."""
+    """Return the messages of one call. `texts` maps each placeholder of the template to its text."""
 
     def put(match: re.Match[str]) -> str:
         name = match[1]
@@ -93,12 +98,12 @@ def compose(
 
 
 def set_apart(name: str, text: str, boundary: str, max_chars: int) -> str:
-    """Return a text between lines that it cannot contain itself."""
+    """Return a text between a begin and an end line that it cannot contain itself."""
     return f"[BEGIN {name} {boundary}]\n{_harmless(cut(text, max_chars), boundary)}\n[END {name} {boundary}]"
 
 
 def cut(text: str, most: int) -> str:
-    """Take the middle out of a text of more than `most` characters, and say so there."""
+    """Replace the middle of a text of more than `most` characters by a note with the number of characters left out."""
     if len(text) <= most:
         return text
     head, tail = most - most // 2, most // 2
@@ -106,7 +111,8 @@ def cut(text: str, most: int) -> str:
 
 
 def _harmless(text: str, boundary: str) -> str:
-    """Take the boundary out, and break up the marks of chat templates; what cannot be sent as UTF-8 is escaped."""
+    """Remove the boundary, break up special tokens, and escape characters that UTF-8 cannot encode."""
     text = text.encode(errors="backslashreplace").decode()
-    text = re.sub(re.escape(boundary), "[…]", text, flags=re.IGNORECASE)  # its like does not form anew around this
+    # The replacement is not empty: removing a boundary could join the text around it into another one.
+    text = re.sub(re.escape(boundary), "[…]", text, flags=re.IGNORECASE)
     return _TEMPLATE_MARKS.sub(" ", text)

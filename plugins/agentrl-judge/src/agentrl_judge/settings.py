@@ -1,4 +1,7 @@
-"""Which models judge, as a config names them: read from nodes that know where they were written."""
+"""Parsing of a judge's models and options, shared by `config.yaml` and `agent_config.yml`.
+
+Values come as nodes that know their file and line, so that every mistake can be reported with its place.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from agentrl_core.api.http import PROXY_OPTION, is_proxy_option
 from agentrl_core.api.options import Node, Problem, describe, did_you_mean
 
 Readers: TypeAlias = Mapping[str, Callable[[Any], Any]]
-"""Key -> what checks and converts its plain value; a ValueError says what was expected."""
+"""Key -> function that checks and converts its plain value, or raises a ValueError that says what was expected."""
 
 RESERVED = frozenset({"model", "messages", "stream", "n", "response_format"})
 """Fields of a request that `extra_body` cannot set."""
@@ -23,7 +26,7 @@ RESERVED = frozenset({"model", "messages", "stream", "n", "response_format"})
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _PLACEHOLDER = re.compile(r"<YOUR_[A-Z0-9_]+>")
 _FOREIGN = ("OPENAI_", "ANTHROPIC_")
-"""Variables that point agents at the gateway of a run start so: a judge behind one would be the policy itself."""
+"""Prefixes of variables that point agents at the run's gateway. A judge at such an address would be the policy."""
 
 
 @attrs.frozen(kw_only=True)
@@ -32,15 +35,15 @@ class ModelSettings:
 
     model: str
     base_url: str
-    """Up to what stands before `/chat/completions`."""
+    """Address without `/chat/completions`."""
     api_key: str = attrs.field(default="", repr=False)
-    """The key itself, where the file has it."""
+    """API key, if the file contains it."""
     api_key_env: str | None = None
-    """The variable that has the key; it is read for each call, and kept nowhere."""
+    """Environment variable with the API key; it is read for each call, and its value is not kept."""
     proxy: str | None = None
-    """Address of an HTTP proxy, or `direct`; None: as the environment says."""
+    """Address of an HTTP proxy, or `direct` for none; None: use the proxy variables of the environment."""
     extra_body: Mapping[str, Any] = attrs.field(factory=dict)
-    """Further fields of each request."""
+    """Additional fields of each request's body."""
     input_price: float = 0.0
     """US dollars per million prompt tokens."""
     output_price: float = 0.0
@@ -48,18 +51,19 @@ class ModelSettings:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """Name of the model in messages."""
         return f"{self.model} at {self.base_url}"
 
     def cost(self, prompt_tokens: int, output_tokens: int) -> float:
-        """US dollars for one call."""
+        """Return the price of one call in US dollars."""
         return (prompt_tokens * self.input_price + output_tokens * self.output_price) / 1e6
 
 
 def read_models(node: Node, problems: list[Problem], *, keys_in_file: bool) -> tuple[ModelSettings, ...]:
-    """Read a list of models; what is wrong with it is added to `problems`.
+    """Read a list of models, and add mistakes to `problems`.
 
-    `keys_in_file` allows an `api_key` as it is: in a file that nobody stores. Elsewhere it must be a `${VARIABLE}`.
+    With `keys_in_file` an `api_key` may be the key itself. A run's config is stored with the run, so there it must be a
+    `${VARIABLE}`.
     """
     if not isinstance(node.value, list) or not node.value:
         problems.append(Problem(node.place, "models: expected a list of {base_url: …, model: …}, at least one"))
@@ -69,7 +73,7 @@ def read_models(node: Node, problems: list[Problem], *, keys_in_file: bool) -> t
 
 
 def read_section(node: Node, readers: Readers, problems: list[Problem]) -> dict[str, Any]:
-    """Read the keys of a section; unknown ones and wrong values are added to `problems`."""
+    """Read the keys of a section, and add unknown keys and wrong values to `problems`."""
     if not isinstance(node.value, dict):
         problems.append(Problem(node.place, f"expected a section of keys, found {describe(node.plain())}"))
         return {}
@@ -87,7 +91,7 @@ def read_section(node: Node, readers: Readers, problems: list[Problem]) -> dict[
 
 
 def text(value: Any) -> str:
-    """Read a text, with `${VARIABLES}` put in."""
+    """Read a text and replace each `${VARIABLE}` by its value."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("expected a text")
     if match := _PLACEHOLDER.search(value):
@@ -118,7 +122,7 @@ def amount(value: Any) -> float:
 
 
 def extra_body(value: Any) -> Mapping[str, Any]:
-    """Read further fields of each request."""
+    """Read additional fields for the body of each request."""
     if not isinstance(value, Mapping):
         raise ValueError(f"expected a section, found {describe(value)}")  # noqa: TRY004  (all that is wrong is one kind)
     if taken := sorted(RESERVED & value.keys()):
@@ -127,10 +131,10 @@ def extra_body(value: Any) -> Mapping[str, Any]:
 
 
 def base_url(value: Any) -> str:
-    """Read a server's address; one without a path gets `/v1`, where OpenAI-compatible servers have their routes."""
+    """Read a server's address; without a path it gets `/v1`, the usual path of OpenAI-compatible servers."""
     for name in _VARIABLE.findall(value) if isinstance(value, str) else ():
         if name.startswith(_FOREIGN):
-            raise ValueError(f"{name} may point at the gateway of a run, which is no judge; write the address here")
+            raise ValueError(f"{name} may point at the gateway of a run, so the policy would judge; write the address")
     url = text(value).strip().rstrip("/").removesuffix("/chat/completions")
     try:
         parts = urlsplit(url)
@@ -162,34 +166,37 @@ def _read_model(node: Node, problems: list[Problem], *, keys_in_file: bool) -> M
         "output_price": amount,
     }
     found = read_section(node, readers, problems)
+    # Reported only without other mistakes: the key may be there, with a wrong value or a misspelled name.
     missing = [key for key in ("base_url", "model") if key not in (node.value if isinstance(node.value, dict) else ())]
     if len(problems) == before and missing:
-        problems.append(Problem(node.place, f"a model of the judge needs {' and '.join(missing)}"))
+        problems.append(Problem(node.place, f"the model has no {' and no '.join(missing)}"))
     if len(problems) > before:
         return None
     key = found.pop("api_key", {})
     if key and "api_key_env" in found:
-        problems.append(Problem(node.place, "give api_key or api_key_env, not both"))
+        problems.append(Problem(node.place, "set api_key or api_key_env, not both"))
         return None
     return ModelSettings(**found, **key)
 
 
 def _literal_key(value: Any) -> dict[str, str]:
-    """Read a key, or the variable that has it; its value is in no message."""
+    """Read a key, or the variable that holds it. No error message contains the value."""
     if not isinstance(value, str):
         raise ValueError("expected a text (quote it)")  # noqa: TRY004  (all that is wrong is one kind)
     if match := _VARIABLE.fullmatch(value.strip()):
         return {"api_key_env": match[1]}
     key = text(value).strip() if value.strip() else ""
     if not key.isascii() or not (key.isprintable() or not key):
-        raise ValueError("holds characters that no HTTP header can")
+        raise ValueError("contains characters that an HTTP header cannot hold")
     return {"api_key": key}
 
 
 def _named_key(value: Any) -> dict[str, str]:
     match = _VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError("a run's config is stored with the run: name a variable, `api_key_env: JUDGE_API_KEY`")
+        raise ValueError(
+            "a run's config is stored with the run; fix: name a variable with the key, `api_key_env: JUDGE_API_KEY`"
+        )
     return {"api_key_env": match[1]}
 
 

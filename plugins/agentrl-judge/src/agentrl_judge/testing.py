@@ -1,4 +1,4 @@
-"""A judge for tests: an OpenAI-compatible server on loopback that says what a test tells it."""
+"""Scripted judge for tests: an OpenAI-compatible server on loopback that replies as the test says."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, Self, TypeAlias
 from aiohttp import web
 
 Body: TypeAlias = Mapping[str, Any]
-"""A request for a chat completion."""
+"""Body of a request for a chat completion."""
 Reply: TypeAlias = "str | Mapping[str, Any] | web.Response | Callable[[Body], Any]"
-"""A judge's text, a whole chat completion, an HTTP response, or a function of the body that gives one of them."""
+"""Text of the reply, a whole chat completion, an HTTP response, or a function of the body that returns one of them."""
 
 _BLOCK = re.compile(r"\[BEGIN (\w+) (\w+)\]\n(.*?)\n\[END \1 \2\]", re.DOTALL)
 
 
 class JudgeServer:
-    """Answers each request with the next of `replies`, and ever after with the last; keeps what it was sent.
+    """Answers each request with the next of `replies`, then always with the last one; keeps all bodies and headers.
 
-    `models` are the names that it lists, or the status that it answers in place of a list.
+    `models` are the names that `GET /v1/models` lists, or the HTTP status that it returns instead.
 
         async with JudgeServer(verdict("correct")).up() as server:
             judge = Judge(models=[server.model])
@@ -37,7 +37,7 @@ class JudgeServer:
 
     @contextlib.asynccontextmanager
     async def up(self) -> AsyncIterator[Self]:
-        """Serve, on the same port when used once more."""
+        """Serve until the end of the block; a second use serves on the same port."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._list)
@@ -52,12 +52,12 @@ class JudgeServer:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
+        """Base URL of the server."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     @property
     def model(self) -> dict[str, str]:
-        """One entry of a judge's `models`."""
+        """Entry for a judge's option `models`."""
         return {"base_url": self.url, "model": "judge-1"}
 
     async def _complete(self, request: web.Request) -> web.Response:
@@ -81,29 +81,29 @@ class JudgeServer:
 
 
 def blocks(body: Body) -> dict[str, str]:
-    """Return the texts that a judge is shown, by name: what stands between the lines with the boundary."""
+    """Return the texts in a judge's prompt by name, each found between its two lines with the boundary."""
     return {name: text for name, _, text in _BLOCK.findall(body["messages"][-1]["content"])}
 
 
 def honest(body: Body) -> str:
-    """Call an answer correct if it is the reference."""
+    """Return the verdict `correct` if the answer is the same text as the reference, else `incorrect`."""
     texts = blocks(body)
     return verdict("correct" if texts["ANSWER"].strip() == texts["REFERENCE"].strip() else "incorrect")
 
 
 def verdict(word: str, reasoning: str = "compared") -> str:
-    """Return a reply on the binary scale."""
+    """Return the text of a reply on the binary scale."""
     return json.dumps({"reasoning": reasoning, "verdict": word})
 
 
 def completion(content: str | None, *, finish_reason: str = "stop", usage: tuple[int, int] = (100, 20)) -> Body:
-    """Return a chat completion."""
+    """Return the body of a chat completion."""
     message = {"role": "assistant", "content": content}
     choices = [{"index": 0, "message": message, "finish_reason": finish_reason}]
     return {"choices": choices, "usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
 
 
 def failing(status: int, said: str = "overloaded", *, retry_after: str | None = None) -> Callable[[Body], web.Response]:
-    """Return a reply that is an error."""
+    """Return a reply with an HTTP error."""
     headers = {} if retry_after is None else {"Retry-After": retry_after}
     return lambda _: web.json_response({"error": {"message": said}}, status=status, headers=headers)

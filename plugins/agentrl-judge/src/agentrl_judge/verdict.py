@@ -1,4 +1,7 @@
-"""What a judge must say, as a JSON schema, and its strict reading: a verdict is a field, never a word in a text."""
+"""Schema of a judge's reply, and the strict parser for it.
+
+A verdict is a field of one JSON object. It is never searched for in a text, because the text may quote the answer.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,20 @@ _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
 class GarbageError(Exception):
-    """A reply that is no verdict; the message says why."""
+    """A reply is not a verdict; the message says why."""
 
 
 @attrs.frozen
 class Opinion:
-    """What a judge thinks of an answer."""
+    """A judge's verdict on an answer."""
 
     value: float
-    """0 to 1."""
+    """Score from 0 to 1."""
     reasoning: str
 
 
 def response_format(scale: Scale) -> dict[str, Any]:
-    """Return OpenAI's `response_format` that holds a reply to the schema."""
+    """Return the `response_format` of OpenAI's API that constrains a reply to the schema."""
     field = _FIELDS[scale]
     kind = {"type": "string", "enum": list(_VALUES)} if scale == "binary" else {"type": "number"}
     schema = {
@@ -47,17 +50,18 @@ def response_format(scale: Scale) -> dict[str, Any]:
 
 
 def instruction(scale: Scale) -> str:
-    """Return the sentence that asks for the schema, for servers that cannot hold a model to it."""
+    """Return the sentence of the prompt that asks for the schema, for servers that cannot enforce it."""
     return f"Reply with one JSON object of this form and nothing else: {_FORMS[scale]}"
 
 
 def read_verdict(reply: str, scale: Scale) -> Opinion:
-    """Read a reply that is one JSON object with the two fields; `GarbageError` for anything else.
+    """Read a reply that is one JSON object with the two fields. Raises `GarbageError` for anything else.
 
-    Thoughts in `<think>` before it, and a code fence around all of it, are taken off. Nothing is searched for: JSON
-    inside of prose may be a quotation of the judged text.
+    A `<think>` block before the object and a code fence around it are removed first. JSON inside of prose does not
+    count, because it may be a quotation of the answer.
     """
     text = reply.strip()
+    # The last end tag counts, because the thoughts may quote one together with a verdict.
     if text.startswith("<think>"):
         text = text.rpartition("</think>")[2].strip()
     if fenced := _FENCE.fullmatch(text):
@@ -71,7 +75,7 @@ def read_verdict(reply: str, scale: Scale) -> Opinion:
         keys = sorted(found) if isinstance(found, dict) else type(found).__name__
         raise GarbageError(f"expected the fields reasoning and {field}, found {keys}")
     if not isinstance(found["reasoning"], str):
-        raise GarbageError("the field reasoning is no text")
+        raise GarbageError("the field reasoning is not a text")
     return Opinion(_value(found[field], scale), found["reasoning"])
 
 
@@ -86,10 +90,10 @@ def _value(found: Any, scale: Scale) -> float:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a field that is there twice: which one counts is nobody's to guess."""
+    """Refuse an object with a duplicate field: `json` would silently take the last one."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a field is there twice")
+        raise ValueError("a field occurs twice")
     return found
 
 

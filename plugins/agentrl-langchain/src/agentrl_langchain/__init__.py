@@ -1,1 +1,1 @@
-"""Train LangChain and LangGraph agents with agentrl, unmodified."""
+"""Adapter that trains unmodified LangChain and LangGraph agents."""

@@ -1,7 +1,7 @@
-"""Ask the policy what another chat model was asked, in the words of OpenAI's chat completions.
+"""Translation of a call of any LangChain chat model into a request body of OpenAI's chat completions.
 
-Providers name alike things differently, and LangChain leaves their names to them: this knows the names that their
-models use for a reply's format and for the tool to call.
+LangChain does not unify the arguments for a reply's format and for the choice of a tool: every provider's model has its
+own names. This module knows the names of OpenAI, Anthropic, Google and Ollama.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _PASSED_ON = (
     "top_logprobs",
     "top_p",
 )
-"""Arguments of a call that mean to the gateway what they mean to a provider."""
+"""Arguments of a call that are passed on as they are, because they mean the same to the gateway."""
 
 _FIELDS = ("n", "top_k", "top_p")
-"""Of these, fields that models have."""
+"""Those of `_PASSED_ON` that chat models also have as fields."""
 
 _FORMATS = (
     "response_format",
@@ -45,8 +45,10 @@ _FORMATS = (
     "response_schema",
     "response_mime_type",
 )
-"""Where models, their `model_kwargs` and calls say what a reply must look like: OpenAI's and LangChain's own,
-Anthropic's, Ollama's, Google's."""
+"""Names of the reply's format in models, their `model_kwargs` and calls.
+
+The first is OpenAI's and LangChain's own, the second Anthropic's, the third Ollama's, the others Google's.
+"""
 
 _KNOWN_FORMATS = frozenset({"text", "json_object", "json_schema"})
 
@@ -54,9 +56,9 @@ _KNOWN_FORMATS = frozenset({"text", "json_object", "json_schema"})
 def body_of(
     model: BaseChatModel, asked: LangSmithParams, messages: Sequence[BaseMessage], kwargs: Mapping[str, Any]
 ) -> Json:
-    """Return the body of a request that asks what `model` was asked.
+    """Return the request body for a call of `model`, without fields that are None.
 
-    `asked` are the settings that LangChain has one name for; `kwargs` are the call's own.
+    `asked` holds the settings for which LangChain has a common name; `kwargs` are the arguments of this call.
     """
     given = {**_settings(model), **kwargs}
     tools = [convert_to_openai_tool(tool) for tool in given.get("tools") or ()]
@@ -75,7 +77,7 @@ def body_of(
 
 
 def wanted_format(model: BaseChatModel, kwargs: Mapping[str, Any]) -> Any:
-    """Return what a reply must look like, as the agent said it: a class, a schema or OpenAI's object; None if free."""
+    """Return the reply's format as the agent gave it: a class, a schema or OpenAI's object; None if it gave none."""
     given = {**_settings(model), **kwargs}
     if wanted := given.get("response_format"):
         return wanted
@@ -90,9 +92,10 @@ def wanted_format(model: BaseChatModel, kwargs: Mapping[str, Any]) -> Any:
 
 
 def parsed(text: str, wanted: Any) -> Json:
-    """Return what stands beside a reply for which a pydantic class was wanted: `parsed`, as the parser expects it.
+    """Return `{"parsed": OBJECT}` for a reply in the format of a pydantic class, as LangChain's parser expects it.
 
-    What the class does not accept is left as a dict, for the parser to refuse: there `include_raw` catches it.
+    JSON that the class does not accept stays a dict. The parser then refuses it, in the place where `include_raw`
+    catches the error.
     """
     if not text or not isinstance(wanted, type) or not issubclass(wanted, BaseModel):
         return {}
@@ -108,9 +111,10 @@ def parsed(text: str, wanted: Any) -> Json:
 
 
 def _settings(model: BaseChatModel) -> dict[str, Any]:
-    """Return what the model itself was built with, beyond what LangChain has one name for."""
+    """Return the settings of the model itself for which LangChain has no common name."""
     found = {name: getattr(model, name, None) for name in (*_FIELDS, *_FORMATS)}
-    if getattr(model, "logprobs", None) is True:  # a number, of some providers
+    # Some providers' models have a number in `logprobs`, with another meaning.
+    if getattr(model, "logprobs", None) is True:
         found |= {"logprobs": True, "top_logprobs": getattr(model, "top_logprobs", None)}
     further = getattr(model, "model_kwargs", None) or {}
     return found | {name: further[name] for name in (*_PASSED_ON, *_FORMATS) if name in further}
@@ -132,7 +136,7 @@ def _json_schema(name: str, schema: Json, *, strict: bool) -> Json:
 
 
 def _strict(schema: Any) -> Any:
-    """Close the objects of a class's schema as OpenAI's strict mode does: all its fields are written, and no others."""
+    """Return a class's schema as OpenAI's strict mode reads it: every field is required, and others are forbidden."""
     if isinstance(schema, list):
         return [_strict(item) for item in schema]
     if not isinstance(schema, dict):
@@ -144,7 +148,7 @@ def _strict(schema: Any) -> Any:
 
 
 def _tool_choice(value: Any, tools: Sequence[Json]) -> Json:
-    """Return `tool_choice` in OpenAI's words; Anthropic's may also say that one call is enough."""
+    """Return `tool_choice` in OpenAI's form. Anthropic's form may also forbid parallel tool calls."""
     if value is True or value == "any":
         return {"tool_choice": "required"}
     if isinstance(value, str) and value in {tool.get("function", {}).get("name") for tool in tools}:

@@ -1,4 +1,7 @@
-"""What this package plugs into agentrl; imports no LangChain until an agent of it is named."""
+"""Hooks of agentrl-langchain: adapt LangChain runnables and LangGraph graphs.
+
+LangChain is not imported before a config names such an agent.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_adapters(register: Register[Any]) -> None:
-    """Name the adapter, for `agentrl plugins list`."""
+    """Register the adapter, for `agentrl plugins list`."""
     register(
         "langchain", "agentrl_langchain.workflow:LangChainWorkflow", summary="LangChain runnables, LangGraph graphs"
     )
@@ -22,7 +25,8 @@ def register_adapters(register: Register[Any]) -> None:
 
 @hookimpl
 def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
-    """Wrap any LangChain `Runnable`, a compiled LangGraph graph among them; a `StateGraph` is compiled first."""
+    """Wrap a LangChain `Runnable`, which includes compiled LangGraph graphs; compile a `StateGraph` first."""
+    # Compared by name, so that agents of other frameworks do not cause an import of LangChain.
     modules = {base.__module__.partition(".")[0] for base in type(agent).__mro__}
     if not modules & {"langchain_core", "langgraph"}:
         return None

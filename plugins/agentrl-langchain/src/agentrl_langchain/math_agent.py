@@ -1,7 +1,7 @@
-"""Agents that solve word problems, written as LangChain's users write them: a start for one of your own.
+"""Example agents for word problems, written with LangChain: without tools, or with a calculator.
 
-Run them as they are: `workflow: agentrl_langchain.math_agent.MathAgent`, with `messages` and `answer` in each row.
-They run inline, in worker processes and in other interpreters, where agentrl need not be installed.
+Use them with `workflow: agentrl_langchain.math_agent.MathAgent` and rows with `messages` and `answer`, or as a start
+for your own. They run inline, in worker processes and in other interpreters, where agentrl need not be installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentrl_langchain.calculator import evaluate, same_number
 def connect(
     base_url: str | None = None, api_key: str | None = None, http_client: Any = None, **_others: Any
 ) -> ChatOpenAI:
-    """Return the episode's policy as a chat model; a run says where it is, or else the environment."""
+    """Return the episode's policy as a chat model, at the given address or that of the environment variables."""
     return ChatOpenAI(
         model="default",
         base_url=base_url or os.environ["OPENAI_BASE_URL"],
@@ -40,11 +40,11 @@ def calculator(expression: str) -> str:
 
 
 calculator.handle_tool_error = True
-"""The model is told what is wrong with its expression."""
+"""Errors go to the model as the tool's reply, instead of ending the episode."""
 
 
 class MathAgent:
-    """One question, one answer; the reward is 1 where its last number is the task's, else 0."""
+    """Asks once; the reward is 1 if the last number of the reply is the task's answer, else 0."""
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
         """Solve one problem."""
@@ -53,7 +53,7 @@ class MathAgent:
 
 
 class MathToolAgent:
-    """The same with a calculator; `max_steps` bounds LangGraph's super-steps, two per turn with a call."""
+    """`MathAgent` with a calculator; `max_steps` bounds LangGraph's super-steps, two per turn with a tool call."""
 
     def __init__(self, *, system_prompt: str | None = None, max_steps: int = 16) -> None:
         self.system_prompt = system_prompt

@@ -1,4 +1,4 @@
-"""Translate between LangChain's messages and the bodies of OpenAI's chat completions."""
+"""Translation between LangChain's messages and those of OpenAI's chat completions, whole and streamed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 Parse: TypeAlias = Callable[[str], Json]
-"""What stands beside a whole reply of this text, for a parser to find."""
+"""Function from a reply's text to fields for its `additional_kwargs`, where LangChain's parsers look for them."""
 
 _EVENT_END = b"\n\n"
 _ROLES: Mapping[type[BaseMessage], str] = {HumanMessage: "user", SystemMessage: "system"}
 
 
 def to_openai(message: BaseMessage) -> Json:
-    """Write a message as OpenAI's APIs take it; `ValueError` for a kind that they do not know.
+    """Return a message in the form of OpenAI's API. Raises `ValueError` for a kind of message that it does not have.
 
-    Of a reply go back its text, its thoughts and its tool calls, as they are what the policy said: its name is a
-    label of the framework, and its content may have become blocks in some provider's shape.
+    An AI message is reduced to its text, thoughts and tool calls, which is what the policy sampled. Its name is a label
+    of the framework, and its content may have become blocks in some provider's form.
     """
     if isinstance(message, AIMessage):
         reply: Json = {"role": "assistant", "content": str(message.text)}
@@ -54,15 +54,15 @@ def to_openai(message: BaseMessage) -> Json:
         role = next((role for kind, role in _ROLES.items() if isinstance(message, kind)), None)
     if role is None:
         raise ValueError(
-            f"a {type(message).__name__} cannot be sent to the policy; use system, human, AI and tool messages"
+            f"a {type(message).__name__} cannot be sent to the policy; fix: use system, human, AI and tool messages"
         )
     return {"role": role, "content": _content(message)} | ({"name": message.name} if message.name else {})
 
 
 def to_replies(body: Json, parse: Parse = lambda _: {}) -> list[AIMessage]:
-    """Read the body of a completion: a message for each of its choices.
+    """Return the messages of a completion, one per choice.
 
-    The id of a message, also in `response_metadata["id"]`, is that of its interaction.
+    The id of a message, also in `response_metadata["id"]`, is the id of its interaction.
     """
     return [_reply(body, choice, parse) for choice in body["choices"]]
 
@@ -91,10 +91,10 @@ def _reply(body: Json, choice: Json, parse: Parse) -> AIMessage:
 
 
 class ReplyStream:
-    """Reads a streamed completion piece by piece.
+    """Incremental reader of a streamed completion.
 
-    Cuts it at blank lines itself: what HTTP clients call lines also ends at characters such as U+2028, which
-    JSON text may hold as they are.
+    It splits events at blank lines itself. The line iterators of HTTP clients also split at characters such as U+2028,
+    which may stand unescaped in JSON text.
     """
 
     def __init__(self, parse: Parse = lambda _: {}) -> None:
@@ -105,7 +105,7 @@ class ReplyStream:
         self._called = False
 
     def feed(self, data: bytes) -> Iterator[AIMessageChunk]:
-        """Yield the chunks that `data` completes; `ModelAPIError` where the gateway reports a failure."""
+        """Yield the chunks that `data` completes. Raises `ModelAPIError` if the gateway reports a failure."""
         *events, self._rest = (self._rest + data).split(_EVENT_END)
         for event in events:
             if not event.startswith(b"data:"):
@@ -120,12 +120,12 @@ class ReplyStream:
             yield self._beside(_to_chunk(body))
 
     def close(self) -> None:
-        """Check that the reply came to its end."""
+        """Check that the stream has ended with `[DONE]`. Raises `ModelAPIError` if it has not."""
         if not self._ended:
             raise ModelAPIError("the policy's reply broke off: its stream ended without the end mark")
 
     def _beside(self, chunk: AIMessageChunk) -> AIMessageChunk:
-        """Add to the last chunk what stands beside the whole reply."""
+        """Add the fields that `parse` returns for the whole reply to its last chunk."""
         self._said += str(chunk.content)
         self._called = self._called or bool(chunk.tool_call_chunks)
         if "finish_reason" in chunk.response_metadata and not self._called:
@@ -134,7 +134,8 @@ class ReplyStream:
 
 
 def _to_chunk(body: Json) -> AIMessageChunk:
-    choice: Json = body["choices"][0] if body["choices"] else {"delta": {}, "finish_reason": None}  # usage alone
+    # The chunk with the token usage has no choices.
+    choice: Json = body["choices"][0] if body["choices"] else {"delta": {}, "finish_reason": None}
     delta: Json = choice["delta"]
     calls = [
         tool_call_chunk(
@@ -168,7 +169,10 @@ def _arguments(call: ToolCall) -> str:
 
 
 def _content(message: BaseMessage) -> str | list[Any]:
-    """Text as it is; of parts, images of any provider's shape as OpenAI's, the others are the gateway's to judge."""
+    """Return the content: text as it is, image parts of any provider in OpenAI's form, other parts as they are.
+
+    The gateway refuses parts that it does not support.
+    """
     if isinstance(message.content, str):
         return message.content
     return [_part(dict(block)) for block in message.content_blocks]
@@ -186,12 +190,12 @@ def _part(block: Json) -> Json:
 
 
 def _additional(said: Json) -> Json:
-    """Return the thoughts of a reply and its malformed tool calls, where LangChain's models put what is not text."""
+    """Return the thoughts and the malformed tool calls of a reply, for `additional_kwargs`."""
     return {name: said[name] for name in ("reasoning_content", "tool_call_errors") if said.get(name)}
 
 
 def _read_call(raw: Json) -> ToolCall | InvalidToolCall:
-    """Read one tool call; what is no JSON object is kept as LangChain's invalid call, for the agent to see."""
+    """Return a tool call; if its arguments are not a JSON object, return LangChain's invalid call with the error."""
     name, arguments, call_id = raw["function"]["name"], raw["function"]["arguments"], raw["id"]
     try:
         parsed = parse_tool_call(raw)

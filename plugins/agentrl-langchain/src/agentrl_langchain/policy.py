@@ -1,4 +1,4 @@
-"""The policy of one episode as a LangChain chat model, over the gateway's chat completions."""
+"""LangChain chat model that asks the policy of one episode, by the gateway's chat completions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.context import WorkflowContext
 
 _KEPT = ("name", "callbacks", "tags", "metadata", "verbose", "disable_streaming", "output_version")
-"""Fields of the model in whose place the policy answers that say how LangChain treats a reply."""
+"""Fields of the replaced model that control how LangChain treats a reply; the stand-in copies them."""
 
 _OK = 200
 _FIRST_SERVER_ERROR = 500
@@ -40,20 +40,20 @@ _REFUSALS: Mapping[int, type[ModelError]] = {401: ModelAuthenticationError, 403:
 
 
 class PolicyChatModel(BaseChatModel):
-    """Answers with an episode's policy in the place of another chat model, asked as that one would ask.
+    """Stand-in for another chat model: makes the same request to an episode's policy.
 
-    A refusal of the gateway is raised as LangChain's own `ModelError`, and nothing is tried twice.
+    A refusal of the gateway is raised as LangChain's own `ModelError`. No request is sent twice.
     """
 
     cache: Literal[False] = False
-    """A cached reply is no sample: the records of a group would all get the first one's."""
+    """No LLM cache: all records of a group would get the reply of the first one."""
     streaming: bool = False
     _episode: WorkflowContext = PrivateAttr()
     _replaced: BaseChatModel = PrivateAttr()
 
     @classmethod
     def in_place_of(cls, model: BaseChatModel, episode: WorkflowContext) -> PolicyChatModel:
-        """Stand in for `model` for one call."""
+        """Return a stand-in for `model`, for one call."""
         fields = (*_KEPT, "streaming") if "streaming" in model.model_fields_set else _KEPT
         policy = cls(**{name: getattr(model, name) for name in fields})
         policy._episode, policy._replaced = episode, model
@@ -64,7 +64,7 @@ class PolicyChatModel(BaseChatModel):
         return "agentrl-policy"
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        """Tell what the replaced model would be asked with: in LangChain, the same words for all providers."""
+        """Return the replaced model's settings for a call, under LangChain's common names for all providers."""
         return self._replaced._get_ls_params(stop=stop, **kwargs)  # noqa: SLF001  # meant for subclasses, as this is
 
     async def _agenerate(
@@ -132,15 +132,15 @@ class PolicyChatModel(BaseChatModel):
     def _request(
         self, messages: list[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any], *, stream: bool = False
     ) -> dict[str, Any]:
-        """Return what an HTTP client's `post` and `stream` take."""
+        """Return the arguments for `post` or `stream` of an HTTP client."""
         body = body_of(self._replaced, self._get_ls_params(stop=stop, **kwargs), messages, kwargs)
         if stream:
             if body.get("n", 1) > 1:
-                raise ValueError(f"n is {body['n']}, but a streamed call gives one reply: use `agenerate`, or n of 1")
+                raise ValueError(f"n is {body['n']}, but a stream has one reply; fix: use `agenerate`, or set n to 1")
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return {
             "url": f"{self._episode.base_url}/v1/chat/completions",
-            # half of a surrogate pair, which a model may write as an escape in its arguments, has no UTF-8
+            # A model may write half of a surrogate pair as an escape in its arguments. UTF-8 cannot encode it.
             "content": json.dumps(body, ensure_ascii=False).encode(errors="replace"),
             "headers": {"authorization": f"Bearer {self._episode.api_key}", "content-type": "application/json"},
             "timeout": self._episode.http_client.timeout,
@@ -152,10 +152,10 @@ class PolicyChatModel(BaseChatModel):
 
 
 def _blocking_client() -> httpx2.Client:
-    """Return a client for one synchronous call; `RuntimeError` on a thread that runs an event loop.
+    """Return a client for one synchronous call. Raises `RuntimeError` on a thread that runs an event loop.
 
-    It goes by a socket: a thread that waited for the episodes' event loop could wait for ever, as that loop may
-    be waiting for the thread.
+    The client uses its own socket, not the episode's client. Waiting for the episodes' event loop could deadlock,
+    because that loop may be waiting for this thread.
     """
     try:
         asyncio.get_running_loop()
@@ -163,8 +163,8 @@ def _blocking_client() -> httpx2.Client:
         return httpx2.Client(verify=ssl_context(), trust_env=False)  # no proxy leads to this machine
     raise RuntimeError(
         "a synchronous LLM call (`invoke`, `stream`, `batch`) on the thread of an event loop would stop all "
-        "episodes: await `ainvoke` or `astream` there, or make the node a plain function, which LangGraph runs on "
-        "a thread of its own"
+        "episodes; fix: await `ainvoke` or `astream` there, or make the node a plain function, which LangGraph runs on "
+        "its own thread"
     )
 
 
@@ -179,7 +179,7 @@ def _result(response: httpx2.Response, parse: Parse) -> ChatResult:
 
 
 def _refusal(response: httpx2.Response) -> ModelError:
-    """LangChain's error for what the gateway refused, in its own words."""
+    """Return LangChain's error for a refusal of the gateway, with the gateway's message."""
     status = response.status_code
     error = response.json()["error"]
     text = f"the policy refused the call ({status} {error['code']}): {error['message']}"

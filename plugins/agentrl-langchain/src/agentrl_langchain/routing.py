@@ -1,8 +1,8 @@
-"""Sends the LLM calls of LangChain chat models to the episode in whose context they are made.
+"""Routing of LangChain chat models: inside `route_to_policy()` their calls go to the session of the current episode.
 
-An agent's model is bound when the agent is built, long before any episode, and many records share the one
-object. So the redirection sits in `BaseChatModel`, where every chat model passes, and acts only inside
-`route_to_policy()`: outside of it every model behaves as ever.
+An agent's model is bound when the agent is built, before any episode, and many records share the one object. So this
+module replaces methods of `BaseChatModel`, through which all calls of all chat models go. Outside of
+`route_to_policy()` the replaced methods do the same as before.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ ENTRANCES = (
     "_chat_model_stream_v3",
     "_achat_model_stream_v3",
 )
-"""The methods of `BaseChatModel` between its public ones and what providers implement: whatever is called
-(`invoke`, `abatch`, `agenerate`, `astream_events`, …), the answer comes through one of these."""
+"""Replaced methods of `BaseChatModel`.
+
+They stand between its public methods (`invoke`, `abatch`, `agenerate`, `astream_events`, …) and those that providers
+implement; every call goes through one of them.
+"""
 
 _episode: ContextVar[WorkflowContext | None] = ContextVar("agentrl_langchain_episode", default=None)
 _installing = threading.Lock()
@@ -44,9 +47,9 @@ _redirected: WeakSet[type[BaseChatModel]] = WeakSet()
 
 @contextmanager
 def route_to_policy() -> Iterator[None]:
-    """Let every chat model called in this context answer with the current episode's policy.
+    """Make every chat model that is called in this context answer with the current episode's policy.
 
-    LangSmith's tracing is off meanwhile: what a policy in training says is nobody else's business. Raises
+    LangSmith's tracing is off meanwhile, so that the policy's prompts and replies are not sent to a third party. Raises
     `LookupError` outside an episode.
     """
     install()
@@ -59,17 +62,20 @@ def route_to_policy() -> Iterator[None]:
 
 
 def install() -> None:
-    """Redirect the entrances of every chat model class that there is, also those that a subclass overrides.
+    """Replace the methods of `ENTRANCES` in all existing chat model classes, including overrides in subclasses.
 
-    Does nothing to classes already seen. `PluginError` if this version of langchain-core has other entrances.
+    Classes that were seen before are skipped. Raises `PluginError` if this version of langchain-core lacks one of the
+    methods.
     """
     with _installing:
         root: Any = BaseChatModel
         if missing := [name for name in ENTRANCES if name not in vars(root)]:
             raise PluginError(
                 f"agentrl-langchain {version('agentrl-langchain')} cannot redirect chat models of langchain-core "
-                f"{version('langchain-core')}, which has no BaseChatModel.{missing[0]}; install versions that fit"
+                f"{version('langchain-core')}, which has no BaseChatModel.{missing[0]}; fix: install a version of "
+                "langchain-core that this package supports, or a newer agentrl-langchain"
             )
+        # The list grows while it is iterated, until it holds all subclasses.
         classes: list[Any] = [root]
         for chat_model in classes:
             classes.extend(chat_model.__subclasses__())
@@ -83,7 +89,8 @@ def install() -> None:
 def _redirect(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def answer(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
-        # whatever comes back (a result, a coroutine, an iterator) is handed on as it is
+        # Not a coroutine function: the result, a coroutine or an iterator is returned as it is.
+        # A stand-in is a chat model too, and its own calls must not be redirected again.
         episode = _episode.get()
         if episode is None or isinstance(self, PolicyChatModel):
             return original(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""A LangChain runnable or LangGraph graph as an agentrl workflow."""
+"""Adapter `langchain`: runs a LangChain runnable or a LangGraph graph as a workflow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from agentrl_langchain.routing import install, route_to_policy
 
 
 class LangChainWorkflow:
-    """Runs one built agent for every record; its chat models answer with the record's own policy session.
+    """Runs one agent for all records; its chat models answer with the policy, in the session of the record.
 
-    The task's row is the agent's input: `messages`, and every other key, so that prompts and graphs with a state
-    of their own find their fields. A chain that begins with a chat model gets the `messages` alone. The reward
-    comes from the task's scorer. A graph with a checkpointer has a thread per record, deleted at its end.
+    The agent's input is the whole row: `messages` and all other keys, so that prompts and graphs with their own state
+    find their fields. A chain that begins with a chat model gets only the `messages`. The reward comes from the task's
+    scorer. A graph with a checkpointer gets a thread per record, which is deleted when the record ends.
 
-    `recursion_limit`: LangGraph's bound on the super-steps of one episode; None leaves the agent's own.
+    `recursion_limit`: LangGraph's bound on the super-steps of one episode; None: the agent's own.
     `input_key`: the key of the row that is the agent's whole input, for chains that take a text.
     """
 
@@ -43,7 +43,7 @@ class LangChainWorkflow:
                 await self._agent.ainvoke(self._input(data), config=config)
         finally:
             if hasattr(self._checkpointer, "adelete_thread"):
-                with contextlib.suppress(NotImplementedError):  # then it keeps what it was told
+                with contextlib.suppress(NotImplementedError):  # such a checkpointer keeps its threads
                     await self._checkpointer.adelete_thread(thread_id)
 
     def _input(self, data: dict[str, Any]) -> Any:
@@ -58,7 +58,7 @@ class LangChainWorkflow:
 
 
 def _begins_with_model(runnable: Runnable[Any, Any]) -> bool:
-    """Whether the first thing to see the input is a chat model, whatever is bound to it."""
+    """Return whether the first step of a chain is a chat model, possibly with bound arguments or fallbacks."""
     while True:
         if isinstance(runnable, RunnableSequence):
             runnable = runnable.first

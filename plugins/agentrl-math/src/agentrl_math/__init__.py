@@ -1,1 +1,1 @@
-"""Score mathematical answers by what they mean, with math-verify."""
+"""Scorer for mathematical answers, which compares their meaning with math-verify."""

@@ -1,4 +1,7 @@
-"""Two mathematical texts compared with math-verify; it can take for ever, so it is called in other processes."""
+"""Comparison of two mathematical texts with math-verify, to be called in a worker process.
+
+On some short texts (`9^{9^{9^9}}`) sympy never ends, so the caller must be able to kill the process.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 _MARKED = re.compile(r"\$|\\\(|\\\[|\\boxed|\\begin\{(?:equation|align)")
-"""Says where in a text the mathematics is."""
+"""Marks of mathematics in a text."""
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} +[A-Za-z]{2,}")
+"""Two words in a row: the text is a sentence, not a formula."""
 
 
 def same_value(answer: str, references: Sequence[str], precision: int, strict: bool) -> bool:  # noqa: FBT001 (sent)
-    """Whether an answer equals any of the references."""
+    """Return whether an answer means the same as any of the references. May never return."""
     from math_verify import verify  # type: ignore[import-untyped]  # it ships no types
 
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # what cannot be read is no event
+    # math-verify logs every text that it cannot read, which is normal for answers of a policy.
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     found = _read(answer)
     return any(
         verify(_read(reference), found, float_rounding=precision, strict=strict, timeout_seconds=None)
@@ -25,9 +30,10 @@ def same_value(answer: str, references: Sequence[str], precision: int, strict: b
 
 
 def _read(text: str) -> list[Any]:
-    """Return the meanings of a text: all of it, unless it says where in it the mathematics is."""
+    """Return the possible meanings of a text, or the text itself if it has none."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
+    # A text without marks that is not a sentence is a formula as a whole.
     if not _MARKED.search(text) and not _PROSE.search(text):
         text = rf"\boxed{{{text}}}"
     kinds = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]

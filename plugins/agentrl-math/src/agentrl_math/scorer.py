@@ -1,4 +1,4 @@
-"""The scorer `math`: whether an answer means the same as the reference."""
+"""The scorer `math`: score 1 if an answer means the same as the reference, as mathematics."""
 
 from __future__ import annotations
 
@@ -17,38 +17,43 @@ if TYPE_CHECKING:
     from agentrl_core import ScoreRequest, Task
 
 _LONGEST = 2_000
-"""Characters; a longer answer is wrong."""
+"""Characters of an answer; a longer one is wrong."""
 
 
 @attrs.frozen(kw_only=True)
 class Math:
-    """Give 1 where the answer equals the task's `answer`, or any of several, as mathematics, else 0.
+    """Score 1 if the answer equals the task's `answer` (or one of them, if there are several) as mathematics, else 0.
 
-    Numbers, fractions, percentages, expressions, equations, sets, intervals, matrices, in LaTeX or plain. What
-    cannot be read as mathematics is compared as text, so a malformed answer is wrong. The comparison runs in a process
-    of its own: one that takes longer than `timeout_s`, or more than `memory_mb`, is killed, and is no score, or 0 with
-    `on_timeout: zero`.
+    Reads numbers, fractions, percentages, expressions, equations, sets, intervals and matrices, in LaTeX or plain text.
+    Other texts are compared as text, so a malformed answer is wrong. The comparison runs in a process of its own. If it
+    takes longer than `timeout_s` or more memory than `memory_mb`, the process is killed, and the episode has no score,
+    or 0 with `on_timeout: zero`.
     """
 
     precision: int = field(default=6, validator=validators.ge(0))
     """Decimal places to which numbers are rounded."""
     strict: bool = True
-    """Whether the names of variables count: `x = 1` and `y = 1` differ."""
+    """If true, the names of variables count: `x = 1` and `y = 1` differ."""
     timeout_s: float = field(default=10.0, validator=validators.gt(0))
+    """Time limit of one comparison."""
     memory_mb: int = field(default=1024, validator=validators.gt(0))
+    """Memory limit of one comparison."""
     on_timeout: Literal["no_score", "zero"] = "no_score"
+    """Outcome of a comparison that reached a limit."""
     needs_reference: ClassVar[bool] = True
 
     def check_task(self, task: Task) -> None:
-        """Raise ValueError where the task's answer is empty."""
+        """Raise ValueError if the task's answer is empty."""
         if task.answer is not None and not task.answer.strip():
             raise ValueError("answer: expected mathematics, found an empty text")
 
     async def __call__(self, request: ScoreRequest) -> float:
-        """Give 1 or 0."""
+        """Return 1 or 0. Raises `EpisodeError` for no score, if the comparison reached a limit."""
         expected, answer = references(request), request.answer.strip()
-        if request.answer_from == "reply":  # a derivation, of which the end says what comes out
+        # A whole reply is a derivation; its result stands in the last \boxed{…} or at the end.
+        if request.answer_from == "reply":
             answer = extract_answer(answer, "boxed").strip() or answer[-_LONGEST:]
+        # Equal texts need no worker process.
         if any(answer == reference.strip() for reference in expected):
             return 1.0
         if not answer or len(answer) > _LONGEST:

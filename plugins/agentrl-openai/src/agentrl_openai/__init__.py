@@ -1,1 +1,1 @@
-"""Train agents of the OpenAI SDK and the OpenAI Agents SDK with agentrl, unmodified."""
+"""Adapters that train unmodified agents of the OpenAI Agents SDK, and unmodified code with OpenAI clients."""

@@ -1,9 +1,10 @@
-"""Agents for word problems, written with the OpenAI Agents SDK: factories, as a config names them.
+"""Example agents for word problems, written with the OpenAI Agents SDK.
 
     workflow: agentrl_openai.agents_math_agent:build_math_tool_agent
     data: {train: problems.jsonl, default_scorer: numeric}
 
-Nothing in them knows of training; the task's scorer compares what they say last with the row's `answer`.
+Each function builds an agent that contains no code for training. The task's scorer compares its last reply with the
+row's `answer`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ def calculator(operation: Literal["add", "subtract", "multiply", "divide"], a: f
 
 
 def build_math_agent(*, model: str | None = None) -> Agent[Any]:
-    """An agent that answers at once."""
+    """Return an agent that answers in one turn."""
     return Agent(name="mathematician", instructions=f"Solve the problem. {_ENDING}", model=model)
 
 
 def build_math_tool_agent(*, model: str | None = None) -> Agent[Any]:
-    """An agent with a calculator."""
+    """Return an agent with a calculator."""
     instructions = f"Solve the problem with the calculator. {_ENDING}"
     return Agent(name="mathematician", instructions=instructions, tools=[calculator], model=model)

@@ -1,8 +1,8 @@
-"""Lets the models of the OpenAI Agents SDK answer with the policy, inside `route_to_policy()` alone.
+"""Routing of the OpenAI Agents SDK: inside `route_to_policy()` every model of a run answers with the policy.
 
-An agent names its model or holds one, its handoffs and its agents-as-tools have their own, and guardrails and
-tools may start runs with a configuration of their own. All of them get their model from one function of the
-runner, so the redirection sits there.
+An agent names its model or holds one. Its handoffs and agents-as-tools have their own models, and guardrails and tools
+may start runs with their own configuration. All of them look their model up with one function of the runner,
+`get_model`, so this module replaces that function. The SDK's tracing is switched off in the same way.
 """
 
 from __future__ import annotations
@@ -28,41 +28,43 @@ if TYPE_CHECKING:
     from agents.retry import ModelRetryAdviceRequest
 
 _ASKING = (run_loop, agent_runner_helpers)
-"""The SDK's modules that look a model up, by their own name `get_model`."""
+"""Modules of the SDK that look models up; each has imported `get_model` under its own name, and both are replaced."""
 
 _installing = threading.Lock()
 _installed = False
 
 
 class _NotTriedTwice:
-    """A model whose failed calls are final, whatever retries an agent's settings ask for."""
+    """Base of models whose failed calls are never retried, whatever an agent's settings say."""
 
     def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice:  # noqa: ARG002  # the SDK's
         return ModelRetryAdvice(suggested=False, replay_safety="unsafe", reason="every call of a policy counts")
 
 
 class PolicyChatModel(_NotTriedTwice, OpenAIChatCompletionsModel):
-    """The policy by chat completions."""
+    """Model of the Agents SDK that asks the policy by chat completions."""
 
 
 class PolicyResponsesModel(_NotTriedTwice, OpenAIResponsesModel):
-    """The policy by the Responses API."""
+    """Model of the Agents SDK that asks the policy by the Responses API."""
 
 
 def install() -> None:
-    """Redirect the runner's look-up of models, and its tracing, once.
+    """Replace the runner's look-up of models, and switch tracing off inside episodes; a second call does nothing.
 
-    `PluginError` if this version of the SDK looks its models up elsewhere.
+    Raises `PluginError` if this version of the SDK looks its models up elsewhere.
     """
     global _installed  # noqa: PLW0603  # once per process, as what it changes
     with _installing:
         if _installed:
             return
+        # All checks come first: a change that is half done would be worse than none.
         for module in _ASKING:
             if not hasattr(module, "get_model"):
                 raise PluginError(
                     f"agentrl-openai {version('agentrl-openai')} cannot redirect agents of openai-agents "
-                    f"{version('openai-agents')}, which has no {module.__name__}.get_model; install versions that fit"
+                    f"{version('openai-agents')}, which has no {module.__name__}.get_model; fix: install a version of "
+                    "openai-agents that this package supports, or a newer agentrl-openai"
                 )
         for module in _ASKING:
             _redirect_models(module)
@@ -90,7 +92,7 @@ def _redirect_models(module: Any) -> None:
 
 
 def _speaks_chat(wanted: str | Model | None) -> bool:
-    """Whether a model would be called by chat completions: as the agent's own, or by the SDK's default."""
+    """Return whether the SDK would call a model by chat completions, rather than by the Responses API."""
     if isinstance(wanted, OpenAIChatCompletionsModel):
         return True
     if isinstance(wanted, OpenAIResponsesModel):
@@ -99,7 +101,10 @@ def _speaks_chat(wanted: str | Model | None) -> bool:
 
 
 def _silence(name: str) -> None:
-    """Trace nothing of an episode: what a policy in training says is nobody else's business."""
+    """Disable the traces or spans that a method of the trace provider creates inside an episode.
+
+    They would send the policy's prompts and replies to OpenAI or another processor.
+    """
     original = getattr(DefaultTraceProvider, name)
 
     @functools.wraps(original)

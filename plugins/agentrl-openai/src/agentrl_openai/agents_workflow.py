@@ -1,4 +1,4 @@
-"""An agent of the OpenAI Agents SDK as an agentrl workflow."""
+"""Adapter `openai-agents`: runs an agent of the OpenAI Agents SDK as a workflow."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ ENDINGS = (
     ToolInputGuardrailTripwireTriggered,
     ToolOutputGuardrailTripwireTriggered,
 )
-"""How the SDK ends a run because of what the policy said: the episode is over, and is scored as it stands."""
+"""Exceptions by which the SDK ends a run because of the policy's output: the episode is scored as it stands."""
 
 
 class AgentsWorkflow:
-    """Runs one built agent for every record; every model of the run answers with the record's own policy session.
+    """Runs one agent for all records; every model of a run answers with the policy, in the session of its record.
 
     The agent's input is the row's `messages`, else its `query`. The reward comes from the task's scorer.
 
-    `max_turns`: the runner's bound on LLM calls of one agent run; None leaves the SDK's own.
-    `stream`: whether the run is streamed, for agents that act while a reply comes.
+    `max_turns`: the runner's bound on LLM calls of one agent run; None: the SDK's default.
+    `stream`: whether to stream the run, for agents that act while a reply arrives.
     `input_key`: the key of the row that is the agent's input.
-    `context`: what makes the run's context object from the row (`file.py:make_context`, a class or a function);
-    None gives the row itself, a dict.
-    `run_config`: fields of the SDK's `RunConfig`, as `{tool_not_found_behavior: return_error_to_model}`.
+    `context`: a function or class that makes the run's context object from the row, such as `file.py:make_context`;
+    None: the context is the row itself, a dict.
+    `run_config`: fields of the SDK's `RunConfig`, such as `{tool_not_found_behavior: return_error_to_model}`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class AgentsWorkflow:
         install()
 
     async def run(self, data: dict[str, Any]) -> Answer | None:
-        """Run the agent on one task; where a tool's output ended the run, that is the answer to judge."""
+        """Run the agent on one task. If a tool's output ended the run, return it as the answer to score."""
         given: Any = agent_input(data, input_key=self._input_key)
         context = self._make_context(data)
         settings: dict[str, Any] = {"context": context, "run_config": self._run_config, **self._limits}
@@ -83,6 +83,7 @@ class AgentsWorkflow:
             try:
                 if self._stream:
                     result = streamed = Runner.run_streamed(self._agent, given, **settings)
+                    # A streamed run is complete only when all of its events have been read.
                     async for _ in streamed.stream_events():
                         pass
                 else:
@@ -94,7 +95,7 @@ class AgentsWorkflow:
 
 
 def interaction_ids(result: RunResultBase) -> list[str]:
-    """Return the interaction of each LLM call of a run, in order, by either API: what rewards may be keyed by.
+    """Return the interaction id of each LLM call of a run, in order, for workflows that return rewards by id.
 
     Calls of agents-as-tools are in the results of their own runs.
     """
@@ -102,7 +103,7 @@ def interaction_ids(result: RunResultBase) -> list[str]:
 
 
 def _interaction_id(response: ModelResponse) -> str:
-    """Return the id of a chat completion, which the SDK keeps beside its items, or else that of a response."""
+    """Return the id of a response; the SDK keeps the id of a chat completion in the provider data of its items."""
     beside = (getattr(item, "provider_data", None) or {} for item in response.output)
     return str(next((data["response_id"] for data in beside if "response_id" in data), response.response_id))
 
@@ -110,10 +111,12 @@ def _interaction_id(response: ModelResponse) -> str:
 def _context_maker(reference: str | None) -> Callable[[dict[str, Any]], Any]:
     if reference is None:
         return lambda data: data
-    # the folder of the file that has the agent is on the path by now
+    # The folder of the agent's file is in `sys.path` by now, so the name is found there, too.
     make = resolve(reference, [*user_folders(None), *map(Path, sys.path)]).value
     if not callable(make):
-        raise ConfigError(f"workflow.context: {reference} is {type(make).__name__}; expected what makes a context")
+        raise ConfigError(
+            f"workflow.context: {reference} is {type(make).__name__}; expected a function or class that makes a context"
+        )
     return make
 
 

@@ -1,4 +1,7 @@
-"""What the math agents calculate and compare with; the standard library alone, for interpreters without agentrl."""
+"""Calculator tool and comparison of numbers for the example agents; imports only the standard library.
+
+The example agents also run in interpreters where agentrl is not installed.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ TOOL: dict[str, Any] = {
         },
     },
 }
-"""The tool as chat completions declare it."""
+"""Declaration of the tool for chat completions."""
 
 
 def calculate(operation: str, a: float, b: float) -> str:
-    """Return what the model is told: the result, or what is wrong with the call."""
+    """Return the tool's reply to the model: the result, or an error message."""
     try:
         return f"{OPERATIONS[operation](float(a), float(b)):.12g}"
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -43,12 +46,12 @@ def calculate(operation: str, a: float, b: float) -> str:
 
 
 def same_number(answer: str, reference: str) -> bool:
-    """Whether the last numbers in two texts are the same, but for rounding; False where one has none."""
+    """Return whether the last numbers in two texts are equal up to rounding; False if a text has no number."""
     found, expected = _last_number(answer), _last_number(reference)
     return found is not None and expected is not None and math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _last_number(text: str) -> float | None:
-    """`-1,234.5` and `1e-3` are numbers."""
+    """Return the last number in a text, such as `-1,234.5` or `1e-3`; None if it has none."""
     numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?", text)
     return float(numbers[-1].replace(",", "")) if numbers else None

@@ -1,4 +1,4 @@
-"""An object that holds a client of the OpenAI SDK as an agentrl workflow."""
+"""Adapter `openai`: runs an object that holds an OpenAI client as a workflow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from agentrl_openai.routing import route_to_policy
 
 
 class ClientWorkflow(CalledObject):
-    """Calls one built object for every record; its OpenAI clients answer with the record's own policy session."""
+    """Calls one object for all records; its OpenAI clients answer with the policy, in the session of the record."""
 
     def route(self, base_urls: Sequence[str] | None) -> AbstractContextManager[None]:
-        """Redirect `OpenAI` and `AsyncOpenAI`."""
+        """Redirect the calls of `OpenAI` and `AsyncOpenAI` clients to the policy."""
         return route_to_policy(base_urls)

@@ -1,4 +1,7 @@
-"""What this package plugs into agentrl; imports no SDK until an agent of it is named."""
+"""Hooks of agentrl-openai: adapt agents of the Agents SDK, and objects that hold an OpenAI client.
+
+No SDK is imported before a config names such an agent.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,18 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_adapters(register: Register[Any]) -> None:
-    """Name the adapters, for `agentrl plugins list`."""
+    """Register both adapters, for `agentrl plugins list`."""
     register("openai-agents", "agentrl_openai.agents_workflow:AgentsWorkflow", summary="the OpenAI Agents SDK's agents")
     register("openai", "agentrl_openai.client_workflow:ClientWorkflow", summary="objects that hold an OpenAI client")
 
 
-@hookimpl(trylast=True)  # models of other frameworks hold clients too, and are those frameworks' to adapt
+# Last: agents of other frameworks hold OpenAI clients too, and their own packages adapt them.
+@hookimpl(trylast=True)
 def adapt_agent(agent: object, options: Mapping[str, Any]) -> Workflow | None:
-    """Wrap an `agents.Agent`, or an object to call that holds an `OpenAI` or `AsyncOpenAI` client."""
+    """Wrap an `agents.Agent`, or a callable object that holds an `OpenAI` or `AsyncOpenAI` client."""
     from agentrl_core.api.options import construct
 
+    # Compared by name, so that agents of other frameworks do not cause an import of the SDK.
     if any((base.__module__, base.__name__) == ("agents.agent", "Agent") for base in type(agent).__mro__):
         from agentrl_openai.agents_workflow import AgentsWorkflow
 

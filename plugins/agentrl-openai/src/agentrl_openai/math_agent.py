@@ -1,9 +1,10 @@
-"""Agents for word problems, written with the OpenAI SDK: one answer, several tries, a calculator.
+"""Example agents for word problems, written with the OpenAI SDK: one answer, several tries, a calculator.
 
     workflow: agentrl_openai.math_agent.MathAgent
 
 A task has `messages` and the `answer`, a number. The agents run inline, in subprocess workers and in other
-interpreters, where agentrl need not be installed: what `run` is not given, the client finds in the environment.
+interpreters, where agentrl need not be installed. If `run` gets no `base_url` or `api_key`, the client reads them from
+the environment.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from agentrl_openai.calculator import TOOL, calculate, same_number
 def connect(
     base_url: str | None = None, api_key: str | None = None, http_client: Any = None, **_others: Any
 ) -> AsyncOpenAI:
-    """Return a client of the episode's policy; closing it closes no `http_client` that the episode lent."""
-    url = f"{base_url}/v1" if base_url else None  # None: OPENAI_BASE_URL, and OPENAI_API_KEY
+    """Return a client of the episode's policy; closing it does not close the episode's `http_client`."""
+    # With None the client reads OPENAI_BASE_URL and OPENAI_API_KEY.
+    url = f"{base_url}/v1" if base_url else None
     return AsyncOpenAI(base_url=url, api_key=api_key, http_client=http_client, max_retries=0)
 
 
 class MathAgent:
-    """Asks once; the reward is 1.0 where the last number of the reply is the answer."""
+    """Asks once; the reward is 1.0 if the last number of the reply is the answer."""
 
     def __init__(self, *, model: str = "default") -> None:
         self.model = model
@@ -38,14 +40,14 @@ class MathAgent:
 
 
 class MultiTurnMathAgent:
-    """Tries again, up to `max_turns` times in all, as long as it is told that its answer is wrong."""
+    """Asks up to `max_turns` times, telling the model each time that its answer is wrong, until the answer is right."""
 
     def __init__(self, *, model: str = "default", max_turns: int = 4) -> None:
         self.model = model
         self.max_turns = max_turns
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
-        """Answer one task; the tries share the reward, less for early ones where `turn_discount` is below 1."""
+        """Answer one task. All tries get the reward, earlier ones less of it if `turn_discount` is below 1."""
         messages = list(data["messages"])
         async with connect(**extra_kwargs) as client:
             for _ in range(self.max_turns):
@@ -58,7 +60,7 @@ class MultiTurnMathAgent:
 
 
 class MathToolAgent:
-    """Uses a calculator until it answers without a call, or has made `max_turns` calls of the policy."""
+    """Offers a calculator until the model answers without using it, for at most `max_turns` LLM calls."""
 
     def __init__(self, *, model: str = "default", max_turns: int = 8) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""Sends the LLM calls of OpenAI's SDKs to the episode in whose context they are made."""
+"""Routing of OpenAI clients: inside `route_to_policy()` their calls go to the session of the current episode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OWN_ADDRESSES = tuple(f"https://{region}api.openai.com/v1" for region in ("", "
 
 @functools.cache
 def clients() -> ClientRouting:
-    """Redirect `OpenAI` and `AsyncOpenAI`, once."""
+    """Return the routing of `OpenAI` and `AsyncOpenAI`, installed at the first call."""
     return ClientRouting(
         async_class=openai.AsyncOpenAI,
         sync_class=openai.OpenAI,
@@ -29,13 +29,14 @@ def clients() -> ClientRouting:
 
 @contextmanager
 def route_to_policy(base_urls: Iterable[str] | None = None) -> Iterator[None]:
-    """Let OpenAI clients and agents of the Agents SDK that are called in this context answer with the policy.
+    """Make OpenAI clients and agents of the Agents SDK answer with the policy when called in this context.
 
-    Clients are redirected that lead to OpenAI's own address, or to `OPENAI_BASE_URL` where that is set: those that
-    were made without a base URL. One with another address, as of a judge, stays as it is; `base_urls` names other
-    addresses in place of these. Every model of the Agents SDK is redirected, and the SDK traces nothing meanwhile.
-    Raises `LookupError` outside an episode.
+    A client is redirected if it was made without a base URL: it then leads to OpenAI's own address, or to
+    `OPENAI_BASE_URL` if that is set. A client with another address, such as a judge's, is not redirected; `base_urls`
+    replaces the addresses to redirect. Every model of the Agents SDK is redirected, and the SDK's tracing is off
+    meanwhile. Raises `LookupError` outside an episode.
     """
+    # The Agents SDK is changed only if the agent's code has imported it.
     if "agents" in sys.modules:
         from agentrl_openai.agents_routing import install
 

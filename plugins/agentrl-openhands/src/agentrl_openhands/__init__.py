@@ -1,1 +1,1 @@
-"""Train OpenHands agents with agentrl, unmodified, in an interpreter of their own."""
+"""Adapter that trains unmodified OpenHands agents, in a Python environment that has OpenHands but not agentrl."""

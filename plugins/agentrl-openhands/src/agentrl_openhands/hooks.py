@@ -1,4 +1,7 @@
-"""What this package plugs into agentrl; OpenHands itself is imported in its own interpreter alone."""
+"""Hooks of agentrl-openhands: adapt OpenHands agents, in OpenHands' interpreter or in this one.
+
+Usually OpenHands is installed only in its own interpreter, and imported only there.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_worker_adapters(register: Register[Any]) -> None:
-    """Name the adapter, for workers in OpenHands' interpreter."""
-    register("openhands", "agentrl_openhands.worker:adapt", summary="OpenHands agents, in an interpreter of their own")
+    """Register the adapter that workers in OpenHands' interpreter use."""
+    register("openhands", "agentrl_openhands.worker:adapt", summary="OpenHands agents, in their own Python environment")
 
 
 @hookimpl
 def adapt_agent(agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None) -> Workflow | None:
-    """Wrap an agent where OpenHands is installed beside agentrl: the same code, with one episode per process."""
+    """Wrap an agent, if OpenHands is installed together with agentrl; one process still runs one episode at a time."""
     if not any(base.__module__.partition(".")[0] == "openhands" for base in type(agent).__mro__):
         return None
     from agentrl_openhands.worker import adapt

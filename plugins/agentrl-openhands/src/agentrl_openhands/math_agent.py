@@ -1,4 +1,7 @@
-"""Agents for word problems, as a user of OpenHands would write them; nothing but the base URL leads to training."""
+"""Example agents for word problems, written with OpenHands: without tools, or with a calculator.
+
+They reach the policy by its base URL, like any server with OpenAI's API, and contain nothing else for training.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +48,14 @@ class CalculatorObservation(Observation):
 
 
 class CalculatorExecutor(ToolExecutor[CalculatorAction, CalculatorObservation]):
-    """Evaluates an arithmetic expression."""
+    """Executor of the calculator tool."""
 
     def __call__(
         self,
         action: CalculatorAction,
         conversation: Any = None,  # noqa: ARG002  # OpenHands' signature
     ) -> CalculatorObservation:
-        """Evaluate what the policy wrote."""
+        """Return the value of the policy's expression, or the error as text for the policy."""
         try:
             result = f"{_value(ast.parse(action.expression, mode='eval').body):g}"
         except (ArithmeticError, SyntaxError, ValueError) as error:
@@ -61,11 +64,11 @@ class CalculatorExecutor(ToolExecutor[CalculatorAction, CalculatorObservation]):
 
 
 class CalculatorTool(ToolDefinition[CalculatorAction, CalculatorObservation]):
-    """A calculator."""
+    """Definition of the calculator tool."""
 
     @classmethod
     def create(cls, conv_state: Any = None, **_: Any) -> Sequence[CalculatorTool]:  # noqa: ARG003  # OpenHands' signature
-        """Make the tool of one conversation."""
+        """Return the tool for one conversation, in a list as OpenHands expects it."""
         return [
             cls(
                 description="Evaluate an arithmetic expression.",
@@ -80,7 +83,7 @@ register_tool(CalculatorTool.name, CalculatorTool)
 
 
 class MathAgent:
-    """Answers one question; the reward is 1 if its last number is the task's answer."""
+    """Has one conversation; the reward is 1 if the last number of the final reply is the task's answer, else 0."""
 
     tools: Sequence[str] = ()
 
@@ -88,7 +91,7 @@ class MathAgent:
         self._system_prompt = system_prompt
 
     def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
-        """Have one conversation with the agent."""
+        """Run the agent on one task, in a temporary workspace."""
         agent = Agent(
             llm=_model(extra_kwargs),
             tools=[Tool(name=name) for name in self.tools],
@@ -107,13 +110,13 @@ class MathAgent:
 
 
 class MathToolAgent(MathAgent):
-    """Has a calculator, and calls it as often as it likes."""
+    """`MathAgent` with a calculator."""
 
     tools = (CalculatorTool.name,)
 
 
 def _model(extra_kwargs: Mapping[str, Any]) -> LLM:
-    """The policy, as OpenHands reaches any server that speaks like OpenAI's."""
+    """Return the policy as an OpenHands LLM, at the given address or that of the environment variables."""
     base_url = extra_kwargs.get("base_url") or os.environ["OPENAI_BASE_URL"]
     return LLM(
         model="openai/default",

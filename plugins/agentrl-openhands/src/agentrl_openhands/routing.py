@@ -1,9 +1,8 @@
-"""Sends the calls of OpenHands' LLMs to the episode that is on.
+"""Routing of OpenHands' LLMs: inside `route_to_policy()` their calls go to the session of the episode.
 
-An agent's LLM was built with the agent, long before any episode, and agents may have others: of a condenser, of
-agents that they delegate to. So the redirection sits in the class of all LLMs, and acts only inside
-`route_to_policy()`. A worker process has one episode at a time, and OpenHands steps on threads of its own, so that
-the episode is the process's.
+An agent's LLM is built with the agent, before any episode, and there may be more: of a condenser, or of agents that it
+delegates to. So this module replaces methods of the class `LLM`. The episode is a global variable, not a context
+variable: OpenHands runs steps on its own threads, and a worker process has only one episode at a time.
 """
 
 from __future__ import annotations
@@ -17,18 +16,21 @@ from openhands.sdk import LLM
 from pydantic import SecretStr
 
 ENTRANCES = ("completion", "acompletion", "responses", "aresponses")
-"""The methods of `LLM` by which every reply comes."""
+"""Replaced methods of `LLM`, through which all calls go."""
 
 _episode: Mapping[str, Any] | None = None
-"""What an LLM must have in place of its own to reach the episode's policy."""
+"""Fields of a copied LLM with which it reaches the policy of the running episode; None outside an episode."""
 
 
 @contextmanager
 def route_to_policy(base_url: str, api_key: str) -> Iterator[None]:
-    """Let every LLM of OpenHands answer with the policy. `RuntimeError` where another episode is on."""
+    """Make all OpenHands LLMs of this process answer with the policy.
+
+    Raises `RuntimeError` if another episode is running in this process.
+    """
     global _episode  # noqa: PLW0603  # one process, one episode: see above
     if _episode is not None:
-        raise RuntimeError("OpenHands' agents need a process per episode: set rollout.agent.mode to subproc")
+        raise RuntimeError("OpenHands agents need a process for each episode; fix: set rollout.agent.mode to subproc")
     _install()
     _episode = {
         "base_url": f"{base_url}/v1",
@@ -54,7 +56,7 @@ def _install() -> None:
 def _redirect(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def answer(self: LLM, *args: Any, **kwargs: Any) -> Any:
-        # whatever comes back (a reply, a coroutine) is handed on as it is
+        # Not a coroutine function: the result, a reply or a coroutine, is returned as it is.
         return original(self if _episode is None else _in_place_of(self, _episode), *args, **kwargs)
 
     answer.agentrl_openhands = True  # type: ignore[attr-defined]  # so that none is redirected twice
@@ -62,6 +64,7 @@ def _redirect(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_place_of(llm: LLM, episode: Mapping[str, Any]) -> LLM:
-    """Return an LLM that asks the policy what `llm` would be asked; its costs and tokens count as `llm`'s."""
+    """Return a stand-in for `llm` that makes the same request to the policy; `llm` counts its tokens and costs."""
+    # litellm reads the part before the slash as the provider.
     name = llm.model.rpartition("/")[2]
     return llm.model_copy(update={**episode, "model": f"openai/{name}"})

@@ -1,4 +1,8 @@
-"""Makes a workflow of an OpenHands agent, in OpenHands' own interpreter: needs nothing but it and Python 3.12."""
+"""Adapter `openhands`: runs an OpenHands agent as a workflow, inside a worker process of OpenHands' own interpreter.
+
+It may import only the standard library of Python 3.12, OpenHands and this package, because agentrl is not installed
+there.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,11 @@ _TRACING = (
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 )
-"""What OpenHands reads when it is imported: whom to tell what its agents do."""
+"""Variables by which OpenHands, when it is imported, decides to send data about agents to third parties."""
 
 
 def prepare() -> None:
-    """Set up this process before an agent's module is imported: no tracing, no downloads."""
+    """Set up this process before an agent's module is imported: turn off tracing and downloads."""
     os.environ.update(_QUIET)
     for name in _TRACING:
         os.environ.pop(name, None)
@@ -33,29 +37,30 @@ def prepare() -> None:
 def adapt(
     agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None = None
 ) -> OpenHandsWorkflow | None:
-    """Wrap an `Agent` of OpenHands, or anything derived from it; None if it is something else."""
+    """Wrap an agent of OpenHands; return None for other objects."""
     if not any(base.__module__.startswith("openhands.sdk.") for base in type(agent).__mro__):
         return None
     from openhands.sdk import AgentBase
 
     if not isinstance(agent, AgentBase):
         return None
+    # Again, because no worker has called it if OpenHands is installed together with agentrl.
     prepare()
     return OpenHandsWorkflow(factory or (lambda: _copy(agent)), **options)
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What the run takes for its own `Answer`, which is not here."""
+    """Answer for the scorer; the run treats it like `agentrl_core.Answer`, which cannot be imported here."""
 
     text: str
 
 
 class OpenHandsWorkflow:
-    """Gives each task to the agent in a conversation of its own; its LLMs answer with the episode's policy.
+    """Runs the agent on each task in a new conversation; its LLMs answer with the episode's policy.
 
-    `fresh` returns the agent of the next conversation. The row's user message, or its `query`, begins it, and its
-    workspace is a temporary folder; the reward comes from the task's scorer.
+    `fresh` returns the agent for the next conversation. The row's user message, or its `query`, is the first message.
+    The workspace is a temporary folder. The reward comes from the task's scorer.
     `max_iterations`: bound on the steps of one episode. `input_key`: the key of the row that is the agent's input.
     """
 
@@ -65,7 +70,7 @@ class OpenHandsWorkflow:
         self._input_key = input_key
 
     def run(self, data: dict[str, Any], *, base_url: str, api_key: str) -> Answer:
-        """Let the agent work on one task, and return what it says last, for the scorer."""
+        """Run the agent on one task and return its last reply, for the scorer."""
         from openhands.sdk import Conversation
         from openhands.sdk.conversation.exceptions import ConversationRunError
         from openhands.sdk.conversation.response_utils import get_agent_final_response
@@ -85,12 +90,13 @@ class OpenHandsWorkflow:
                 conversation.run()
                 return Answer(get_agent_final_response(conversation.state.events))
             except ConversationRunError as error:
+                # The run reports the original error rather than OpenHands' wrapper of it.
                 raise error.original_exception from None
             finally:
                 conversation.close()
 
 
 def _copy(agent: Any) -> Any:
-    """Return the agent as it was built: a conversation gives it tools, and its LLM counts what that cost."""
+    """Return a copy of the agent as it was built: a conversation adds tools to it, and its LLM sums up costs."""
     agent.llm.reset_metrics()
     return agent.model_copy()

@@ -1,1 +1,1 @@
-"""Train Pydantic AI agents with agentrl, unmodified."""
+"""Adapter that trains unmodified Pydantic AI agents."""

@@ -1,4 +1,7 @@
-"""What the math agents calculate and compare with; the standard library alone, for interpreters without agentrl."""
+"""Calculator and comparison of numbers for the example agents; imports only the standard library.
+
+The example agents also run in interpreters where agentrl is not installed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 
 _LONGEST = 500
-"""Characters: what nests deeper than Python's own parser can go does not fit."""
+"""Characters of an expression; a longer one could nest deeper than Python's parser can go."""
 
 _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -22,7 +25,10 @@ _UNARY: Mapping[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operat
 
 
 def evaluate(expression: str) -> float:
-    """Return the value of numbers, + - * / ** and brackets; `ValueError` for anything else, in words for a model."""
+    """Return the value of an expression of numbers, + - * / ** and brackets.
+
+    Raises `ValueError` for anything else, with a message that the model gets to read.
+    """
     if len(expression) > _LONGEST:
         raise ValueError(f"cannot evaluate an expression of {len(expression)} characters, at most {_LONGEST}")
     try:
@@ -42,12 +48,12 @@ def _value(node: ast.expr) -> float:
 
 
 def same_number(answer: str, reference: str) -> bool:
-    """Whether the last numbers in two texts are the same, but for rounding; False where one has none."""
+    """Return whether the last numbers in two texts are equal up to rounding; False if a text has no number."""
     found, expected = _last_number(answer), _last_number(reference)
     return found is not None and expected is not None and math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _last_number(text: str) -> float | None:
-    """`-1,234.5` and `1e-3` are numbers; the minus of `3-2` is none."""
+    """Return the last number in a text, such as `-1,234.5` or `1e-3`; the minus in `3-2` is not part of a number."""
     numbers = re.findall(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?", text)
     return float(numbers[-1].replace(",", "")) if numbers else None

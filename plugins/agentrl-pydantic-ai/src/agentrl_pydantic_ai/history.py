@@ -1,4 +1,4 @@
-"""Reads a task's row, in OpenAI's messages, as what a Pydantic AI agent run takes."""
+"""Translation of a task's `messages`, in OpenAI's form, into the prompt and message history of Pydantic AI."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ Json = Mapping[str, Any]
 
 @attrs.frozen(kw_only=True)
 class AgentTask:
-    """What `Agent.run` is called with."""
+    """Arguments for `Agent.run`."""
 
     prompt: str | list[UserContent] | None
-    """None where the history ends with something to answer that no user said."""
+    """Last user message; None if the messages end with one of another role."""
     history: list[ModelMessage]
     instructions: str | None
-    """The system message in front, for the agent to follow beside its own."""
+    """System message at the beginning, to be followed in addition to the agent's own instructions."""
 
 
 def read_task(messages: Sequence[Json], task_id: object) -> AgentTask:
-    """Cut a row's messages into instructions, history and prompt; `DataError` for what an agent cannot be told."""
+    """Split a row's messages into instructions, history and prompt.
+
+    Raises `DataError` for messages that Pydantic AI cannot represent.
+    """
     rest = list(messages)
     where = f"task '{task_id}'"
     instructions = None
@@ -54,7 +57,7 @@ def read_task(messages: Sequence[Json], task_id: object) -> AgentTask:
 
 
 def _message(message: Json, names: dict[str, str], where: str) -> ModelMessage:
-    """One message; `names` are those of the tools called so far, by the id of the call."""
+    """Return one message. `names` maps the ids of the tool calls so far to the tools' names."""
     role = message.get("role")
     if role == "assistant":
         return ModelResponse(parts=_reply_parts(message, names, where))
@@ -66,7 +69,7 @@ def _message(message: Json, names: dict[str, str], where: str) -> ModelMessage:
     elif role == "tool":
         call_id = str(message.get("tool_call_id"))
         if call_id not in names:
-            raise DataError(f"{where}: a tool message answers the call '{call_id}', which no message before it makes")
+            raise DataError(f"{where}: a tool message answers the call '{call_id}', but no message before it makes it")
         part = ToolReturnPart(names[call_id], _text(message, where), tool_call_id=call_id)
     else:
         raise DataError(f"{where}: unknown role {role!r}; expected system, user, assistant or tool")

@@ -1,4 +1,7 @@
-"""What this package plugs into agentrl; imports no Pydantic AI until an agent of it is named."""
+"""Hooks of agentrl-pydantic-ai: adapt Pydantic AI agents.
+
+Pydantic AI is not imported before a config names such an agent.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_adapters(register: Register[Any]) -> None:
-    """Name the adapter, for `agentrl plugins list`."""
+    """Register the adapter, for `agentrl plugins list`."""
     register("pydantic-ai", "agentrl_pydantic_ai.workflow:PydanticAIWorkflow", summary="Pydantic AI agents")
 
 
 @hookimpl
 def adapt_agent(agent: object, options: Mapping[str, Any], base_dir: Path | None) -> Workflow | None:
-    """Wrap any Pydantic AI agent, one that wraps another among them."""
+    """Wrap a Pydantic AI agent, including agents that wrap another one."""
+    # Compared by name, so that agents of other frameworks do not cause an import of Pydantic AI.
     if "pydantic_ai" not in {base.__module__.partition(".")[0] for base in type(agent).__mro__}:
         return None
     from pydantic_ai.agent import AbstractAgent

@@ -1,7 +1,7 @@
-"""Agents that solve word problems, written as Pydantic AI's users write them: a start for one of your own.
+"""Example agents for word problems, written with Pydantic AI: without tools, or with a calculator.
 
-Run them as they are: `workflow: agentrl_pydantic_ai.math_agent.MathAgent`, with `messages` and `answer` in each row.
-They run inline, in worker processes and in other interpreters, where agentrl need not be installed.
+Use them with `workflow: agentrl_pydantic_ai.math_agent.MathAgent` and rows with `messages` and `answer`, or as a start
+for your own. They run inline, in worker processes and in other interpreters, where agentrl need not be installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def calculator(expression: str) -> float:
 
 
 class MathAgent:
-    """One question, one answer; the reward is 1 where its last number is the task's, else 0."""
+    """Asks once; the reward is 1 if the last number of the reply is the task's answer, else 0."""
 
     def __init__(self, *, instructions: str = INSTRUCTIONS, temperature: float = 1.0) -> None:
         self.agent: Agent[None, str] = Agent(
@@ -36,7 +36,7 @@ class MathAgent:
         )
 
     def tools(self) -> list[Any]:
-        """The tools that the agent has."""
+        """Return the agent's tools: none."""
         return []
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
@@ -53,8 +53,8 @@ class MathAgent:
 
 
 class MathToolAgent(MathAgent):
-    """The same with a calculator, which it may use as often as it likes."""
+    """`MathAgent` with a calculator, which it may use any number of times."""
 
     def tools(self) -> list[Any]:
-        """The calculator."""
+        """Return the agent's tools: the calculator."""
         return [calculator]

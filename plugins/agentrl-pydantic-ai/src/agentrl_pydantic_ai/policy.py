@@ -1,4 +1,4 @@
-"""The policy of one episode as a Pydantic AI model, over the gateway's chat completions."""
+"""Pydantic AI model that asks the policy of one episode, by the gateway's chat completions."""
 
 from __future__ import annotations
 
@@ -33,24 +33,23 @@ _PROFILE = OpenAIModelProfile(
     supports_json_object_output=True,
     supports_json_schema_output=True,
 )
-"""What the gateway takes, whatever the name of the model in whose place it answers."""
+"""Capabilities of the gateway, which do not depend on the name of the replaced model."""
 
 _OUTPUT = (
     "default_structured_output_mode",
     "prompted_output_template",
     "native_output_requires_schema_in_instructions",
 )
-"""Of the replaced model's profile, how the agent asks for structured output: part of its prompt."""
+"""Fields kept from the replaced model's profile: they decide how the prompt asks for structured output."""
 
 _TRANSPORT = ("max_retries", "timeout")
-"""Settings of a call that are meant for a provider's server: a sample is asked for once, and the episode's own time
-limit holds."""
+"""Settings of a call that are dropped: calls are not repeated, and the episode has its own time limit."""
 
 
 class PolicyModel(OpenAIChatModel):
-    """Answers with an episode's policy in the place of another model, asked as that one would be.
+    """Stand-in for another model: makes the same request to an episode's policy.
 
-    A refusal of the gateway is raised as Pydantic AI's own `ModelHTTPError`, and no request is sent twice.
+    A refusal of the gateway is raised as Pydantic AI's own `ModelHTTPError`. No request is sent twice.
     """
 
     unsupported_settings = frozenset()
@@ -63,7 +62,8 @@ class PolicyModel(OpenAIChatModel):
         loop: asyncio.AbstractEventLoop,
         http_client: httpx2.AsyncClient | None = None,
     ) -> None:
-        """Stand in for `model`; `http_client`, else the episode's, serves `loop`."""
+        """Create a stand-in for `model`, whose `http_client` (by default the episode's) belongs to the event `loop`."""
+        # There is one policy and nothing to fall back to: the first model decides how the request is written.
         while isinstance(model, FallbackModel):
             model = model.models[0]
         provider = _provider(episode, http_client or episode.http_client)
@@ -73,7 +73,7 @@ class PolicyModel(OpenAIChatModel):
     def prepare_request(
         self, model_settings: ModelSettings | None, model_request_parameters: ModelRequestParameters
     ) -> tuple[ModelSettings | None, ModelRequestParameters]:
-        """Leave out what is meant for a provider's server."""
+        """Prepare a request as usual, then drop the settings in `_TRANSPORT`."""
         settings, parameters = super().prepare_request(model_settings, model_request_parameters)
         asked = {name: value for name, value in (settings or {}).items() if name not in _TRANSPORT}
         return cast("ModelSettings", asked), parameters
@@ -84,7 +84,7 @@ class PolicyModel(OpenAIChatModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """Ask the policy."""
+        """Ask the policy for a whole reply."""
         async with self._here() as policy:
             return await super(PolicyModel, policy).request(messages, model_settings, model_request_parameters)
 
@@ -96,7 +96,7 @@ class PolicyModel(OpenAIChatModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        """Ask the policy and hear it speak."""
+        """Ask the policy for a streamed reply."""
         async with (
             self._here() as policy,
             super(PolicyModel, policy).request_stream(
@@ -107,16 +107,16 @@ class PolicyModel(OpenAIChatModel):
 
     @asynccontextmanager
     async def _here(self) -> AsyncIterator[PolicyModel]:
-        """Give this model with a client of the running event loop.
+        """Yield this model, or a copy of it whose HTTP client belongs to the running event loop.
 
-        A tool that is a plain function has a thread, and `run_sync` in it an event loop, which the episode's client
-        does not serve.
+        A tool that is a plain function runs on a thread. `run_sync` in it starts another event loop, on which the
+        episode's client cannot be used.
         """
         if asyncio.get_running_loop() is self._loop:
             yield self
             return
         timeout = self._episode.http_client.timeout
-        # no proxy leads to this machine
+        # `trust_env=False`: the gateway is on this machine, and a proxy of the environment could not reach it.
         async with httpx2.AsyncClient(verify=ssl_context(), trust_env=False, timeout=timeout) as client:
             yield type(self)(self._replaced, episode=self._episode, loop=asyncio.get_running_loop(), http_client=client)
 

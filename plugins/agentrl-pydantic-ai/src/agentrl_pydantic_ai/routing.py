@@ -1,8 +1,8 @@
-"""Sends the LLM calls of Pydantic AI models to the episode in whose context they are made.
+"""Routing of Pydantic AI models: inside `route_to_policy()` their calls go to the session of the current episode.
 
-An agent's model is bound when the agent is built, many records share the one object, and a tool may run further
-agents with models of their own. So the redirection sits in the methods of `Model`, where every call passes, and acts
-only inside `route_to_policy()`: outside of it every model behaves as ever.
+An agent's model is bound when the agent is built, many records share the one object, and a tool may run other agents
+with their own models. So this module replaces methods of all subclasses of `Model`, through which all calls go. Outside
+of `route_to_policy()` the replaced methods do the same as before.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
     from agentrl_core.api.context import WorkflowContext
 
 ENTRANCES = ("request", "request_stream", "count_tokens", "prepare_messages", "prepare_request", "compact_messages")
-"""The methods by which an agent run, a wrapper model or `pydantic_ai.direct` use a model."""
+"""Replaced methods of `Model`: those that agent runs, wrapper models and `pydantic_ai.direct` call."""
 
 _SUPPRESSED = "suppress_instrumentation"
-"""OpenTelemetry's own key by which instrumentations, Logfire's among them, are told to be silent."""
+"""OpenTelemetry's context key that switches instrumentations off, including Logfire's."""
 
 
 @attrs.define
 class _Route:
-    """One episode, and the policy in the place of each model that it has used."""
+    """An episode with the stand-ins for the models that it has used."""
 
     episode: WorkflowContext
     loop: asyncio.AbstractEventLoop
     policies: dict[int, tuple[Model[Any], PolicyModel]] = attrs.field(factory=dict)
-    """By the replaced model's identity, which it keeps as long as it is in here."""
+    """Stand-ins by the id of the replaced model. The model is kept here too, so that its id is not used again."""
 
     def policy(self, model: Model[Any]) -> PolicyModel:
-        """Return what answers in the place of `model`."""
+        """Return the stand-in for `model`."""
         if id(model) not in self.policies:
             self.policies[id(model)] = (model, PolicyModel(model, episode=self.episode, loop=self.loop))
         return self.policies[id(model)][1]
@@ -59,10 +59,10 @@ _redirected: WeakSet[type[Model[Any]]] = WeakSet()
 
 @contextmanager
 def route_to_policy() -> Iterator[None]:
-    """Let every model used in this context answer with the current episode's policy.
+    """Make every model that is used in this context answer with the current episode's policy.
 
-    OpenTelemetry's and Logfire's tracing is off meanwhile: what a policy in training says is nobody else's
-    business. Raises `LookupError` outside an episode.
+    OpenTelemetry's and Logfire's tracing is off meanwhile, so that the policy's prompts and replies are not sent to a
+    third party. Raises `LookupError` outside an episode.
     """
     install()
     routed = _route.set(_Route(workflow_context.get(), asyncio.get_running_loop()))
@@ -75,17 +75,20 @@ def route_to_policy() -> Iterator[None]:
 
 
 def install() -> None:
-    """Redirect the entrances of every model class that there is.
+    """Replace the methods of `ENTRANCES` in all existing model classes.
 
-    Does nothing to classes already seen. `PluginError` if this version of Pydantic AI has other entrances.
+    Classes that were seen before are skipped. Raises `PluginError` if this version of Pydantic AI lacks one of the
+    methods.
     """
     with _installing:
         root: Any = Model
         if missing := [name for name in ENTRANCES if name not in vars(root)]:
             raise PluginError(
                 f"agentrl-pydantic-ai {version('agentrl-pydantic-ai')} cannot redirect models of pydantic-ai "
-                f"{version('pydantic-ai-slim')}, which has no Model.{missing[0]}; install versions that fit"
+                f"{version('pydantic-ai-slim')}, which has no Model.{missing[0]}; fix: install a version of "
+                "pydantic-ai that this package supports, or a newer agentrl-pydantic-ai"
             )
+        # The list grows while it is iterated, until it holds all subclasses.
         classes: list[Any] = [root]
         for model_class in classes:
             classes.extend(model_class.__subclasses__())
@@ -99,7 +102,8 @@ def install() -> None:
 def _redirect(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def answer(self: Model[Any], *args: Any, **kwargs: Any) -> Any:
-        # whatever comes back (a result, a coroutine, a context manager) is handed on as it is
+        # Not a coroutine function: the result, a coroutine or a context manager is returned as it is.
+        # A stand-in is a model too, and its own calls must not be redirected again.
         route = _route.get()
         if route is None or isinstance(self, PolicyModel):
             return original(self, *args, **kwargs)
@@ -109,7 +113,7 @@ def _redirect(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _untraced() -> telemetry.Context:
-    """A context whose spans no sampler that minds its parent records, and that instrumentations leave alone."""
+    """Return a context that switches instrumentations off, and in which parent-based samplers record no spans."""
     unsampled = trace.SpanContext(trace_id=1, span_id=1, is_remote=False, trace_flags=trace.TraceFlags.get_default())
     context = trace.set_span_in_context(trace.NonRecordingSpan(unsampled))
     return telemetry.set_value(_SUPPRESSED, True, context)

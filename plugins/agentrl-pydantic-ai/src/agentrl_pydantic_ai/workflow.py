@@ -1,4 +1,4 @@
-"""A Pydantic AI agent as an agentrl workflow."""
+"""Adapter `pydantic-ai`: runs a Pydantic AI agent as a workflow."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class PydanticAIWorkflow:
-    """Runs one agent for every record; its models answer with the record's own policy session.
+    """Runs one agent for all records; its models answer with the policy, in the session of the record.
 
-    The row's `messages`, or its `query`, are the agent's input: the last user message is the prompt, what stands
-    before it the message history, and a system message in front goes beside the agent's own instructions. The
-    task's scorer gives the reward; it judges the output, where that is not the text of the last reply.
+    The input is the row's `messages` or its `query`. The last user message is the prompt, the messages before it are
+    the message history, and a system message at the beginning is added to the agent's instructions. The reward comes
+    from the task's scorer, which scores the agent's output.
 
-    `deps`: makes the agent's dependencies from the row; a function or class, or where one is (`my_agent.py:make_deps`).
-    `usage_limits`: the fields of Pydantic AI's `UsageLimits`, for each episode.
-    `give_up`: what becomes of an episode in which the policy met a usage limit, or used up the agent's retries:
-    `score` asks the scorer, with an empty answer; `fail` leaves it out of the training.
-    `input_key`: the key of the row to take in place of `messages` and `query`.
+    `deps`: function or class that makes the agent's dependencies from the row, or its name (`my_agent.py:make_deps`).
+    `usage_limits`: fields of Pydantic AI's `UsageLimits`, for each episode.
+    `give_up`: outcome of an episode in which the policy reached a usage limit or used up the agent's retries. `score`
+    scores an empty answer; `fail` excludes the episode from training.
+    `input_key`: the key of the row to use instead of `messages` and `query`.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class PydanticAIWorkflow:
         self._make_deps = _find(deps, base_dir) if isinstance(deps, str) else deps
         if deps is None and agent.deps_type not in (object, type(None)):
             raise ConfigError(
-                f"workflow: the agent needs deps of type {agent.deps_type.__qualname__}; name a function in "
-                "workflow.deps that makes them from a task's row: {use: …, deps: 'my_agent.py:make_deps'}"
+                f"workflow: the agent needs deps of type {agent.deps_type.__qualname__}; fix: name a function that "
+                "makes them from a task's row in workflow.deps: {use: …, deps: 'my_agent.py:make_deps'}"
             )
         try:
             self._limits = None if usage_limits is None else UsageLimits(**usage_limits)
@@ -91,21 +91,21 @@ class PydanticAIWorkflow:
 
 
 def _answer(result: AgentRunResult[Any]) -> Answer | None:
-    """Return the output as text; None for the text of the last reply, which the scorer sees anyway."""
+    """Return the output as text; None if it is the text of the last reply, which the scorer reads by itself."""
     if result.output == result.response.text:
         return None
     return Answer(result.output if isinstance(result.output, str) else to_json(result.output, fallback=str).decode())
 
 
 def _any_model() -> OpenAIChatModel:
-    """A model for an agent that has none, for the policy to take the place of."""
+    """Return a model for an agent that has none: a run needs one, and the policy then stands in for it."""
     here = workflow_context.get()
     client = AsyncOpenAI(base_url=f"{here.base_url}/v1", api_key=here.api_key, http_client=here.http_client)
     return OpenAIChatModel("default", provider=OpenAIProvider(openai_client=client))
 
 
 def _find(name: str, base_dir: Path | None) -> Callable[[dict[str, Any]], Any]:
-    """Import what `deps` names, as everything in a config."""
+    """Return the function or class that `deps` names, resolved like all names in a config."""
     found = resolve(name, user_folders(base_dir)).value
     if not callable(found):
         raise ConfigError(f"workflow.deps: '{name}' is of type {type(found).__name__}, expected a function of the row")

@@ -1,1 +1,1 @@
-"""Train smolagents' agents with agentrl, unmodified."""
+"""Adapter that trains unmodified agents of smolagents."""

@@ -1,4 +1,7 @@
-"""What this package plugs into agentrl; imports no smolagents until an agent of it is named."""
+"""Hooks of agentrl-smolagents: adapt agents of smolagents.
+
+smolagents is not imported before a config names such an agent.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_adapters(register: Register[Any]) -> None:
-    """Name the adapter, for `agentrl plugins list`."""
-    register("smolagents", "agentrl_smolagents.workflow:SmolagentsWorkflow", summary="smolagents' agents")
+    """Register the adapter, for `agentrl plugins list`."""
+    register("smolagents", "agentrl_smolagents.workflow:SmolagentsWorkflow", summary="agents of smolagents")
 
 
 @hookimpl
 def adapt_agent(
     agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None, base_dir: Path | None
 ) -> Workflow | None:
-    """Wrap any of smolagents' multi-step agents; where there is a factory, each record gets an agent of its own."""
+    """Wrap a multi-step agent of smolagents; each record gets a new one from `factory`, or a copy without one."""
+    # Compared by name, so that agents of other frameworks do not cause an import of smolagents.
     if "smolagents" not in {base.__module__.partition(".")[0] for base in type(agent).__mro__}:
         return None
     from smolagents import MultiStepAgent

@@ -1,4 +1,4 @@
-"""An agent of one's own for each record: smolagents' agents keep their conversation, state and tools in themselves."""
+"""Copying of smolagents agents: an agent holds its conversation, state and tools, so records cannot share one."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from smolagents.tools import BaseTool
 from agentrl_core.errors import ConfigError
 
 _OPENED = (MultiStepAgent, BaseTool, Monitor, PythonExecutor)
-"""What is looked into for models, loggers and further agents."""
+"""Classes whose attributes are searched for models, loggers and other agents."""
 
 
 def copy_of(agent: MultiStepAgent) -> MultiStepAgent:
-    """Return a copy that shares nothing with `agent` but its models, and what functions and modules hold.
+    """Return a copy of `agent` whose step log is silent.
 
-    Its step log is silent. Raises `ConfigError` where something in it cannot be copied.
+    The copy shares only the models with `agent`, and objects that functions and modules hold. Raises `ConfigError` if a
+    part of the agent cannot be copied.
     """
     try:
         return cast("MultiStepAgent", _copied(agent, agent))
     except Exception as error:
         raise ConfigError(
-            f"workflow: each record needs an agent of its own, and this {type(agent).__name__} cannot be copied: "
-            f"{_culprit(agent)}{type(error).__name__}: {error}. Name in `workflow` a function without arguments that "
-            "builds the agent: then it is called once per record"
+            f"workflow: each record needs its own agent, and this {type(agent).__name__} cannot be copied: "
+            f"{_culprit(agent)}{type(error).__name__}: {error}; fix: name a function without arguments that builds the "
+            "agent, which is then called once per record"
         ) from error
 
 
 def silence(agent: MultiStepAgent) -> None:
-    """Turn off the step log of an agent, and of all that it manages: nobody reads those of many records at once."""
+    """Turn off the step logs of an agent and of the agents in it: logs of many records at once are unreadable."""
     for found in _reachable(agent):
         if isinstance(found, MultiStepAgent):
             found.logger = found.monitor.logger = _silent()
 
 
 def _copied(found: Any, agent: MultiStepAgent) -> Any:
+    # `deepcopy` takes an object from `memo` instead of copying it: models stay shared, loggers are replaced.
     memo: dict[int, Any] = {}
     for kept in _reachable(agent):
         if isinstance(kept, Model):
@@ -52,7 +54,7 @@ def _copied(found: Any, agent: MultiStepAgent) -> Any:
 
 
 def _reachable(agent: MultiStepAgent) -> Iterator[Any]:
-    """Yield the agent, the agents that it manages or its tools hold, and everything directly in one of them."""
+    """Yield the agent, the agents that it manages or that its tools hold, and all direct attributes of these."""
     waiting: list[Any] = [agent]
     seen: set[int] = set()
     while waiting:
@@ -81,6 +83,6 @@ def _culprit(agent: MultiStepAgent) -> str:
     for name, part in parts.items():
         try:
             _copied(part, agent)
-        except Exception:  # noqa: BLE001 - the caller tells what it was
+        except Exception:  # noqa: BLE001 - the caller reports the error
             return name
     return ""

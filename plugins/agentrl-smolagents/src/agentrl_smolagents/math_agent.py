@@ -1,7 +1,7 @@
-"""Agents that solve word problems, written as smolagents' users write them: a start for one of your own.
+"""Example agents for word problems, written with smolagents: without tools, or with a calculator.
 
-Run them as they are: `workflow: agentrl_smolagents.math_agent.MathAgent`, with `messages` and `answer` in each row.
-They run inline, in worker processes and in other interpreters, where agentrl need not be installed.
+Use them with `workflow: agentrl_smolagents.math_agent.MathAgent` and rows with `messages` and `answer`, or as a start
+for your own. They run inline, in worker processes and in other interpreters, where agentrl need not be installed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def calculator(expression: str) -> float:
 
 
 class MathAgent:
-    """One question, one final answer; the reward is 1 where its last number is the task's, else 0."""
+    """Asks one question; the reward is 1 if the last number of the final answer is the task's answer, else 0."""
 
     def __init__(self, *, instructions: str = INSTRUCTIONS, max_steps: int = 4) -> None:
         self._options: dict[str, Any] = {"instructions": instructions, "max_steps": max_steps}
 
     def tools(self) -> list[Tool]:
-        """The tools that the agent has beside `final_answer`."""
+        """Return the agent's tools in addition to `final_answer`: none."""
         return []
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
-        """Solve one problem; the agent blocks, so it has a thread."""
+        """Solve one problem. The agent blocks, so it runs on a thread."""
         base_url = extra_kwargs.get("base_url") or os.environ["OPENAI_BASE_URL"]
         api_key = extra_kwargs.get("api_key") or os.environ["OPENAI_API_KEY"]
         question = data["messages"][-1]["content"]
@@ -56,8 +56,8 @@ class MathAgent:
 
 
 class MathToolAgent(MathAgent):
-    """The same with a calculator, which it may use in each of its steps."""
+    """`MathAgent` with a calculator, which it may use in each of its steps."""
 
     def tools(self) -> list[Tool]:
-        """The calculator."""
+        """Return the agent's tools in addition to `final_answer`: the calculator."""
         return [calculator]

@@ -1,4 +1,4 @@
-"""The policy of one episode as a smolagents model, over the gateway's chat completions."""
+"""smolagents model that asks the policy of one episode, by the gateway's chat completions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from agentrl_core.api.context import WorkflowContext
 
 _TRANSPORT = ("timeout", "extra_headers")
-"""Arguments of a call that are meant for a provider's server: the episode's own time limit holds."""
+"""Arguments of a call that are dropped: they are meant for a provider's server, and the episode has a time limit."""
 
 
 class PolicyModel(OpenAIModel):
-    """Answers with an episode's policy in the place of another model, asked as that one would be.
+    """Stand-in for another model: makes the same request to an episode's policy. No request is sent twice.
 
-    No request is sent twice. `note` hears how each ended: with an exception, or None where it was answered.
+    `note` is called after each request, with its exception or, if it was answered, with None.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class PolicyModel(OpenAIModel):
         note: Callable[[Exception | None], None],
     ) -> None:
         self._note = note
+        # Set before the base class's constructor, which calls `create_client`.
         self._client = OpenAI(
             base_url=f"{episode.base_url}/v1", api_key=episode.api_key, http_client=http_client, max_retries=0
         )
@@ -51,16 +52,16 @@ class PolicyModel(OpenAIModel):
         )
 
     def create_client(self) -> OpenAI:
-        """Return the client of the episode's session."""
+        """Return the client for the episode's session; smolagents calls this from the constructor."""
         return self._client
 
     def generate(self, *args: Any, **kwargs: Any) -> ChatMessage:
-        """Ask the policy."""
+        """Ask the policy for a whole reply."""
         with self._noted():
             return super().generate(*args, **kwargs)
 
     def generate_stream(self, *args: Any, **kwargs: Any) -> Generator[ChatMessageStreamDelta]:
-        """Ask the policy and hear it speak."""
+        """Ask the policy for a streamed reply."""
         with self._noted():
             yield from super().generate_stream(*args, **kwargs)
 
@@ -75,9 +76,10 @@ class PolicyModel(OpenAIModel):
 
 
 def _arguments(model: Model) -> dict[str, Any]:
-    """Return what the replaced model adds to each call, in OpenAI's words, without what only its provider takes."""
+    """Return the arguments that the replaced model adds to each call, if OpenAI's API has them, under its names."""
     given = dict(model.kwargs)
-    if "max_new_tokens" in given:  # of the models that run in process
+    # Models that run in process have this name for the token limit.
+    if "max_new_tokens" in given:
         given.setdefault("max_tokens", given["max_new_tokens"])
     return {name: value for name, value in given.items() if name in _known() and name not in _TRANSPORT}
 

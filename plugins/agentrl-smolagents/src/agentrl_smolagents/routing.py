@@ -1,8 +1,8 @@
-"""Sends the LLM calls of smolagents' models to the episode in whose context they are made.
+"""Routing of smolagents models: inside `route_to_policy()` their calls go to the session of the current episode.
 
-A model is bound when its agent is built, and may be shared by many records and by the agents that this one manages.
-So the redirection sits in the methods of `Model`, where every call passes, and acts only inside `route_to_policy()`:
-outside of it every model behaves as ever.
+A model is bound when its agent is built, and may be shared by many records and by managed agents. So this module
+replaces methods of all subclasses of `Model`, through which all calls go. Outside of `route_to_policy()` the replaced
+methods do the same as before.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
     from agentrl_core.api.context import WorkflowContext
 
 ENTRANCES = ("generate", "generate_stream")
-"""The methods by which agents use a model; `Model.__call__` goes through the first."""
+"""Replaced methods of `Model`: those that agents call; `Model.__call__` goes through the first."""
 
 _SUPPRESSED = "suppress_instrumentation"
-"""OpenTelemetry's own key by which instrumentations, OpenInference's among them, are told to be silent."""
+"""OpenTelemetry's context key that switches instrumentations off, including OpenInference's."""
 
 
 @attrs.define(eq=False)
 class Route:
-    """One episode, and the policy in the place of each model that it has used."""
+    """An episode with the stand-ins for the models that it has used."""
 
     episode: WorkflowContext
     http_client: httpx2.Client
     failure: Exception | None = None
-    """What the last call to the policy raised; None where it was answered."""
+    """Exception of the last call to the policy; None if it was answered."""
     _policies: dict[int, tuple[Model, PolicyModel]] = attrs.field(factory=dict)
-    """By the replaced model's identity, which it keeps as long as it is in here."""
+    """Stand-ins by the id of the replaced model. The model is kept here too, so that its id is not used again."""
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def policy(self, model: Model) -> PolicyModel:
-        """Return what answers in the place of `model`."""
+        """Return the stand-in for `model`."""
         with self._lock:
             if id(model) not in self._policies:
                 policy = PolicyModel(model, episode=self.episode, http_client=self.http_client, note=self._note)
@@ -66,19 +66,20 @@ _route: contextvars.ContextVar[Route | None] = contextvars.ContextVar("agentrl_s
 _lock = threading.Lock()
 _redirected: WeakSet[type] = WeakSet()
 _running: dict[int, Route] = {}
-"""Which episode runs an agent at present, by the agent's identity."""
+"""Episodes that run an agent at present, by the id of the agent."""
 
 
 @contextmanager
 def route_to_policy() -> Iterator[Route]:
-    """Let every model used in this context answer with the current episode's policy.
+    """Make every model that is used in this context answer with the current episode's policy.
 
-    Calls go by a socket, as smolagents' models block. OpenTelemetry's instrumentations are told to be silent
-    meanwhile: what a policy in training says is nobody else's business. Raises `LookupError` outside an episode.
+    Calls use a blocking client with its own socket, because smolagents' models block. OpenTelemetry's instrumentations
+    are off meanwhile, so that the policy's prompts and replies are not sent to a third party. Raises `LookupError`
+    outside an episode.
     """
     install()
     episode = workflow_context.get()
-    # no proxy leads to this machine
+    # `trust_env=False`: the gateway is on this machine, and a proxy of the environment could not reach it.
     with httpx2.Client(verify=ssl_context(), trust_env=False, timeout=episode.http_client.timeout) as client:
         route = Route(episode, client)
         token = _route.set(route)
@@ -90,16 +91,17 @@ def route_to_policy() -> Iterator[Route]:
 
 
 def install() -> None:
-    """Redirect the entrances of every model class that there is, and let the episode follow code into its thread.
+    """Replace the methods of `ENTRANCES` in all existing model classes, and make generated code keep its context.
 
-    Does nothing to classes already seen. `PluginError` if this version of smolagents has other entrances.
+    Classes that were seen before are skipped. Raises `PluginError` if this version of smolagents lacks one of the
+    replaced names.
     """
     with _lock:
         if not hasattr(Model, "generate") or not hasattr(local_python_executor, "ThreadPoolExecutor"):
             raise PluginError(
                 f"agentrl-smolagents {version('agentrl-smolagents')} cannot redirect models of smolagents "
                 f"{version('smolagents')}, whose Model.generate or local_python_executor.ThreadPoolExecutor is gone; "
-                "install versions that fit"
+                "fix: install a version of smolagents that this package supports, or a newer agentrl-smolagents"
             )
         local_python_executor.ThreadPoolExecutor = _ContextExecutor
         _patch_tree(Model, ENTRANCES, _redirect)
@@ -107,6 +109,7 @@ def install() -> None:
 
 
 def _patch_tree(root: type, names: tuple[str, ...], patch: Callable[[str, Callable[..., Any]], Any]) -> None:
+    # The list grows while it is iterated, until it holds all subclasses.
     classes = [root]
     for one in classes:
         classes.extend(one.__subclasses__())
@@ -120,7 +123,8 @@ def _patch_tree(root: type, names: tuple[str, ...], patch: Callable[[str, Callab
 def _redirect(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def answer(self: Model, *args: Any, **kwargs: Any) -> Any:
-        # whatever comes back (a message, a generator) is handed on as it is
+        # Not a generator function: the result, a message or a generator is returned as it is.
+        # A stand-in is a model too, and its own calls must not be redirected again.
         route = _route.get()
         if route is None or isinstance(self, PolicyModel):
             return original(self, *args, **kwargs)
@@ -130,7 +134,7 @@ def _redirect(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_sharing(_name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse an agent that two records run at once, a tool's for one: they would write into one memory."""
+    """Refuse to run an agent for two records at once, such as one that a tool holds: they would share its memory."""
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,11 +143,12 @@ def _refuse_sharing(_name: str, original: Callable[..., Any]) -> Callable[..., A
             return original(self, *args, **kwargs)
         with _lock:
             outer = _running.get(id(self))
+            # The same record may run an agent again while it runs, for example from one of its tools.
             if outer not in (None, route):
                 raise RuntimeError(
                     f"the {type(self).__name__} '{self.name or 'without a name'}' is run by two records at once, which "
-                    "would mix their memories: hand it to the main agent as one of its `managed_agents`, or name in "
-                    "`workflow` a function that builds it with the rest"
+                    "would mix their memories; fix: pass it to the main agent in `managed_agents`, or name a function "
+                    "in `workflow` that builds it together with the main agent"
                 )
             _running[id(self)] = route
         try:
@@ -157,7 +162,7 @@ def _refuse_sharing(_name: str, original: Callable[..., Any]) -> Callable[..., A
 
 
 class _ContextExecutor(ThreadPoolExecutor):
-    """Runs what it is given in the context of who gave it: a CodeAgent's code has a thread of its own."""
+    """Thread pool that runs functions in the caller's context: a CodeAgent runs generated code on another thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         return super().submit(contextvars.copy_context().run, fn, *args, **kwargs)
@@ -165,7 +170,7 @@ class _ContextExecutor(ThreadPoolExecutor):
 
 @contextmanager
 def _untraced() -> Iterator[None]:
-    """Tell instrumentations to be silent, and have no span recorded, where OpenTelemetry is loaded."""
+    """Switch instrumentations and the recording of spans off until the end of the block, if OpenTelemetry is loaded."""
     if "opentelemetry" not in sys.modules:
         yield
         return

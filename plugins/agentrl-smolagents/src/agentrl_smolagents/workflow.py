@@ -1,4 +1,4 @@
-"""An agent of smolagents as an agentrl workflow."""
+"""Adapter `smolagents`: runs a new agent, or a copy of one, for each record."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Prepare = Callable[["MultiStepAgent", dict[str, Any]], object]
 
 
 class SmolagentsWorkflow:
-    """Runs an agent of its own for each record, on a thread; its models answer with the record's policy session.
+    """Runs a separate agent for each record, on a thread; its models answer with the policy, in the record's session.
 
-    The agent is what `factory` makes, or else a copy of `agent`. The row's `query`, or the one user message of its
-    `messages`, is the task; a system message goes to the agent's instructions. The task's scorer gives the reward,
-    and judges the agent's final answer.
+    The agent comes from `factory`, else it is a copy of `agent`. The row's `query`, or the only user message of its
+    `messages`, is the task; a system message is added to the agent's instructions. The reward comes from the task's
+    scorer, which scores the agent's final answer.
 
-    `max_steps`: bound on the steps of one episode; None leaves the agent's own.
+    `max_steps`: bound on the steps of one episode; None: the agent's own.
     `additional_args`: keys of the row that are passed to `agent.run` as its additional arguments.
-    `prepare`: is called with the record's agent and the row before it runs; a function, or where one is
+    `prepare`: function that is called with the record's agent and the row before the agent runs, or its name
     (`my_agent.py:prepare`).
-    `input_key`: the key of the row to take in place of `messages` and `query`.
+    `input_key`: the key of the row to use instead of `messages` and `query`.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class SmolagentsWorkflow:
         self._prepare = _find(prepare, base_dir) if isinstance(prepare, str) else prepare
         self._input_key = input_key
         install()
+        # One copy on trial: an agent that cannot be copied is refused before the run starts.
         if factory is None:
             copy_of(agent)
 
@@ -68,7 +69,8 @@ class SmolagentsWorkflow:
             except asyncio.CancelledError:
                 agent.interrupt_switch = True
                 raise
-        if route.failure is not None:  # `provide_final_answer` takes an exception for an answer
+        # At the step limit smolagents asks for a final answer, and returns an exception of that call as the answer.
+        if route.failure is not None:
             raise route.failure
         return answer
 
@@ -91,7 +93,8 @@ class SmolagentsWorkflow:
                 f"it has {', '.join(data)}"
             )
         given = agent_input(data, input_key=self._input_key)
-        if not isinstance(given, str):  # the system messages are among the agent's instructions
+        # System messages are in the agent's instructions already.
+        if not isinstance(given, str):
             given = [message for message in given if message.get("role") != "system"]
         text = as_text(given, task_id=data.get("id"))
         arguments = {key: data[key] for key in self._additional_args}
@@ -112,7 +115,7 @@ def _system_prompt(data: Mapping[str, Any]) -> str:
 
 
 def _as_text(output: Any) -> str:
-    """Return a final answer as text."""
+    """Return a final answer as text: other objects as JSON if possible."""
     if output is None or isinstance(output, str):
         return output or ""
     try:
@@ -122,7 +125,7 @@ def _as_text(output: Any) -> str:
 
 
 def _find(name: str, base_dir: Path | None) -> Prepare:
-    """Import what `prepare` names, as everything in a config."""
+    """Return the function that `prepare` names, resolved like all names in a config."""
     try:
         found = resolve(name, user_folders(base_dir)).value
     except PluginError as error:

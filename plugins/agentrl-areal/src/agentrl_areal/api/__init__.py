@@ -1,4 +1,4 @@
-"""Names of `areal.api` that workflows and agents import."""
+"""Counterpart of `areal.api`: base classes of workflows, requests and responses, reward functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
     "WorkflowLike",
 ]
 
-_RUN = "a run's config decides it, see `agentrl config show`"
+_RUN = "the run's config decides this; see `agentrl config show`"
 _ELSEWHERE = dict.fromkeys(
     (
         "AllocationType", "FSDPParallelStrategy", "FinetuneSpec", "Job", "LocalInfServerInfo",

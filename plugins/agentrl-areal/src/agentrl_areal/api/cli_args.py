@@ -1,4 +1,7 @@
-"""AReaL's `GenerationHyperparameters`: sampling options with its defaults, as arguments for OpenAI's clients, too."""
+"""Counterpart of `areal.api.cli_args`: `GenerationHyperparameters`, sampling options with AReaL's defaults.
+
+The options can also be converted to arguments of OpenAI's clients.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +29,23 @@ _LIMITS = {
     "responses": "max_output_tokens",
     "openai-agents": "max_tokens",
 }
-"""Kind of API -> its name of `max_new_tokens`."""
+"""Kind of API -> name of the argument for `max_new_tokens`."""
 
 
 @attrs.define(kw_only=True)
 class GenerationHyperparameters(agentrl_core.GenerationHyperparameters):
-    """AReaL's options of a call; what they do is told where they are defined.
+    """Sampling options of a call, as in AReaL; the base class documents their meaning.
 
-    While training, the policy's temperature holds, and top-p and top-k are off.
+    While training, the policy's temperature applies, and top-p and top-k are off.
     """
 
     n_samples: int = 1
-    """Records of a task, in the options of a workflow; of a single call, 1."""
+    """Records per task, in the options of a workflow; 1 for a single call."""
     max_new_tokens: int | None = 16384
     min_new_tokens: int | None = 0
     max_tokens: int | None = 32768
     temperature: float | None = 1.0
-    """None: that of the run, or of its evaluations."""
+    """None: the temperature of the run, or of its evaluations."""
     top_k: int = 10**8
     stop_token_ids: Sequence[int] = attrs.field(factory=list)
 
@@ -63,10 +66,10 @@ class GenerationHyperparameters(agentrl_core.GenerationHyperparameters):
         exclude_args: Collection[str] | None = None,
         api_format: Literal["completions", "responses", "openai-agents"] = "completions",
     ) -> dict[str, Any]:
-        """Return the options that a client of OpenAI's takes, under its names.
+        """Return the options as arguments of an OpenAI client, under its names.
 
-        An option that is left out, for it is not OpenAI's or is in `exclude_args`, is logged where it is not at its
-        default. `ValueError` for another API.
+        Options that OpenAI does not have, and those in `exclude_args`, are left out, with a warning in the log if they
+        are not at their default. Raises `ValueError` for an unknown `api_format`.
         """
         if api_format not in _LIMITS:
             raise ValueError(f"Unsupported API format: {api_format}; expected one of {', '.join(_LIMITS)}")
@@ -78,11 +81,11 @@ class GenerationHyperparameters(agentrl_core.GenerationHyperparameters):
             if name not in left_out:
                 arguments[names.get(name, name)] = value
             elif value != getattr(unchanged, name):
-                logger.warning("%s = %r is no argument of OpenAI's clients and is left out", name, value)
+                logger.warning("%s = %r is ignored: OpenAI's clients have no such argument", name, value)
         return arguments
 
 
-_CONFIG = "a run is described by an agentrl config; `agentrl config show` prints one with its defaults"
+_CONFIG = "use an agentrl config instead; `agentrl config show` prints one with its defaults"
 _ELSEWHERE = dict.fromkeys(
     (
         "AgentConfig", "BaseExperimentConfig", "EvaluatorConfig", "GRPOConfig", "InferenceEngineConfig", "NormConfig",

@@ -1,4 +1,4 @@
-"""AReaL's name of what `arun_episode` is given."""
+"""Counterpart of `areal.api.engine_api`: `InferenceEngine`, the type of the engine passed to `arun_episode`."""
 
 from agentrl_core.api.token_level import TokenEngine as InferenceEngine
 

@@ -1,4 +1,4 @@
-"""Calls of the policy in token ids."""
+"""Counterpart of `areal.api.io_struct`: requests and responses of the policy in token ids."""
 
 from agentrl_core import ModelRequest, ModelResponse
 

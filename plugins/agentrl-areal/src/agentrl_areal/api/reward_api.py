@@ -1,4 +1,4 @@
-"""Reward functions to be awaited, with AReaL's outcome of a timeout."""
+"""Counterpart of `areal.api.reward_api`: `AsyncRewardWrapper`, which runs a reward function in another process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["AsyncRewardWrapper"]
 
 
 class AsyncRewardWrapper(agentrl_core.AsyncRewardWrapper):
-    """`agentrl_core.AsyncRewardWrapper`, but a timeout gives 0.0, and the function may be named: `my_rewards.exact`.
+    """Variant of `agentrl_core.AsyncRewardWrapper` that returns 0.0 at a timeout, as AReaL's does.
 
-    A timeout is not tried again: the function's process was killed, and would compute the same.
+    The function may also be given by its dotted name, such as `my_rewards.exact`. After a timeout it is not tried
+    again: its process was killed, and another one would compute the same.
     """
 
     def __init__(
@@ -24,6 +25,6 @@ class AsyncRewardWrapper(agentrl_core.AsyncRewardWrapper):
         max_workers: int | None = None,
         max_retries: int = 3,
     ) -> None:
-        """Check the function: `TypeError` where no other process could call it."""
+        """Resolve and check the function. Raises `TypeError` if another process could not call it."""
         self.reward_fn = import_from_string(reward_fn) if isinstance(reward_fn, str) else reward_fn
         super().__init__(self.reward_fn, timeout_seconds, max_workers, max_retries, on_timeout="zero")

@@ -1,4 +1,8 @@
-"""Base classes of workflows; a class takes from the run what AReaL's training scripts hand over."""
+"""Counterpart of `areal.api.workflow_api`: base classes of workflows and agents.
+
+AReaL's training scripts pass `gconfig`, `tokenizer` and `reward_fn` to a workflow as objects. Here a config names them,
+or the run supplies them.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +27,18 @@ WorkflowLike: TypeAlias = "agentrl_core.RolloutWorkflow | type[agentrl_core.Roll
 
 
 class RolloutWorkflow(agentrl_core.RolloutWorkflow):
-    """A workflow on token ids.
+    """Base class of workflows on token ids.
 
-    Where its constructor has the parameters `gconfig`, `tokenizer` and `reward_fn`, a config may leave out the first
-    two, which are then those of the run, and name the others: a folder, `my_rewards.exact` or `file.py:exact`.
+    Three parameters of a constructor are filled in. `gconfig` and `tokenizer` are those of the run, unless the config
+    sets them; in the config, `tokenizer` is a folder or a name. `reward_fn` is a name such as `my_rewards.exact` or
+    `file.py:exact`.
     """
 
     @classmethod
     def complete_options(
         cls, options: Mapping[str, Any], *, run: RunConfig, base_dir: Path, where: Callable[[str], str]
     ) -> Mapping[str, Any]:
-        """Return the constructor's arguments, made of what the config says and of the run."""
+        """Return the constructor's arguments: the options of the config, completed from the run."""
         wanted = inspect.signature(cls).parameters
         made = dict(options)
         if "gconfig" in wanted and isinstance(made.get("gconfig"), Mapping | None):
@@ -46,12 +51,12 @@ class RolloutWorkflow(agentrl_core.RolloutWorkflow):
 
 
 def _gconfig(options: Mapping[str, Any], run: RunConfig, where: str) -> GenerationHyperparameters:
-    """Return how the run samples, with `options` in place of some of it."""
+    """Return the run's sampling options, with `options` taking precedence."""
     sampling = run.sampling
     of_run = {
         "n_samples": run.rollout.group_size,
         "min_new_tokens": sampling.min_tokens,
-        "temperature": None,  # that of the run, which is another in its evaluations
+        "temperature": None,  # the run's own temperature, which differs between training and evaluations
         "stop": list(sampling.stop) or None,
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
@@ -68,7 +73,8 @@ def _tokenizer(named: str | None, run: RunConfig, base_dir: Path, where: Callabl
     name = named or run.model.path
     if name is None:
         raise ConfigError(
-            f"{where('tokenizer')}: name a folder with the policy's tokenizer: there is no model.path to take it from"
+            f"{where('tokenizer')}: no tokenizer: the config has no model.path; fix: set it to a folder with the "
+            "policy's tokenizer"
         )
     folder = base_dir / Path(name).expanduser()
     return load_hf_tokenizer(str(folder) if folder.is_dir() else name)

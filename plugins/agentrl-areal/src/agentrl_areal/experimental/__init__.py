@@ -1,1 +1,1 @@
-"""AReaL's `areal.experimental`: nothing of it is here, and its client says what does the same."""
+"""Counterpart of `areal.experimental`, without content: importing its client raises an error with the replacement."""

@@ -1,4 +1,4 @@
-"""AReaL's place of `ArealOpenAI`."""
+"""Counterpart of `areal.experimental.openai`, whose `ArealOpenAI` is replaced by an agent with AsyncOpenAI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentrl_areal.elsewhere import explain
 
 _CLIENT = (
     "write `async def run(self, data, *, base_url, api_key, http_client)` with openai.AsyncOpenAI and return "
-    "{response.id: reward}; turn_discount and export_style are those of rollout.agent"
+    "{response.id: reward}; set turn_discount and export_style in the config's rollout.agent"
 )
 _ELSEWHERE = dict.fromkeys(
     ("ArealOpenAI", "InteractionWithTokenLogpReward", "OpenAIProxyClient", "OpenAIProxyWorkflow"), _CLIENT

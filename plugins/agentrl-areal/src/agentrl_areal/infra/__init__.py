@@ -1,4 +1,4 @@
-"""AReaL's `areal.infra`, as far as workflows need it."""
+"""Counterpart of `areal.infra`, with the one name that workflows import: `workflow_context`."""
 
 from agentrl_areal import workflow_context
 

@@ -1,4 +1,4 @@
-"""AReaL's place of `workflow_context`."""
+"""Counterpart of `areal.infra.workflow_context`; the same names as in `agentrl_areal.workflow_context`."""
 
 from agentrl_areal.workflow_context import (
     WorkflowContext,

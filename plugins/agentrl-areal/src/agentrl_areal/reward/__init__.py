@@ -1,4 +1,4 @@
-"""AReaL's reward functions, and the comparison of mathematics behind them."""
+"""Counterpart of `areal.reward`: AReaL's reward functions, and the comparison of mathematics that they share."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ _HOMES = {
 
 
 class MathVerifyWorker:
-    """Compares mathematics by math-verify, without the limits of its own, which only hold on a main thread.
+    """Compares mathematical texts with math-verify, under a time limit of its own.
 
-    `try_extract_without_anchor`: whether any number of a text may be its answer, not only what it announces as such.
-    `precision`: decimal places to which numbers are rounded. `timeout`: seconds of one comparison, None for no limit.
+    The limits of math-verify itself work only on a main thread. `try_extract_without_anchor`: whether any number of a
+    text may be its answer, or only one that the text marks as its answer. `precision`: decimal places to which numbers
+    are rounded. `timeout`: seconds for one comparison; None for no limit.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class MathVerifyWorker:
         self.timeout = timeout
 
     def verify(self, response: str, ground_truth: str) -> float:
-        """Return 1.0 where the texts mean the same, else 0.0: for what cannot be read or takes too long, too."""
+        """Return 1.0 if the texts mean the same, else 0.0; also 0.0 for texts that cannot be read or take too long."""
         try:
             return within(self.timeout, lambda: self._compared(response, ground_truth))
         except TooLongError:
@@ -74,19 +75,19 @@ class MathVerifyWorker:
 
 @functools.cache
 def get_math_verify_worker() -> MathVerifyWorker:
-    """Return the worker that the reward functions of a process share."""
+    """Return the worker that all reward functions of this process share."""
     return MathVerifyWorker()
 
 
 class TooLongError(BaseException):
-    """A computation was broken off at its limit; no `except Exception` of a library catches it."""
+    """A computation reached its time limit. A BaseException, so that no `except Exception` of a library catches it."""
 
 
 def within(timeout_s: float | None, compute: Callable[[], T]) -> T:
-    """Return `compute()`; `TooLongError` where it takes longer.
+    """Return `compute()`. Raises `TooLongError` if it takes longer than `timeout_s`.
 
-    On a main thread, as in the processes of `AsyncRewardWrapper`, it is broken off there; that of another thread goes
-    on for nobody.
+    On a main thread, as in the processes of `AsyncRewardWrapper`, a signal interrupts the computation. On another
+    thread it cannot be interrupted: it goes on in the background, and its result is dropped.
     """
     if timeout_s is None:
         return compute()

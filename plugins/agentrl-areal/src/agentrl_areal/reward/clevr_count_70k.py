@@ -1,4 +1,4 @@
-"""The reward of CLEVR-Count-70K: the number in a reply's last brackets, letter by letter."""
+"""AReaL's reward for CLEVR-Count-70K: the number in a reply's last brackets must be the same text as the answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["clevr_count_70k_reward_fn", "extract_answer"]
 
 
 def extract_answer(pred_str: str, data_name: str = "", use_last_number: bool = True) -> str:  # noqa: ARG001, FBT001, FBT002 (AReaL's)
-    """Return the number in the last `[…]` that holds nothing else; empty without one."""
+    """Return the number in the last `[…]` that holds only a number; empty if there is none."""
     numbers = re.findall(r"\[([0-9\.]+)\]", pred_str)
     return str(numbers[-1]) if numbers else ""
 
@@ -22,5 +22,5 @@ def clevr_count_70k_reward_fn(
     answer: str | None,
     **kwargs: Any,  # noqa: ARG001
 ) -> float:
-    """Return 1.0 where the number is the answer, else 0.0."""
+    """Return 1.0 if the number is the answer, else 0.0."""
     return 0.0 if answer is None else float(extract_answer(completions).strip() == answer.strip())

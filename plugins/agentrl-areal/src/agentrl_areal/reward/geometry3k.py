@@ -1,4 +1,4 @@
-"""The reward of Geometry3K: what a reply has in its last brackets, else its last number."""
+"""AReaL's reward for Geometry3K: the text in a reply's last brackets, else its last number, must mean the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["extract_answer", "geometry3k_reward_fn"]
 
 
 def extract_answer(pred_str: str, use_last_number: bool = True) -> str:  # noqa: FBT001, FBT002 (AReaL's)
-    """Return what stands in the last `[…]`, else the last number, without thousands separators; empty without one."""
+    """Return the text in the last `[…]`, else the last number without thousands separators, else an empty text."""
     if brackets := re.findall(r"\[([^\]]+)\]", pred_str):
         return str(brackets[-1])
     numbers = re.findall(r"-?\d*\.?\d+", pred_str.replace(",", "")) if use_last_number else []
@@ -26,7 +26,7 @@ def geometry3k_reward_fn(
     answer: Any,
     **kwargs: Any,  # noqa: ARG001
 ) -> float:
-    """Return 1.0 where the two answers mean the same, else 0.0."""
+    """Return 1.0 if the two answers mean the same, else 0.0."""
     found = extract_answer(str(completions))
     expected = extract_answer(str(answer)) or str(answer)
     if not found or not expected:

@@ -1,4 +1,4 @@
-"""The reward of GSM8K: the last mathematics of a reply against the reference."""
+"""AReaL's reward for GSM8K: the last mathematical expression of a reply must mean the same as the reference."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def gsm8k_reward_fn(
     answer: Any,
     **kwargs: Any,  # noqa: ARG001
 ) -> float:
-    """Return 1.0 where reply and answer mean the same, else 0.0."""
+    """Return 1.0 if reply and answer mean the same, else 0.0."""
     return get_math_verify_worker().verify(str(completions), str(answer))

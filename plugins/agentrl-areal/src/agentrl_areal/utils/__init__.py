@@ -1,1 +1,1 @@
-"""Names of `areal.utils` that workflows and agents import."""
+"""Counterpart of `areal.utils`: the modules that workflows and agents import."""

@@ -1,4 +1,4 @@
-"""Put dicts of tensors together."""
+"""Counterpart of `areal.utils.data`: concatenate the dicts of tensors that workflows return."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["concat_padded_tensors"]
 
 
 def concat_padded_tensors(tensor_dicts: Sequence[Mapping[str, Any]], pad_value: float = 0.0) -> dict[str, Any]:
-    """Return one dict whose tensors have the rows of all, padded behind to the longest.
+    """Return one dict whose tensors hold the rows of all, padded at the end to the longest.
 
-    `attention_mask` is padded with 0. Lists are put one behind the other, and of other values the first one counts.
-    `ValueError` where the dicts have different keys.
+    `attention_mask` is always padded with 0. Lists are concatenated; of other values the first dict's is kept. Raises
+    `ValueError` if the dicts have different keys.
     """
     import torch
 
@@ -43,12 +43,12 @@ def _rows(tensors: Sequence[Any], pad_value: float) -> Any:
 
     dimensions = {tensor.ndim for tensor in tensors}
     if len(dimensions) > 1:
-        raise ValueError(f"concat_padded_tensors: tensors of {sorted(dimensions)} dimensions cannot be put together")
+        raise ValueError(f"concat_padded_tensors: tensors of {sorted(dimensions)} dimensions cannot be concatenated")
     longest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
     padded = []
     for tensor in tensors:
         missing = [most - size for most, size in zip(longest, tensor.shape[1:], strict=True)]
-        # torch counts dimensions from the last one, with what to add before and behind each
+        # `pad` lists the dimensions from the last one on, with a count before and a count after each.
         pad = [count for most in reversed(missing) for count in (0, most)]
         padded.append(functional.pad(tensor, pad, value=pad_value) if any(missing) else tensor)
     return torch.cat(padded)

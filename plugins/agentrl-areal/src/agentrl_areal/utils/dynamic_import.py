@@ -1,4 +1,4 @@
-"""Objects by their dotted names."""
+"""Counterpart of `areal.utils.dynamic_import`: import an object by its dotted name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["import_from_string"]
 
 
 def import_from_string(module_path: str) -> Any:
-    """Return what a name like `module.path.Name` stands for; names of AReaL's own modules mean those here.
+    """Return the object with a name like `module.path.Name`; a module `areal.…` means `agentrl_areal.…`.
 
-    `ValueError` for a name of another form, `ImportError` where there is no such module, `AttributeError` where that
-    has no such name.
+    Raises `ValueError` for a name of another form, `ImportError` if there is no such module, `AttributeError` if the
+    module has no such name.
     """
     module, dot, name = module_path.rpartition(".") if isinstance(module_path, str) else ("", "", "")
     if not (module and dot and name):

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates of Hugging Face."""
+"""Counterpart of `areal.utils.hf_utils`: load Hugging Face tokenizers and apply their chat templates."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def apply_chat_template(
 
 @functools.lru_cache(maxsize=8)
 def load_hf_tokenizer(model_name_or_path: str, fast_tokenizer: bool = True, padding_side: str | None = None) -> Any:  # noqa: FBT001, FBT002 (AReaL's)
-    """Return the tokenizer of a folder or of the hub; its padding token is its end token, where it has none.
+    """Return the tokenizer of a folder or of the Hugging Face hub; without a padding token, its end token is used.
 
-    Unlike AReaL it runs no code that lies beside the tokenizer, and downloads nothing that is here already.
+    Unlike AReaL's, this function does not run code that comes with a tokenizer, and downloads nothing that is on this
+    machine already.
     """
     from transformers import AutoTokenizer
 

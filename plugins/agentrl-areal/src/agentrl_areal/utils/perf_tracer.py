@@ -1,6 +1,6 @@
-"""AReaL's tracing of phases, as it is where it was not configured: every scope and decorator lets all through.
+"""Counterpart of `areal.utils.perf_tracer` without a tracer: all scopes and decorators do nothing.
 
-How long what took is in the run's store and metrics: `agentrl trace`, `time/…`.
+AReaL's do the same until they are configured. For durations use `agentrl trace` and the run's metrics `time/…`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _task: ContextVar[int | None] = ContextVar("agentrl_areal_task", default=None)
 
 
 class PerfTraceCategory(enum.StrEnum):
-    """Kinds of phases."""
+    """Kinds of phases of AReaL's tracer."""
 
     COMPUTE = "compute"
     COMM = "comm"
@@ -90,33 +90,33 @@ instant = save = reset = trace_session_event = register_task = register_session 
 
 
 def is_configured() -> bool:
-    """Whether phases are traced: never."""
+    """Return False: phases are never traced."""
     return False
 
 
 def configure(*_: Any, **__: Any) -> NoReturn:
-    """Raise `RuntimeError`: there is no tracer."""
-    raise RuntimeError("agentrl_areal has no PerfTracer: `agentrl trace` and the run's metrics tell how long what took")
+    """Raise `RuntimeError`, because there is no tracer."""
+    raise RuntimeError("agentrl_areal has no PerfTracer; for durations use `agentrl trace` and the metrics time/…")
 
 
 get_tracer = configure
 
 
 def set_session_id(session_id: int | None) -> None:
-    """Keep a number for `get_session_id`."""
+    """Set the number that `get_session_id` returns in this context."""
     _session.set(session_id)
 
 
 def get_session_id() -> int | None:
-    """Return what `set_session_id` was given in this context."""
+    """Return the number set by `set_session_id` in this context; None without one."""
     return _session.get()
 
 
 def set_task_id(task_id: int | None) -> None:
-    """Keep a number for `get_task_id`."""
+    """Set the number that `get_task_id` returns in this context."""
     _task.set(task_id)
 
 
 def get_task_id() -> int | None:
-    """Return what `set_task_id` was given in this context."""
+    """Return the number set by `set_task_id` in this context; None without one."""
     return _task.get()

@@ -1,9 +1,10 @@
-"""Numbers that workflows tell about their episodes, summed up per name: AReaL's `stats_tracker`.
+"""Counterpart of `areal.utils.stats_tracker`: collect numbers that workflows report, and reduce them per name.
 
     stats_tracker.get(workflow_context.stat_scope()).scalar(reward=reward, num_turns=turns)
 
-A run writes what came since the last step to `areal_stats.jsonl` in its folder: for a scalar its mean, and beside it
-the count under `NAME__count`. In another process, as with `rollout.agent.mode: subproc`, nobody reads it.
+After each step a run writes the numbers since the last step to `areal_stats.jsonl` in the run directory: the mean of
+each scalar, and the number of its values as `NAME__count`. Numbers reported in another process, as with
+`rollout.agent.mode: subproc`, are not collected.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ class ReduceType(enum.Enum):
 
 @attrs.define(eq=False)
 class _Series:
-    """The values of one name."""
+    """Values reported under one name since the last export."""
 
     kind: ReduceType
     masks: str = ""
-    """Of tensors: the name whose values say which entries count; empty where all do."""
+    """For tensors: name of the bool tensors that say which entries count; empty if all entries count."""
     values: list[Any] = attrs.field(factory=list)
 
 
 class DistributedStatsTracker:
-    """Collects values under names, from any thread; `name` and the scopes around a call come before them.
+    """Collects values under names, from any thread. Full names begin with `name` and the enclosing scopes.
 
-    Scopes are those of the calling context: episodes that run at the same time do not see each other's.
+    Scopes belong to the calling context, so concurrent episodes do not see each other's.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -71,12 +72,12 @@ class DistributedStatsTracker:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Put `name/` before names until the end of the block."""
+        """Prefix names with `name/` until the end of the block."""
         with self._within((*self._scopes.get(), name.strip("/"))):
             yield
 
     def scope_func_wrapper(self, name: str) -> Callable[[F], F]:
-        """Return a decorator that puts `name/` before names in a function."""
+        """Return a decorator that prefixes the names reported in a function with `name/`."""
 
         def decorate(function: F) -> F:
             @functools.wraps(function)
@@ -90,7 +91,7 @@ class DistributedStatsTracker:
 
     @contextmanager
     def disable_scope(self) -> Iterator[None]:
-        """Leave names as they are until the end of the block."""
+        """Use names without any prefix until the end of the block."""
         with self._within(()):
             yield
 
@@ -104,7 +105,7 @@ class DistributedStatsTracker:
 
     @contextmanager
     def record_timing(self, key: str) -> Iterator[None]:
-        """Add the seconds of the block to `timeperf/KEY`."""
+        """Add the duration of the block in seconds to `timeperf/KEY`."""
         begun = time.perf_counter()
         try:
             yield
@@ -112,12 +113,12 @@ class DistributedStatsTracker:
             self._add(f"timeperf/{key}", ReduceType.SCALAR, time.perf_counter() - begun)
 
     def scalar(self, **values: float) -> None:
-        """Add one number to each name."""
+        """Add one number under each name."""
         for key, value in values.items():
             self._add(self._full(key), ReduceType.SCALAR, float(value))
 
     def denominator(self, **masks: Any) -> None:
-        """Add bool tensors, whose entries say what counts of those that `stat` is given beside them."""
+        """Add bool tensors that say which entries of the tensors given to `stat` count."""
         import torch
 
         for key, mask in masks.items():
@@ -125,7 +126,10 @@ class DistributedStatsTracker:
             self._add(self._full(key), ReduceType.SUM, mask.detach().clone())
 
     def stat(self, denominator: str, reduce_type: ReduceType | None = None, **values: Any) -> None:
-        """Add float tensors of the shape of those that were added to `denominator`, one for one."""
+        """Add float tensors. Each must have the shape of the tensor added to `denominator` in the same position.
+
+        Raises `ValueError` if that name, or a tensor of that shape, is missing.
+        """
         import torch
 
         if reduce_type is ReduceType.SCALAR:
@@ -144,9 +148,12 @@ class DistributedStatsTracker:
                 self._add(full, reduce_type or ReduceType.AVG_MIN_MAX, value.detach().clone(), masks)
 
     def export(self, key: str | None = None, reduce_group: Any = None, reset: bool = True) -> dict[str, float]:  # noqa: FBT001, FBT002 (AReaL's)
-        """Return name -> number of all, or of `key`; `reset` forgets them. `ValueError` for a process group."""
+        """Return name -> reduced number, of all names or of `key` alone; `reset` then drops the values.
+
+        Raises `ValueError` if `reduce_group` is given.
+        """
         if reduce_group is not None:
-            raise ValueError("reduce_group: numbers of workflows are not put together over processes")
+            raise ValueError("reduce_group: numbers cannot be reduced over processes; leave it None")
         with self._lock:
             names = list(self._series) if key is None else [self._full(key)]
             numbers = {name: number for item in names for name, number in self._reduced(item)}
@@ -165,7 +172,7 @@ class DistributedStatsTracker:
             series.values.append(value)
 
     def _reduced(self, name: str) -> Iterator[tuple[str, float]]:
-        """Yield the numbers that the values of a name come to."""
+        """Yield the names and numbers that the values of a name are reduced to."""
         series = self._series[name]
         if series.kind is ReduceType.SCALAR:
             yield name, sum(series.values) / len(series.values)
@@ -183,7 +190,7 @@ class DistributedStatsTracker:
                 yield name, float(found[series.kind.name.lower()]())
 
     def _kept(self, name: str, series: _Series) -> Any:
-        """Return the entries that count, of all values, [T]."""
+        """Return the entries of all values that count, as one tensor [T]."""
         import torch
 
         if not series.masks:
@@ -208,13 +215,13 @@ _lock = threading.Lock()
 
 
 def get(name: str = "") -> DistributedStatsTracker:
-    """Return the tracker of a name, the same for every caller."""
+    """Return the tracker of a name; all callers of this process share it."""
     with _lock:
         return _trackers.setdefault(name, DistributedStatsTracker(name))
 
 
 def export_all(reduce_group: Any = None, reset: bool = True) -> dict[str, float]:  # noqa: FBT001, FBT002 (AReaL's)
-    """Return name -> number of all trackers."""
+    """Return name -> reduced number, of all trackers."""
     numbers: dict[str, float] = {}
     for tracker in list(_trackers.values()):
         numbers |= tracker.export(reduce_group=reduce_group, reset=reset)

@@ -1,4 +1,7 @@
-"""AReaL's workflows, for configs and code that name them; yours may be copies of AReaL's files just as well."""
+"""Counterpart of `areal.workflow`: AReaL's own workflows, for configs and code that name them.
+
+A copy of AReaL's file with changed import lines works just as well.
+"""
 
 from __future__ import annotations
 

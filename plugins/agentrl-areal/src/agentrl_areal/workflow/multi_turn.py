@@ -1,4 +1,4 @@
-"""Tries in one conversation until a function gives a reward: AReaL's `MultiTurnWorkflow`."""
+"""AReaL's `MultiTurnWorkflow`: several tries in one conversation, until a function gives a reward."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _FEEDBACK = (
 
 
 class MultiTurnWorkflow(RolloutWorkflow):
-    """Asks again, from the exact ids and with the same feedback, while the reward is 0, `max_turns` times in all.
+    """Asks up to `max_turns` times, with the same feedback after each try, until the reward is not 0.
 
-    The reward of the episode is that of the last try times `turn_discount` for each try before it.
+    Each prompt continues the exact token ids of the conversation so far. The reward of the episode is the last try's,
+    times `turn_discount` for each try before it.
     """
 
     def __init__(
@@ -43,20 +44,21 @@ class MultiTurnWorkflow(RolloutWorkflow):
         self.max_turns = max_turns
         self.turn_discount = turn_discount
         self.async_reward_fn = AsyncRewardWrapper(reward_fn)
-        # The feedback as it stands behind a turn, without what a template writes before a conversation.
+        # Token ids of the feedback as it follows a turn, without the text that a template puts before a conversation.
         turn = [{"role": "assistant", "content": "some random message."}]
         before = apply_chat_template(tokenizer, turn)
         asked = [*turn, {"role": "user", "content": _FEEDBACK}]
         self.multi_turn_prompt_ids = apply_chat_template(tokenizer, asked, add_generation_prompt=True)[len(before) :]
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> dict[str, Any]:
-        """Run one episode; the tensors have one row with all tries."""
+        """Run one episode; the returned tensors have one row, which holds all tries."""
         ids: list[int] = apply_chat_template(self.tokenizer, data["messages"], add_generation_prompt=True)
         known: list[int] = []
         row: Columns = ([], [], [])
         reward, turns = 0.0, 0
         while reward == 0.0 and turns < self.max_turns:
             if turns:
+                # A reply that was cut at the token limit has no end token; the template expects one.
                 ended = known[-1] == self.tokenizer.eos_token_id
                 ids = [*known, *([] if ended else [self.tokenizer.eos_token_id]), *self.multi_turn_prompt_ids]
             request = ModelRequest(input_ids=ids, gconfig=self.gconfig.new(n_samples=1), tokenizer=self.tokenizer)

@@ -1,4 +1,4 @@
-"""One prompt, one reply, one reward by a function: AReaL's `RLVRWorkflow`."""
+"""AReaL's `RLVRWorkflow`: one prompt, one reply, and a reward from a function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RLVRWorkflow", "default_data_extract_prompt_fn", "default_get_input_
 
 
 def default_get_input_ids_fn(data: Any, tokenizer: Any, enable_thinking: bool) -> list[int]:  # noqa: FBT001 (AReaL's)
-    """Return the prompt of a conversation, [T]."""
+    """Return the token ids of a conversation with the generation prompt, [T]."""
     ids: list[int] = apply_chat_template(
         tokenizer, data, tokenize=True, add_generation_prompt=True, enable_thinking=enable_thinking
     )
@@ -24,15 +24,15 @@ def default_get_input_ids_fn(data: Any, tokenizer: Any, enable_thinking: bool) -
 
 
 def default_data_extract_prompt_fn(data: dict[str, Any]) -> Any:
-    """Return what of a row is the prompt."""
+    """Return the part of a row that is the prompt: its `messages`."""
     return data["messages"]
 
 
 class RLVRWorkflow(RolloutWorkflow):
     """Samples one reply; the reward is `reward_fn(prompt, completion, prompt_ids, completion_ids, **row)`.
 
-    `get_input_ids_fn(prompt, tokenizer, enable_thinking)` makes ids of what `data_extract_prompt_fn(row)` returns. All
-    three functions, and the tokenizer, may be named.
+    `data_extract_prompt_fn(row)` returns the prompt, and `get_input_ids_fn(prompt, tokenizer, enable_thinking)` its
+    token ids. The three functions and the tokenizer may also be given by name.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RLVRWorkflow(RolloutWorkflow):
         )
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> dict[str, Any]:
-        """Run one episode; the tensors have one row."""
+        """Run one episode; the returned tensors have one row."""
         ids = self.get_input_ids_fn(self.data_extract_prompt_fn(data), self.tokenizer, self.enable_thinking)
         request = ModelRequest(input_ids=ids, gconfig=self.gconfig.new(n_samples=1), tokenizer=self.tokenizer)
         resp = await engine.agenerate(request)
@@ -67,17 +67,20 @@ class RLVRWorkflow(RolloutWorkflow):
 
 
 Columns: TypeAlias = tuple[list[Any], list[Any], list[Any]]
-"""Loss mask, logprobs and versions of a row, [T] each."""
+"""Loss mask, logprobs and policy versions of a row, [T] each."""
 
 
 def columns(resp: ModelResponse, num_known: int = 0) -> Columns:
-    """Return those of a reply and of the prompt behind its first `num_known` tokens."""
+    """Return the columns of a response, for its prompt after the first `num_known` tokens and for its output.
+
+    Prompt tokens have mask 0, logprob 0 and version -1.
+    """
     new = resp.input_len - num_known
     return [0] * new + [1] * resp.output_len, [0.0] * new + resp.output_logprobs, [-1] * new + resp.output_versions
 
 
 def row_of(ids: list[int], row: Columns, reward: float) -> dict[str, Any]:
-    """Return AReaL's dict of tensors, [1, T] each and the reward [1]."""
+    """Return AReaL's dict of tensors for one row: [1, T] each, and `rewards` [1]."""
     import torch
 
     loss_mask, logprobs, versions = row

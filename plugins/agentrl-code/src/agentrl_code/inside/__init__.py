@@ -1,1 +1,6 @@
-"""Code of the processes beside the trainer: the standard library alone, and nothing that a program may not see."""
+"""Code that runs in the sandbox processes, next to programs that nobody trusts.
+
+These modules import only the standard library and each other, because the sandbox processes have none of the
+trainer's packages. A program can read every object of its own process, so nothing here may hold a secret or an
+expected result.
+"""

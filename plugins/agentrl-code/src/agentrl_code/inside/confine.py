@@ -1,4 +1,8 @@
-"""Confinement of a process that is about to run a program: who it is, what it sees, what it may take and call."""
+"""Confinement of a sandbox process, just before it runs a program: identity, files, limits and system calls.
+
+The order of the steps in `confine` matters: mounting needs rights that are dropped later, and the filter of system
+calls comes last, because it refuses the calls of all other steps.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from agentrl_code.inside import calls, files, root
 from agentrl_code.inside.levels import CONFINED, FULL, LIMITS
 
 NOBODY = 65534
-_NAMESPACES = 0x10000000 | 0x20000000 | 0x20000 | 0x8000000 | 0x40000000  # user, processes, mounts, IPC, network
+# CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNS (mounts), CLONE_NEWIPC, CLONE_NEWNET
+_NAMESPACES = 0x10000000 | 0x20000000 | 0x20000 | 0x8000000 | 0x40000000
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPABILITIES_3 = 0x20080522
@@ -24,8 +29,12 @@ _MAX_THREADS, _MAX_DESCRIPTORS, _STACK = 64, 64, 128 * _MB
 
 
 def clone_into_namespaces() -> int:
-    """Fork into new namespaces: 0 in the child, its process id here. Raises OSError where the kernel lets nobody."""
-    libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock over the call, as os.fork does
+    """Fork into new namespaces; return 0 in the child and its process id in the parent.
+
+    Raises OSError if the kernel or a container's profile forbids namespaces.
+    """
+    # PyDLL keeps the interpreter's lock during the call, and the PyOS_ functions do what os.fork does around a fork.
+    libc = ctypes.PyDLL(None, use_errno=True)
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = libc.syscall(_CLONE[os.uname().machine], _NAMESPACES | signal.SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
@@ -39,14 +48,15 @@ def clone_into_namespaces() -> int:
 
 
 def map_identity(pid: int, uid: int, gid: int) -> None:
-    """Make one user and group of the machine those of a process in a new user namespace, under the same numbers."""
+    """Map one user and one group of the machine into a process's user namespace, under the same ids."""
+    # The kernel accepts an unprivileged gid_map only after `setgroups` was set to "deny".
     for name, text in (("setgroups", "deny"), ("gid_map", f"{gid} {gid} 1"), ("uid_map", f"{uid} {uid} 1")):
         with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as file:
             file.write(text)
 
 
 def confine(job: Mapping[str, Any]) -> None:
-    """Give up all that a program need not have, by the job's `level`. Raises OSError where a part of it fails."""
+    """Give up everything that a program does not need, by the job's `level`. Raises OSError if a step fails."""
     level = job["level"]
     libc = ctypes.CDLL(None, use_errno=True) if level != LIMITS else None
     if libc is None:
@@ -65,7 +75,8 @@ def confine(job: Mapping[str, Any]) -> None:
             _keep_python_readable(job)
             _become(job)
             _be_dumpable(libc)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # another identity forgot it
+        # After the change of identity, which clears this setting.
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _restrict_files(libc, job)
     _limit(job)
@@ -74,14 +85,15 @@ def confine(job: Mapping[str, Any]) -> None:
 
 
 def _die_first() -> None:
-    """Be what the kernel ends first where memory is short, not the trainer."""
+    """Make the kernel kill this process first when memory is short, rather than the trainer."""
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
 
 def _become(job: Mapping[str, Any]) -> None:
-    """Take the job's identity; one that no name is known for in a new namespace looks as if it had it already."""
+    """Take the job's user and group id, real, effective and saved. Raises OSError if that leaves root."""
     uid, gid = job["uid"], job["gid"]
+    # Set without a look at the present ids: in a new user namespace, ids without a mapping already read as nobody's.
     if hasattr(os, "setresuid"):
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
@@ -93,7 +105,7 @@ def _become(job: Mapping[str, Any]) -> None:
 
 
 def _be_dumpable(libc: ctypes.CDLL) -> None:
-    """Keep this process's own /proc/self/fd usable under its new identity, for Python's files."""
+    """Keep /proc/self/fd readable after the change of identity: `sys.path` may lead through it."""
     libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
@@ -104,7 +116,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def _keep_python_readable(job: Mapping[str, Any]) -> None:
-    """Name Python's folders by open descriptors where the new identity could not walk to them, as below /root."""
+    """Replace folders of `sys.path` that the new identity cannot reach, such as below /root, by open descriptors."""
     if os.geteuid() == job["uid"]:
         return
     for index, path in enumerate(sys.path):
@@ -114,7 +126,7 @@ def _keep_python_readable(job: Mapping[str, Any]) -> None:
 
 
 def reachable(path: str) -> bool:
-    """Whether any user of the machine can walk to a path and read it."""
+    """Return whether every user of the machine can read a path and search all folders above it."""
     if not os.stat(path).st_mode & 0o004:
         return False
     while path != "/":
@@ -127,7 +139,7 @@ def reachable(path: str) -> bool:
 def _restrict_files(libc: ctypes.CDLL, job: Mapping[str, Any]) -> None:
     if job["level"] == FULL:
         if files.landlock_version(libc) < 1:
-            return  # its root holds nothing else
+            return  # without Landlock the program's own root still holds nothing else
         places = {"/": files.READ, root.HOME: files.CHANGE}
     else:
         folders = [path for path in sys.path if path.startswith("/proc/self/fd/")]
@@ -136,7 +148,8 @@ def _restrict_files(libc: ctypes.CDLL, job: Mapping[str, Any]) -> None:
 
 
 def _limit(job: Mapping[str, Any]) -> None:
-    """Bound what this process can take."""
+    """Set the resource limits of this process."""
+    # One second more than the time limit, which the watching process enforces and reports with a reason.
     cpu = int(job["timeout_s"]) + 1
     bounds = {
         "RLIMIT_CPU": cpu,
@@ -147,7 +160,8 @@ def _limit(job: Mapping[str, Any]) -> None:
         "RLIMIT_STACK": _STACK,
     }
     if job["level"] == FULL:
-        bounds["RLIMIT_NPROC"] = _MAX_THREADS  # counted in its namespace alone
+        # This limit counts all threads of a user. Only in a user namespace are those the program's alone.
+        bounds["RLIMIT_NPROC"] = _MAX_THREADS
     elif job["level"] == LIMITS:
         bounds["RLIMIT_NPROC"] = 0
     for name, value in bounds.items():
@@ -157,5 +171,6 @@ def _limit(job: Mapping[str, Any]) -> None:
         try:
             resource.setrlimit(kind, (bound, bound))
         except (ValueError, OSError) as error:
-            if job["level"] != LIMITS:  # macOS refuses some
+            # macOS refuses some of these limits, and offers no other level.
+            if job["level"] != LIMITS:
                 raise OSError(0, f"{name}: {error}") from error

@@ -1,4 +1,8 @@
-"""The files that a program may open: Landlock, which also scopes its signals and sockets where the kernel can."""
+"""Restriction of the files that a program may open, by the kernel's Landlock.
+
+Newer versions of Landlock also forbid network connections, and signals and abstract sockets out of the sandbox. Each
+version is used as far as the kernel has it.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +12,34 @@ import struct
 from collections.abc import Mapping
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
+"""Numbers of the system calls landlock_create_ruleset, landlock_add_rule and landlock_restrict_self."""
 _READ, _WRITE_FILE, _READ_FILE = 0xD, 0x2, 0x4
-"""Running and reading files and listing folders; writing to a file; reading one."""
+"""Rights to execute and read files and list folders; to write to a file; to read a file."""
 _CHANGE = 0x1FF2 & ~(0x40 | 0x200 | 0x400 | 0x800 | 0x1000)
-"""Writing, removing and making files and folders; but no devices, sockets, pipes or links."""
+"""Rights to write, remove and create files and folders, but no devices, sockets, pipes or links."""
 _MAKE_FOLDER = 0x80
 _ALL_RIGHTS = ((1, 0x1FFF), (2, 0x2000), (3, 0x4000), (5, 0x8000))
-"""Version of Landlock -> the rights that it added."""
+"""Version of Landlock and the rights that it added. A kernel refuses a ruleset with rights that it does not know."""
 _TRUNCATE, _NETWORK, _SCOPES = 0x4000, 0x3, 0x3
 _FIRST_TRUNCATE, _FIRST_NETWORK, _FIRST_SCOPES = 3, 4, 6
 _ONLY_OF_FILES = 0x1 | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 READ, CHANGE, CHANGE_FLAT, DEVICE = "read", "change", "change files", "device"
-"""Permissions for a path and all below it. CHANGE_FLAT creates no folders, so that a size check stays cheap."""
+"""Permissions for a path and everything below it. CHANGE_FLAT allows no new folders: checking sizes stays cheap."""
 
 
 def landlock_version(libc: ctypes.CDLL) -> int:
-    """Return the kernel's version of Landlock, at most 0 where it has none."""
+    """Return the kernel's version of Landlock; 0 or less if it has none."""
     return int(libc.syscall(_CREATE, None, 0, 1))
 
 
 def allow_only_these(libc: ctypes.CDLL, places: Mapping[str, str]) -> None:
-    """Let this thread open nothing but `places`: path -> what may be done there. Raises OSError where that fails."""
+    """Forbid this thread to open anything but `places`, a mapping of path to permission. Raises OSError on failure."""
     version = landlock_version(libc)
     handled = sum(rights for since, rights in _ALL_RIGHTS if version >= since)
     network = _NETWORK if version >= _FIRST_NETWORK else 0
     scopes = _SCOPES if version >= _FIRST_SCOPES else 0
+    # `struct landlock_ruleset_attr` has grown: old kernels refuse fields that they do not know.
     size = 24 if version >= _FIRST_SCOPES else 16 if version >= _FIRST_NETWORK else 8
     ruleset = libc.syscall(_CREATE, struct.pack("QQQ", handled, network, scopes), size, 0)
     if ruleset < 0:

@@ -1,13 +1,13 @@
-"""Levels of isolation, by the names that configs and scores give them."""
+"""Levels of isolation, as the option `isolation` and the details of a score name them."""
 
 from __future__ import annotations
 
 from typing import Final, Literal
 
 FULL: Final = "full"
-"""Namespaces of its own (user, processes, IPC, network, files), the allowlist of calls, Landlock where there is one."""
+"""Own namespaces (user, processes, IPC, network, mounts), the allowlist of system calls, and Landlock if available."""
 CONFINED: Final = "confined"
-"""The allowlist and Landlock, in the machine's own namespaces."""
+"""The allowlist of system calls and Landlock, in the machine's own namespaces."""
 LIMITS: Final = "limits"
-"""Bounds on what it takes, and nothing else."""
+"""Only limits on time, memory, files and output."""
 Level = Literal["full", "confined", "limits"]

@@ -1,4 +1,7 @@
-"""Names in a test's code: which are the test's own, which Python's, and which can only be the answer's."""
+"""Analysis of the names in a test's code: the test's own, Python's own, and those that only the answer can define.
+
+The trainer uses it to refuse unsound tests; the process that runs a test uses it to look names up.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +30,29 @@ UNCLEAR = {
     "pytest": "import pytest",
     "torch": "import torch",
 }
-"""Names that tests compare with and often forget to import: an answer could give them a meaning of its own.
+"""Name -> import statement, for names that tests compare with and often forget to import.
 
-Each with the statement that says whose it is.
+Without the import the name would be looked up in the answer, which could define an `isclose` that is always true.
 """
 UNSEEN = ("redirect_stdout", "redirect_stderr", "capsys", "capfd", "mock", "patch", "stdin", "stdout", "stderr")
-"""Means to look into the process of the answer, which a test does not share."""
+"""Names of tools that observe or change the process that they run in. A test does not share the answer's process."""
 
 
 def of_answer(tree: ast.Module) -> set[str]:
-    """Return the names that only the answer can define, and what is imported from the module `answer`."""
+    """Return the names that only the answer can define, and the names imported from the module `answer`."""
     free = _loaded(tree) - _bound(tree) - set(dir(builtins)) - of_modules(tree)
     return free | imported(tree)
 
 
 def of_modules(tree: ast.Module) -> frozenset[str]:
-    """Return the names of Python's modules that a test uses as such, `math.sqrt`, with or without an import."""
+    """Return the standard modules of which a test uses an attribute, as in `math.sqrt`, imported or not."""
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     bases = {node.value.id for node in attributes if isinstance(node.value, ast.Name)}
     return frozenset(bases & set(sys.stdlib_module_names))
 
 
 def of_imports(tree: ast.Module) -> frozenset[str]:
-    """Return the names that a test imports from elsewhere than the answer."""
+    """Return the names that a test imports from modules other than `answer`."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -58,12 +61,13 @@ def of_imports(tree: ast.Module) -> frozenset[str]:
 
 
 def only_defines(tree: ast.Module) -> bool:
-    """Whether a test runs nothing by itself, as tests do that pytest or unittest would call."""
+    """Return whether a test runs nothing by itself, such as functions written for pytest or unittest to call."""
     return all(_defines(node) for node in tree.body)
 
 
 def _defines(node: ast.stmt) -> bool:
-    if isinstance(node, ast.If):  # `if __name__ == "__main__"`, which it is not
+    # The block under `if __name__ == "__main__"` does not run: here a test's `__name__` is "test".
+    if isinstance(node, ast.If):
         return isinstance(node.test, ast.Compare) and "__name__" in _loaded(ast.Module([ast.Expr(node.test)], []))
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
@@ -71,13 +75,13 @@ def _defines(node: ast.stmt) -> bool:
 
 
 def special_attributes(tree: ast.Module) -> frozenset[str]:
-    """Return the attributes like `__name__` that a test itself asks for."""
+    """Return the attributes with leading double underscores, such as `__name__`, that the test's code itself names."""
     found = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return frozenset(name for name in found if name.startswith("__"))
 
 
 def used(tree: ast.Module) -> set[str]:
-    """Return every name, attribute and imported name."""
+    """Return every name, attribute and imported name in a test."""
     imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     return _loaded(tree) | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} | imports
 
@@ -87,7 +91,7 @@ def _loaded(tree: ast.Module) -> set[str]:
 
 
 def imported(tree: ast.Module) -> set[str]:
-    """Return the names that a test imports from the module `answer`, or that name itself."""
+    """Return the names that a test imports from the module `answer`, and `answer` if it imports the module."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "answer":

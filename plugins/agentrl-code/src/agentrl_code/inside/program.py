@@ -1,4 +1,9 @@
-"""An answer's program, run as a script, or as a module whose calls a test asks for; it knows no expected value."""
+"""Execution of an answer's program, in a sandbox without the test.
+
+The program runs as a script, or as a module whose functions a test calls over a socket. The expected values stay in
+the other process. What this process sends may be forged by the program, so the test's side (`proxies.py`) takes it as
+data and trusts none of it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ _PLAIN: Mapping[type, Callable[[Any], Any]] = {
     set: lambda value: set(set.__iter__(value)),
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
 }
-"""Class -> the data in an object of a class that extends it, whatever that one makes of its methods."""
+"""Builtin class -> function that reads the data of an object, also if its class overrides the builtin's methods."""
 
 
 def run_script(program: str) -> int:
@@ -35,7 +40,7 @@ def run_script(program: str) -> int:
 
 
 def serve(program: str, descriptor: int) -> int:
-    """Run the program as a module, then evaluate what a test asks for, until it asks no more."""
+    """Run the program as a module, then evaluate a test's requests until the connection closes; return an exit code."""
     return _ended(lambda: _Server(Channel(descriptor)).serve(program))
 
 
@@ -48,13 +53,16 @@ def _execute(program: str, name: str) -> types.ModuleType:
 
 
 def _ended(run: Callable[[], object]) -> int:
-    """Run something and do what Python does at its end: join threads, call exit functions, flush."""
+    """Run a function, then join threads, call exit functions and flush as Python does at its end; return the exit code.
+
+    The process itself ends with `os._exit`, which does none of these.
+    """
     code = 0
     try:
         run()
     except SystemExit as error:
         code = _exit_code(error)
-    except BaseException:  # noqa: BLE001 - whatever a program raises
+    except BaseException:  # noqa: BLE001 - a program may raise anything
         traceback.print_exc()
         code = 1
     try:
@@ -63,7 +71,7 @@ def _ended(run: Callable[[], object]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:  # noqa: BLE001 - closed or replaced by the program
-        code = code or 120
+        code = code or 120  # Python's own exit code if flushing fails at its end
     return code
 
 
@@ -77,7 +85,7 @@ def _exit_code(error: SystemExit) -> int:
 
 
 class _Callback:
-    """A function of the test, as the program sees it."""
+    """A function of the test, in the process of the program: calling it sends the arguments to the test."""
 
     def __init__(self, server: _Server, number: int) -> None:
         self._server, self._number = server, number
@@ -87,7 +95,12 @@ class _Callback:
 
 
 class _Server:
-    """Evaluates the requests of a test: `{"f": NAME, "a": [ARGUMENT, …], "k": {NAME: ARGUMENT, …}}`."""
+    """Evaluates the requests of a test: `{"f": FUNCTION, "a": [ARGUMENT, …], "k": {NAME: ARGUMENT, …}}`.
+
+    A reply is `{"v": VALUE}` or `{"x": EXCEPTION}`, with `"m": [[NUMBER, CONTENTS], …]` for arguments that the call
+    has changed. In between, `{"c": NUMBER, "a": [ARGUMENT, …]}` asks the test to call one of its own functions.
+    Objects that are not plain data stay here; the test gets their handles.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -103,7 +116,8 @@ class _Server:
     def serve(self, program: str) -> None:
         try:
             self._functions = {**self._functions, "module": _constant(_execute(program, "answer"))}
-        except BaseException as error:  # noqa: BLE001 - the test is told
+        except BaseException as error:  # noqa: BLE001 - the test gets the error
+            # A program that cannot be loaded answers the test's first request with its error.
             self._channel.receive()
             self._channel.send({"x": self._error(error)})
             return
@@ -126,11 +140,12 @@ class _Server:
             args = [decoder.decode(item) for item in request["a"]]
             options = {name: decoder.decode(item) for name, item in request["k"].items()}
             given = decoder.numbered
+            # The test shares no memory with this process, so changes to its arguments must be found and sent back.
             before = {number: self._encoder(given).contents(value) for number, value in given.items()}
             function = self._function(request["f"])
             try:
                 reply = {"v": self._encoder(given).encode(function(*args, **options))}
-            except BaseException as error:  # noqa: BLE001 - the test is told
+            except BaseException as error:  # noqa: BLE001 - the test gets the error
                 reply = {"x": self._error(error)}
             after = {number: self._encoder(given).contents(value) for number, value in given.items()}
         except BaseException as error:  # noqa: BLE001 - values that cannot be sent
@@ -145,16 +160,17 @@ class _Server:
         return Encoder(self._opaque, {id(value): number for number, value in given.items()})
 
     def _opaque(self, value: Any) -> Any:
-        """Stand for an object of the program's own, which stays here."""
+        """Return the handle by which a test refers to an object of the program's own."""
         if isinstance(value, type) and issubclass(value, BaseException):
             return self._kinds(value)
+        # Objects are kept until the end, so that their ids are not used again while the test has their handles.
         if id(value) not in self._handles:
             self._handles[id(value)] = len(self._objects)
             self._objects.append(value)
         return ["object", self._handles[id(value)], type(value).__name__]
 
     def _kinds(self, kind: type[BaseException]) -> list[Any]:
-        """Stand for a class of exceptions: itself and its bases, those of Python by name."""
+        """Return an exception class with its bases, as the test rebuilds them: Python's by name, others by handle."""
         kinds: list[Any] = []
         for base in kind.__mro__[:-1]:
             if name := _name_of(base):
@@ -175,7 +191,7 @@ class _Server:
         return operator.attrgetter(rest[1])(value)
 
     def _error(self, error: BaseException) -> list[Any]:
-        """Stand for an exception: its classes, its arguments as far as they are plain, and its text."""
+        """Return an exception as its classes, its arguments if all of them can be sent, and its text."""
         try:
             args = [self._encoder({}).encode(item) for item in error.args]
         except BaseException:  # noqa: BLE001 - an exception of the program's own, which may do anything
@@ -187,7 +203,7 @@ class _Server:
         return [self._kinds(type(error))[1], args, text[:1000]]
 
     def call_back(self, number: int, args: tuple[Any, ...]) -> Any:
-        """Let the test call a function of its own."""
+        """Have the test call one of its own functions, and return the result or raise the exception."""
         self._channel.send({"c": number, "a": [self._encoder({}).encode(item) for item in args]})
         reply = self._channel.receive()
         if "x" in reply:
@@ -197,7 +213,7 @@ class _Server:
 
 
 def _name_of(kind: type) -> str:
-    """Return how the test finds a class of Python's own, `ValueError` or `json:JSONDecodeError`; empty for others."""
+    """Return the name by which a test finds Python's classes, such as `json:JSONDecodeError`; empty for others."""
     name = str(kind.__name__)
     if getattr(builtins, name, None) is kind:
         return name
@@ -212,7 +228,7 @@ def _constant(value: Any) -> Callable[..., Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return the plain data in an object whose class extends one of plain data, or in one of numpy's.
+    """Return the plain data in a numpy value, or in an object whose class extends a class of plain data.
 
     Raises TypeError for other objects.
     """
@@ -222,4 +238,4 @@ def _plain(value: Any) -> Any:
     for kind, data_of in _PLAIN.items():
         if isinstance(value, kind):
             return data_of(value)
-    raise TypeError(f"{type(value).__name__} is no plain data")
+    raise TypeError(f"{type(value).__name__} is not plain data")

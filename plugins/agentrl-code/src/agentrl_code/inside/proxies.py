@@ -1,8 +1,9 @@
-"""An answer's objects as a test sees them: each operation is evaluated where the answer lives, and comes back as data.
+"""Proxies of an answer's objects, for the process that runs a test.
 
-Only a value that came as plain data is ever compared: whether an object of the answer's own equals something, the
-answer's code would decide, so such a comparison is refused, and the test fails. Neither is an expected value ever
-sent to the answer by an operator (`f(x) - 0.5`), unless the test made the object from a class that it names
+Each operation on a proxy is sent to the answer's process, evaluated there, and comes back as data. Two rules keep an
+answer from cheating. Only plain data is compared: an object's own `__eq__` could return True for everything, so the
+comparison is refused and the test fails. And an operator does not send its other operand to the answer, because that
+may be the expected value (`f(x) - 0.5`), unless the test made the object from a class that it names
 (`Vector(1, 2) * 3`).
 """
 
@@ -17,52 +18,66 @@ from agentrl_code.inside.values import Channel, ChannelError, Decoder, Encoder
 
 Exact = TypeVar("Exact")
 _VERDICTS = {name for kind in (str, set) for name in dir(kind) if name.startswith("is")} | {"startswith", "endswith"}
-"""Methods of plain data that say yes or no."""
+"""Methods of plain data that return True or False; they are always evaluated on this side."""
 _FINDINGS = {"count", "find", "index", "rfind", "rindex"}
-"""Methods of plain data that tell what is in it; objects of other kinds may have such, too."""
+"""Methods of plain data that look for a value; evaluated on this side if the object is plain data.
+
+Objects of the answer's own classes may have methods of these names with another meaning.
+"""
 _BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor"
 _UNARY = ("neg", "pos", "abs", "invert")
 _BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError)
 """Errors that decoding raises for a message that no honest program sends."""
 
-ENDED_EARLY = "it ended before the test did"
+ENDED_EARLY = "the program ended before the test did"
 _UNKNOWN: Any = object()
+"""Marks an object whose plain data is not known, or that has none."""
 
 
 class RefusedError(BaseException):
-    """A test asked for what only the answer's own code could say; or the answer's process is gone."""
+    """The test has failed for good: only the answer's own code could decide something, or its process has ended.
+
+    Not an `Exception`, so that `except Exception` in a test does not catch it.
+    """
 
 
 class Answer:
-    """The other end: sends requests, and keeps what was refused, whatever the test makes of the error."""
+    """The connection to the answer's process: sends requests and decodes the replies.
+
+    `refusal` keeps the reason of the first refused operation, even if the test catches the error.
+    """
 
     def __init__(self, channel: Channel, dunders: frozenset[str]) -> None:
         self._channel = channel
         self.dunders = dunders
-        """Special attributes that the test names itself; no library gets at others."""
+        """Attributes with leading double underscores that the test's own code names; all others do not exist.
+
+        Libraries look such attributes up on any object, and would let the answer take part in a comparison:
+        `__array_interface__`, for example.
+        """
         self.refusal = ""
         self._proxies: dict[int, Proxy] = {}
         self._stubs: dict[int, type[BaseException]] = {}
         self._functions: list[Any] = []
         self._held: list[Callable[[], None]] | None = None
         self._holds = 0
-        """Asserts that are being evaluated, one in the other."""
+        """Number of nested asserts that are being evaluated."""
         self.asked = 0
-        """Requests so far: what was read before the newest one may have changed since."""
+        """Number of requests so far; data that was read before the latest one may have changed since."""
 
     def refuse(self, why: str) -> NoReturn:
-        """Fail the test for good."""
+        """Fail the test, whatever it makes of the error; the first reason is kept."""
         self.refusal = self.refusal or why
         raise RefusedError(why)
 
     def hold(self) -> None:
-        """From here on, changes to arguments wait for `release`: an assert compares with what it passed."""
+        """Delay changes of arguments until `release`: an assert compares with its arguments as it passed them."""
         self._holds += 1
         if self._held is None:
             self._held = []
 
     def release(self) -> None:
-        """Apply the changes that waited, at the end of the outermost assert."""
+        """Apply the delayed changes, if this ends the outermost assert."""
         self._holds -= 1
         if self._holds:
             return
@@ -71,8 +86,9 @@ class Answer:
             apply()
 
     def ask(self, function: str, *args: Any, **options: Any) -> Any:
-        """Let the answer's process evaluate `function(*args, **options)`; raise what it raised."""
-        if function != "plain":  # which changes nothing in an honest answer
+        """Evaluate `function(*args, **options)` in the answer's process; return the result or raise its exception."""
+        # Reading plain data changes nothing in an honest answer, so the data that is already known stays valid.
+        if function != "plain":
             self.asked += 1
         encoder = Encoder(self._encode_other)
         encoded = {"f": function, "a": [], "k": {}}
@@ -91,7 +107,7 @@ class Answer:
         except ChannelError as broken:
             self.refuse(f"{ENDED_EARLY} ({broken})")
         except _BROKEN as broken:
-            self.refuse(f"the program sent no value ({type(broken).__name__})")
+            self.refuse(f"the process of the program sent an invalid value ({type(broken).__name__})")
         raise error
 
     def _result(self, sent: list[Any], reply: Mapping[str, Any]) -> Any:
@@ -99,7 +115,8 @@ class Answer:
         if self._held is None:
             self._change(sent, changes)
             return Decoder(self._decode_other, sent.__getitem__).decode(reply["v"])
-        # as it is after the call, while the test's own is still as it was
+        # Within an assert the test's own arguments stay as they were. The result is decoded against copies of the
+        # arguments in their state after the call.
         after = dict(enumerate(sent)) | {n: Decoder.empty(type(sent[n]), contents) for n, contents in changes}
         for number, contents in changes:
             Decoder(self._decode_other, after.__getitem__).fill(after[number], contents)
@@ -122,7 +139,7 @@ class Answer:
         args = [decoder.decode(item) for item in message["a"]]
         try:
             return {"v": Encoder(self._encode_other).encode(function(*args))}
-        except Exception as error:  # noqa: BLE001 - a function of the test; the answer may handle it
+        except Exception as error:  # noqa: BLE001 - an error in the test's function; the answer may handle it
             return {"x": [type(error).__name__, str(error)]}
 
     def _encode_other(self, value: Any) -> Any:
@@ -137,7 +154,10 @@ class Answer:
         if callable(value) and not isinstance(value, type):
             self._functions.append(value)
             return ["function", len(self._functions) - 1]
-        return self.refuse(f"an object of {type(value).__name__} cannot be given to the answer: plain data can")
+        return self.refuse(
+            f"an object of type {type(value).__name__} cannot be passed to the answer; fix: pass plain data, or a "
+            "function"
+        )
 
     def _decode_other(self, tag: str, rest: list[Any]) -> Any:
         if tag == "object":
@@ -150,7 +170,7 @@ class Answer:
         raise ValueError(f"tag {tag!r}")
 
     def _kind(self, kinds: list[Any]) -> type[BaseException]:
-        """Return the class of an exception: Python's own, or a stand-in that extends it."""
+        """Return the class of an exception: Python's own, or a stand-in class that extends it."""
         made: type[BaseException] = Exception
         for item in reversed(kinds):
             if isinstance(item, str):
@@ -166,18 +186,22 @@ class Answer:
     def _error(self, sent: list[Any], function: str) -> BaseException:
         kinds, args, text = sent
         kind = self._kind(kinds)
+        # Such an exception would silently end a loop or generator of the test, and with it the asserts in there.
         if issubclass(kind, StopIteration | StopAsyncIteration | GeneratorExit) and function != "next":
-            return RuntimeError(f"{kind.__name__} in the program")  # must not end a loop of the test
+            return RuntimeError(f"{kind.__name__} in the program")
         decoder = Decoder(self._decode_other)
         values = tuple(decoder.decode(item) for item in args) or ((text,) if text else ())
         try:
             return kind(*values)
-        except Exception:  # noqa: BLE001 - some are made of other arguments than they keep
+        except Exception:  # noqa: BLE001 - constructors may take other arguments than the exception keeps in `args`
             return kind.__new__(kind, *values)
 
 
 def _pythons(name: str) -> Any:
-    """Return what Python calls `ValueError` or `json:JSONDecodeError`; of modules only those that the test imported."""
+    """Return Python's object for a name such as `ValueError` or `json:JSONDecodeError`.
+
+    Only modules that the test has imported are searched; `Exception` stands for a class of any other module.
+    """
     module, _, name = name.rpartition(":")
     if module and (module.partition(".")[0] not in sys.stdlib_module_names or module not in sys.modules):
         return Exception
@@ -185,15 +209,20 @@ def _pythons(name: str) -> Any:
 
 
 def _is_pythons(module: str, name: str, value: Any) -> bool:
-    """Whether a value is what Python itself calls so, as `int` or `math.sqrt`."""
+    """Return whether a value is the object that a standard module has under that name, such as `int` or `math.sqrt`."""
     if module.partition(".")[0] not in sys.stdlib_module_names or module not in sys.modules or "." in name:
         return False
     return vars(sys.modules[module]).get(name) is value
 
 
 class Proxy:
-    """An object that lives in the answer's process."""
+    """An object in the answer's process, as the test uses it.
 
+    `_named` is the name under which the test knows it, `_own` whether the test made it by calling a named class.
+    `_plain` caches its plain data with the number of requests at that time.
+    """
+
+    # All of it is read through `object.__getattribute__`, because attribute access on a proxy asks the answer.
     __slots__ = ("_answer", "_handle", "_kind", "_named", "_own", "_plain")
 
     def __init__(self, answer: Answer, handle: int, kind: str) -> None:
@@ -203,6 +232,7 @@ class Proxy:
 
     def __call__(self, *args: Any, **options: Any) -> Any:  # noqa: D102
         result = _answer(self).ask("call", self, *args, **options)
+        # By convention the name of a class begins with a capital letter; calling one makes an object of the test's.
         if isinstance(result, Proxy) and _get(self, "_named")[:1].isupper():
             object.__setattr__(result, "_own", True)
         return result
@@ -283,6 +313,7 @@ class Proxy:
         return isinstance(value, Proxy) and self._exact("issubclass", bool, first=value)
 
     def __eq__(self, other: object) -> bool:
+        # None is plain data and arrives as such, so a proxy never stands for it.
         if other is None:
             return False
         return bool(plain(self, "==") == plain(other, "=="))
@@ -308,29 +339,36 @@ class Proxy:
         return any(item is found or item == found for found in self)
 
     def _exact(self, function: str, kind: type[Exact], *args: Any, first: Any = None) -> Exact:
-        """Return what the answer gives; nothing but `kind` counts."""
+        """Return the result of a function that must return exactly `kind`. Raises TypeError for any other class.
+
+        A subclass could override comparisons.
+        """
         args = (self, *args) if first is None else (first, self)
         if type(value := _answer(self).ask(function, *args)) is not kind:
-            raise TypeError(f"{function} of the answer's {_get(self, '_kind')} gave no {kind.__name__}")
+            raise TypeError(f"{function} of the answer's {_get(self, '_kind')} did not return {kind.__name__}")
         return value
 
 
 def plain(value: Any, what: str) -> Any:
-    """Return the data in one of the answer's objects, of a class that extends a list for one; else refuse."""
+    """Return the plain data in one of the answer's objects, for example of a class that extends list; else refuse.
+
+    `what` names the operation of the test, for the message. Other values are returned as they are.
+    """
     if not isinstance(value, Proxy):
         return value
     if (data := _data(value)) is _UNKNOWN:
         _answer(value).refuse(
-            f"{what} was asked of an object of the answer's own class {_get(value, '_kind')!r:.60}, "
-            "and only its own code could tell"
+            f"the test uses {what} on an object of the answer's class {_get(value, '_kind')!r:.60}, whose own code "
+            "would decide the result; fix: compare plain data, such as an attribute, list(x) or str(x)"
         )
     return data
 
 
 def _data(proxy: Proxy) -> Any:
-    """Return the data in an object of a class that extends such of plain data; else _UNKNOWN.
+    """Return the data in an object whose class extends a class of plain data; else _UNKNOWN.
 
-    It is one value for as long as nothing else is asked of the answer, which could change it.
+    Immutable data is read once, so that an answer cannot send another value for each comparison. Mutable data is read
+    again after any other request, which may have changed it.
     """
     answer = _answer(proxy)
     known, asked = _get(proxy, "_plain")
@@ -338,7 +376,7 @@ def _data(proxy: Proxy) -> Any:
         return known
     try:
         data = answer.ask("plain", proxy)
-    except Exception:  # noqa: BLE001 - it has none
+    except Exception:  # noqa: BLE001 - the object has no plain data
         return _UNKNOWN
     if isinstance(data, Proxy):
         return _UNKNOWN
@@ -347,7 +385,7 @@ def _data(proxy: Proxy) -> Any:
 
 
 def named(value: Any, name: str) -> Any:
-    """Note under which name a test knows an object."""
+    """Record the name under which the test knows an object, and return the object."""
     if isinstance(value, Proxy):
         object.__setattr__(value, "_named", name)
     return value
@@ -366,7 +404,11 @@ def _handle(proxy: Proxy) -> int:
 
 
 def _computed(function: str, proxy: Proxy, other: Any, *, swapped: bool) -> Any:
-    """Compute with one of the answer's objects; a plain operand is sent only to a class that the test named."""
+    """Apply a binary operator to a proxy and another operand.
+
+    The answer's process computes it if the other operand is a proxy too, or if the test made the object from a class
+    that it names. Otherwise it is computed here on plain data, so that the answer does not see the operand.
+    """
     import operator
 
     if isinstance(other, Proxy) or _get(proxy, "_own"):

@@ -1,4 +1,7 @@
-"""A root of a program's own: nothing but Python and the system's libraries, read-only, and a small folder in memory."""
+"""The file system of a program at the level `full`: Python and the system's libraries, read-only, and a writable tmpfs.
+
+It is built in a mount namespace of the sandbox process, out of bind mounts, and becomes its root by `pivot_root`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import struct
 from collections.abc import Sequence
 
 HOME = "/box"
-"""The program's own folder in its root."""
+"""The program's working directory in its root."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime")
 _BASE = "/tmp"  # noqa: S108 - a folder to mount on, in a mount namespace of the program's own
@@ -24,20 +27,22 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 
 Source = tuple[str, int, bool]
-"""A path, a descriptor of what is there, and whether that is a folder."""
+"""A path, an open descriptor of it, and whether it is a folder."""
 
 
 def open_sources(paths: Sequence[str]) -> list[Source]:
-    """Open what a root is to hold, as long as this process may."""
+    """Open the paths that the new root will hold, before this process takes an identity that may not reach them."""
     return [(path, os.open(path, os.O_PATH), is_folder) for path, is_folder in outermost(tuple(paths))]
 
 
 def enter_own_root(libc: ctypes.CDLL, sources: Sequence[Source], size_mb: int) -> None:
-    """Leave the machine's files for a root with `sources` in it. Raises OSError where the kernel lets nobody.
+    """Replace this process's root by one that holds only `sources`. Raises OSError if the kernel refuses.
 
-    Everything keeps its path. `HOME` belongs to this process's user, holds `size_mb` and a thousand files, and is gone
-    with the namespace. Needs a mount namespace of the caller's own, and the rights over it.
+    Every source keeps its path. `HOME` belongs to this process's user, holds up to `size_mb` in up to a thousand
+    files, and disappears with the namespace. The caller must be in a mount namespace of its own and have all rights
+    over it.
     """
+    # Private: no mount from here must show up in the machine's own mount table.
     _mount(libc, "none", "/", None, _MS_REC | _MS_PRIVATE)
     _mount(libc, "tmpfs", _BASE, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,nr_inodes=1000,mode=755")
     for path, source, is_folder in sources:
@@ -46,6 +51,7 @@ def enter_own_root(libc: ctypes.CDLL, sources: Sequence[Source], size_mb: int) -
         if not is_folder:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
         _mount(libc, f"/proc/self/fd/{source}", target, None, _MS_BIND | _MS_REC)
+        # A second call, because a new bind mount ignores a read-only flag.
         if path not in DEVICES:
             _make_read_only(libc, target, _AT_RECURSIVE)
         os.close(source)
@@ -55,6 +61,7 @@ def enter_own_root(libc: ctypes.CDLL, sources: Sequence[Source], size_mb: int) -
     os.mkdir(f"{_BASE}/old")
     _checked(libc.syscall(_PIVOT_ROOT[platform.machine()], _BASE.encode(), f"{_BASE}/old".encode()), "pivot_root")
     os.chdir(HOME)
+    # The machine's own files are still mounted below the new root; they go here.
     _checked(libc.umount2(b"/old", _MNT_DETACH), "umount2")
     os.rmdir("/old")
     _make_read_only(libc, "/", 0)
@@ -62,9 +69,10 @@ def enter_own_root(libc: ctypes.CDLL, sources: Sequence[Source], size_mb: int) -
 
 @functools.cache
 def outermost(paths: tuple[str, ...]) -> list[tuple[str, bool]]:
-    """Return those that exist and lie in none of the others, and whether each is a folder.
+    """Return the existing paths that lie in none of the others, each with whether it is a folder.
 
-    Where one is a link, what it leads to is there under that name as well. Looked up once, before any program runs.
+    The target of a symbolic link is included under its own name. The result is cached: the helper process calls this
+    once before it runs any program.
     """
     found = [path for path in dict.fromkeys(map(os.path.abspath, paths)) if os.path.exists(path)]
     found += [real for real in dict.fromkeys(map(os.path.realpath, found)) if real not in found]

@@ -1,7 +1,7 @@
-"""Plain data on the wire between a test and the answer that it calls: JSON, in which nothing can hold code.
+"""Encoding of values between a test and the answer that it calls: JSON, because unlike a pickle it cannot hold code.
 
-What is sent is None, bool, int, float, str, or `[TAG, …]`. A container that can change carries a number, so that one
-that occurs twice, or in itself, is one on the other side too: `["#", NUMBER]` means it again.
+A value is None, bool, int, float, str, or a list `[TAG, …]`. A mutable container carries a number. If it occurs again,
+or inside itself, it is sent as `["#", NUMBER]`, and the other side has one shared object, too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from fractions import Fraction
 from typing import Any
 
 MAX_BYTES = 8 << 20
-"""Of one message."""
+"""Longest message."""
 _SMALL = 1 << 63
+"""Bound of integers that are sent as JSON numbers; larger ones are sent as hexadecimal text."""
 
 _SIMPLE: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("bytes", lambda value: value.decode("latin-1"), lambda text: text.encode("latin-1")),
@@ -44,16 +45,20 @@ _FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set,
 
 
 class Encoder:
-    """Turns values into what is sent, for one message; `other` is asked for what is no plain data."""
+    """Encodes the values of one message; `other` encodes objects that are not plain data.
+
+    `known` maps the id of a container that came from the other side to its number there. Such a container is sent as
+    that number, without its contents.
+    """
 
     def __init__(self, other: Callable[[Any], Any], known: Mapping[int, int] | None = None) -> None:
         self._other, self._known = other, known or {}
         self._numbers: dict[int, int] = {}
         self.numbered: list[Any] = []
-        """The containers that can change, by their numbers."""
+        """Mutable containers of the message; a container's index is its number."""
 
     def encode(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
-        """Return what stands for `value`; a container of `known` (id -> number at its sender's) as `["@", NUMBER]`."""
+        """Return the JSON value for `value`; a container in `known` becomes `["@", NUMBER]`."""
         kind = type(value)
         if value is None or kind in (bool, str, float):
             return value
@@ -78,7 +83,7 @@ class Encoder:
         return [self.encode(item) for item in packed] if isinstance(packed, list) else packed
 
     def contents(self, value: Any) -> Any:
-        """Return what stands for the inside of a container that can change."""
+        """Return the JSON value for the contents of a mutable container."""
         if isinstance(value, bytearray):
             return value.decode("latin-1")
         if isinstance(value, dict):
@@ -94,9 +99,10 @@ class Encoder:
 
 
 class Decoder:
-    """Turns what was sent into values, for one message; `other` is asked for tags that are no plain data.
+    """Decodes the values of one message; `other` decodes tags that do not stand for plain data.
 
-    Raises ValueError, TypeError, LookupError, ArithmeticError or RecursionError for what no Encoder made.
+    `known` returns the container for a number of an earlier message, which this side has sent. Raises ValueError,
+    TypeError, LookupError, ArithmeticError or RecursionError for a value that no Encoder has made.
     """
 
     def __init__(self, other: Callable[[str, list[Any]], Any], known: Callable[[int], Any] | None = None) -> None:
@@ -104,7 +110,7 @@ class Decoder:
         self.numbered: dict[int, Any] = {}
 
     def decode(self, item: Any) -> Any:  # noqa: PLR0911 - one for each kind
-        """Return the value that `item` stands for."""
+        """Return the value for the JSON value `item`."""
         if not isinstance(item, list):
             if isinstance(item, dict):
                 raise TypeError("expected a value, found an object")
@@ -124,6 +130,7 @@ class Decoder:
             return self._other(tag, rest)
         if kind in _FROZEN:
             return kind(self.decode(part) for part in rest[0])
+        # The container is registered before it is filled, because it may contain itself.
         number, contents = rest
         made = self.numbered[number] = self.empty(kind, contents)
         self.fill(made, contents)
@@ -131,7 +138,7 @@ class Decoder:
 
     @staticmethod
     def empty(kind: type, contents: Any) -> Any:
-        """Return an empty container of a kind, for such contents."""
+        """Return an empty container that can take `contents`: with their `maxlen` or default factory."""
         if kind is deque:
             return deque(maxlen=contents[0])
         if kind is defaultdict:
@@ -139,12 +146,13 @@ class Decoder:
         return kind()
 
     def fill(self, made: Any, contents: Any) -> None:
-        """Replace what is in a container."""
+        """Replace the contents of a container, in place."""
         if isinstance(made, bytearray):
             made[:] = contents.encode("latin-1")
         elif isinstance(made, dict):
             pairs = [(self.decode(key), self.decode(value)) for key, value in contents[1]]
             made.clear()
+            # Not `made.update`, which adds up counts in a Counter.
             dict.update(made, pairs)
         else:
             items = [self.decode(part) for part in (contents[1] if isinstance(made, deque) else contents)]
@@ -153,17 +161,17 @@ class Decoder:
 
 
 class ChannelError(Exception):
-    """The other side ended, or sent what is no message."""
+    """The connection is closed, or the other side sent something that is not a message."""
 
 
 class Channel:
-    """Messages over a socket: a length, and JSON."""
+    """Messages over a socket, each a length of 4 bytes and a JSON object. All methods block."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one. Raises OverflowError for one that is too long, ChannelError where nobody is there."""
+        """Send a message. Raises OverflowError if it is too long, ChannelError if the connection is closed."""
         data = json.dumps(message).encode("ascii")
         if len(data) > MAX_BYTES:
             raise OverflowError("the value is too large to be sent")
@@ -173,16 +181,16 @@ class Channel:
             raise ChannelError(str(error)) from error
 
     def receive(self) -> dict[str, Any]:
-        """Wait for one. Raises ChannelError where there is none, or it is none."""
+        """Wait for a message. Raises ChannelError if the connection closes first, or if it is not a message."""
         (length,) = struct.unpack("!I", self._exactly(4))
         if length > MAX_BYTES:
-            raise ChannelError(f"a message of {length} bytes")
+            raise ChannelError(f"a message of {length} bytes, at most {MAX_BYTES} are allowed")
         try:
             message = json.loads(self._exactly(length))
         except (ValueError, RecursionError) as error:
-            raise ChannelError(f"no message: {error}") from error
+            raise ChannelError(f"not a message: {error}") from error
         if not isinstance(message, dict):
-            raise ChannelError("no message")
+            raise ChannelError("not a message: expected a JSON object")
         return message
 
     def _exactly(self, length: int) -> bytes:
@@ -193,6 +201,6 @@ class Channel:
             except OSError as error:
                 raise ChannelError(str(error)) from error
             if not part:
-                raise ChannelError("it ended")
+                raise ChannelError("connection closed")
             data += part
         return bytes(data)

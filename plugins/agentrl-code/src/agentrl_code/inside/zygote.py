@@ -1,8 +1,9 @@
-"""Runs programs in sandboxes: a fresh interpreter that holds nothing of the trainer's, forked anew for each of them.
+"""Helper process that forks a sandbox for each run: a fresh interpreter that holds none of the trainer's data.
 
-Started by `agentrl_code.sandbox` with a socket, over which it gets, for each sandbox, one for its job and one for the
-channel between a test and the program, if any. Its fork reads the job, forks again into namespaces, and watches that
-process from outside: neither is ever where a program can reach.
+`agentrl_code.sandbox` starts this file as a script, with a control socket. For each sandbox it sends one or two
+sockets over it: one for the job and the report, and for a test and its program the channel between them. A fork of
+this process, the watcher, reads the job, forks again into the namespaces of the sandbox, and watches that process from
+outside. A program can reach neither this process nor the watcher.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 import fcntl
 import gc
 import json
-import random  # noqa: F401 - what programs import often is imported once, here
+import random  # noqa: F401 - imported once here, before the forks, because programs often import it
 import re  # noqa: F401
 import select
 import signal
@@ -30,29 +31,39 @@ from typing import Any, NoReturn
 from agentrl_code.inside import calls, confine, judge, program, root
 from agentrl_code.inside.levels import FULL, LIMITS
 
-del sys.path[0]  # the folder of installed packages: programs import Python's own modules
+# The folder of installed packages: by default programs can import only the standard library.
+del sys.path[0]
 
 _GRACE_S = 30.0
-"""Longest that a process may take to be confined."""
+"""Longest time that a process may take to confine itself."""
 _ERRORS_KEPT = 4096
+"""Bytes kept from the end of standard error."""
 _WATCH_S, _END_S = 0.05, 0.002
-_TOO_MUCH = "it printed too much"
+"""Longest sleep between two looks at a program that still prints, and at one that has closed its streams."""
+_TOO_MUCH = "it printed more than output_kb allows"
 _REWRITES = 8
-"""Times that a program may write the size of its files; removed files that it keeps open have no name to count by."""
+"""Bound on the bytes that a program writes in all, as a multiple of the size that its files may have.
+
+Files that it has removed but keeps open take up space, and no folder lists them.
+"""
 _CHANNEL, _READY, _GO = 3, 4, 5
+"""File descriptors of the program's process, after its standard streams."""
 
 
 def main() -> None:
-    """Serve until the trainer is gone."""
+    """Fork a sandbox for each message on the control socket, until the trainer closes it."""
     os.umask(0o022)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for sandboxes; those wait for their programs
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
+    # The kernel reaps the watchers. Each watcher sets SIGCHLD back, because it waits for its own program.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Ctrl-C reaches all processes of a terminal; the trainer handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
+    # Results that every sandbox needs are computed once, before any fork.
     if calls.supported():
         for shared_files in (False, True):
             calls.compiled_filter(shared_files=shared_files)
         root.outermost(_readable([]))
-    gc.freeze()
+    gc.freeze()  # collections in the forks then do not touch, and so do not copy, the pages of these objects
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 2)
         if not message:
@@ -61,20 +72,21 @@ def main() -> None:
             if os.fork() == 0:
                 control.close()
                 _sandbox(socket.socket(fileno=descriptors[0]), descriptors[1:])
-        except OSError:  # no room for another process: the trainer sees that there is no report
+        except OSError:
+            # No room for another process. The socket closes below, and the trainer finds that there is no report.
             traceback.print_exc()
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _readable(packages: Sequence[str]) -> tuple[str, ...]:
-    """Return what a program may read: the system's libraries, Python, and packages on request."""
+    """Return the paths that a program may read: the system's libraries, Python, and the requested packages."""
     python = (sys.base_prefix, sys.base_exec_prefix, *sys.path)
     return (*root.SYSTEM, *root.DEVICES, *python, *packages)
 
 
 def _sandbox(trainer: socket.socket, channel: list[int]) -> NoReturn:
-    """Run one job and report: `{"ready": …}` once it is confined, then how it ended."""
+    """Run one job and report `{"ready": true}` once it is confined, then how it ended; or `{"refused": REASON}`."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         job = _receive(trainer)
@@ -86,9 +98,9 @@ def _sandbox(trainer: socket.socket, channel: list[int]) -> NoReturn:
             _run(job, trainer, channel)
         except OSError as error:
             _send(trainer, {"refused": str(error)})
-    except BrokenPipeError:  # the trainer asks no more
+    except BrokenPipeError:  # the trainer has given up this run
         pass
-    except BaseException:  # noqa: BLE001 - nobody is above; the trainer sees that there is no report
+    except BaseException:  # noqa: BLE001 - this process ends here; the trainer finds that there is no report
         traceback.print_exc()
     finally:
         os._exit(0)
@@ -106,6 +118,7 @@ def _run(job: dict[str, Any], trainer: socket.socket, channel: list[int]) -> Non
     try:
         if job["level"] == FULL:
             confine.map_identity(pid, job["uid"], job["gid"])
+        # Only now: the process must not go on before its ids are mapped.
         os.write(let_go, b"!")
         os.close(let_go)
         if problem := _wait_until_ready(ready, trainer):
@@ -123,21 +136,22 @@ def _run(job: dict[str, Any], trainer: socket.socket, channel: list[int]) -> Non
 
 
 def _prepare(job: Mapping[str, Any]) -> None:
-    """Hand the folder over to who runs the program. Raises OSError where that one could not run Python."""
+    """Give the folder to the user who runs the program. Raises OSError if that user could not run Python."""
     if job["level"] == FULL or os.geteuid() != 0:
         return
     if job["level"] == LIMITS and not confine.reachable(os.__file__):
-        raise OSError(f"as root, programs run as nobody, who cannot read Python's {os.__file__}")
+        raise OSError(f"root runs programs as the user nobody, who cannot read Python's {os.__file__}")
     os.chown(job["folder"], job["uid"], job["gid"])
 
 
 def _input(job: Mapping[str, Any]) -> int:
-    """Return a descriptor from which the program reads its input, and to which nobody can write."""
+    """Return a read-only descriptor of the program's input."""
     data = job["input"].encode("utf-8", "surrogatepass")
     if hasattr(os, "memfd_create"):
         written = os.memfd_create("input")
         with open(written, "wb", closefd=False) as file:
             file.write(data)
+        # Opened again by its path, because the first descriptor of a memfd is writable.
         reading = os.open(f"/proc/self/fd/{written}", os.O_RDONLY)
         os.close(written)
         return reading
@@ -148,8 +162,9 @@ def _input(job: Mapping[str, Any]) -> int:
 
 
 def _be_the_program(job: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
-    """Become confined, tell so, run what the job says, and end."""
+    """Confine this process, report that to the watcher, run the job and exit."""
     try:
+        # First out of the way, then to their places: a descriptor may stand where another one belongs.
         high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in descriptors]
         for place, descriptor in enumerate(high):
             os.dup2(descriptor, place)
@@ -162,7 +177,7 @@ def _be_the_program(job: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
         os.environ.update({"HOME": home, "TMPDIR": home})
         sys.path.extend(job["packages"])
         confine.confine(job)
-    except BaseException as error:  # noqa: BLE001 - nobody is above; the trainer is told
+    except BaseException as error:  # noqa: BLE001 - this process ends here; the trainer gets the error
         os.write(_READY, (str(error) or type(error).__name__).encode()[:1000])
         os._exit(1)
     os.write(_READY, b"\0")
@@ -176,16 +191,16 @@ def _be_the_program(job: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
 
 
 def _wait_until_ready(ready: int, trainer: socket.socket) -> str:
-    """Return an empty text, or what kept the process from being confined."""
+    """Wait until the process is confined; return an empty text, or the reason why it could not be."""
     said = b""
     deadline = time.monotonic() + _GRACE_S
     while not said.endswith(b"\0"):
         found, _, _ = select.select([ready, trainer.fileno()], [], [], max(deadline - time.monotonic(), 0))
         if trainer.fileno() in found or not found:
-            return "it took too long to be confined"
+            return "setting up the isolation took too long"
         data = os.read(ready, 4096)
         if not data:
-            return said.decode(errors="replace") or "the process ended while it was being confined"
+            return said.decode(errors="replace") or "the process ended while its isolation was set up"
         said += data
     os.close(ready)
     return ""
@@ -194,7 +209,10 @@ def _wait_until_ready(ready: int, trainer: socket.socket) -> str:
 def _watch(
     pid: int, out: int, err: int, trainer: socket.socket, job: Mapping[str, Any]
 ) -> tuple[dict[int, bytearray], str]:
-    """Read what a program prints until it ends, takes too long or too much, or the trainer asks no more; say which."""
+    """Read a program's output until it ends or exceeds a limit; return the output, and which limit it was.
+
+    Raises BrokenPipeError if the trainer gives up the run.
+    """
     deadline = time.monotonic() + job["timeout_s"]
     printed = {out: bytearray(), err: bytearray()}
     poll, streams = select.poll(), {out, err}
@@ -216,14 +234,15 @@ def _watch(
         if len(printed[out]) > job["output_kb"] * 1024:
             return printed, _TOO_MUCH
         if job["level"] != FULL and _writes_too_much(pid, job):
-            return printed, "it wrote too much"
+            return printed, "it wrote more to files than file_mb allows"
+        # The program has ended, but something else still holds its streams.
         if streams and _has_ended(pid):
-            break  # something else holds them
+            break
     return printed, ""
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended; how it did, `_end` returns."""
+    """Return whether a child has ended. Its status is kept for `_end`, because it can be read only once."""
     if pid not in _ended:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
@@ -235,13 +254,13 @@ _ended: dict[int, int] = {}
 
 
 def _writes_too_much(pid: int, job: Mapping[str, Any]) -> bool:
-    """Whether the files of a program are too large together, or it has written so often that hidden ones may be."""
+    """Return whether a program's files are too large, or whether it wrote so much that removed files may be."""
     most = int(job["file_mb"]) << 20
     return _written(job["folder"]) > most or _passed_on(pid) > _REWRITES * most + int(job["output_kb"]) * 1024
 
 
 def _passed_on(pid: int) -> int:
-    """Return the bytes that a process has given to calls that write, to whatever; 0 where that is not told."""
+    """Return the bytes that a process has passed to write calls of any kind; 0 if the kernel does not report it."""
     try:
         with open(f"/proc/{pid}/io", encoding="ascii") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("wchar"))
@@ -250,7 +269,7 @@ def _passed_on(pid: int) -> int:
 
 
 def _written(folder: str) -> int:
-    """Return the bytes of all that is in a folder, each file counting as one block at least."""
+    """Return the bytes of everything in a folder, plus a block per entry, since empty files take space too."""
     return sum(4096 + size for size in _sizes(folder))
 
 
@@ -264,11 +283,11 @@ def _sizes(folder: str) -> Iterator[int]:
 
 
 def _end(pid: int) -> int:
-    """Kill a process with its namespaces, and with its group; return how it had ended, or was ended."""
+    """Kill a process with its group and its namespaces; return its exit status."""
     ended = _has_ended(pid)
     try:
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # it made no group, or nothing is left of that
+    except (ProcessLookupError, PermissionError):  # it has no group yet, or nothing of the group is left
         if not ended:
             os.kill(pid, signal.SIGKILL)
     status = _ended[pid] if ended else os.waitpid(pid, 0)[1]
@@ -276,13 +295,13 @@ def _end(pid: int) -> int:
 
 
 def _rest(descriptor: int, limit: int) -> bytes:
-    """Return what a program that has ended left unread."""
+    """Return the output of an ended program that was not read yet."""
     os.set_blocking(descriptor, False)
     data = b""
     try:
         while len(data) <= limit and (part := os.read(descriptor, 65536)):
             data += part
-    except BlockingIOError:  # somebody else holds the other end
+    except BlockingIOError:  # another process still holds the other end
         pass
     return data
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from agentrl_core.config.nearest import did_you_mean
+from agentrl_core.api.options import did_you_mean
 from agentrl_core.errors import PluginError
 from agentrl_core.plugins.discovery import GROUP, core_version
 from agentrl_testing.scaffold.kinds import HOOK_MODULES, SCAFFOLDS
