@@ -26,7 +26,7 @@ from agentrl_core.batching.samples import Sample
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.losses.aggregate import AggregationConfig, aggregate
 from agentrl_core.losses.grpo import GRPO
-from agentrl_core.models.quiet import no_progress_bars
+from agentrl_core.models.progress_bars import no_progress_bars
 from agentrl_core.training.policy import Policy
 from agentrl_core.types import GenerateRequest, Sampling
 

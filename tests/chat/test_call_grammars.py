@@ -17,7 +17,7 @@ from agentrl_core.chat.parsers.mistral import MistralParser
 from agentrl_core.chat.parsers.qwen3_coder import Qwen3CoderParser
 from agentrl_core.chat.parsers.sections import DeepSeekParser, KimiK2Parser
 from agentrl_core.chat.replies import ReplyFormat
-from agentrl_core.engines.grammars import Grammars, allowed_tokens
+from agentrl_core.engines.constraints import Grammars, allowed_tokens
 from agentrl_core.types import Grammar
 
 MARKS = [

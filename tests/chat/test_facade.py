@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from agentrl_core.chat import Chat
-from agentrl_core.chat.probe import Stability
+from agentrl_core.chat.template_check import Stability
 from agentrl_core.chat.tokenizer import TextTokenizer
 from agentrl_core.errors import ConfigError
 

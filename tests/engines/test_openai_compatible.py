@@ -15,7 +15,7 @@ from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
 from agentrl_core.engines.openai_compatible import OpenAICompatibleEngine
 from agentrl_core.engines.remote_calls import RemoteCall
 from agentrl_core.engines.server_failures import RETRIES
-from agentrl_core.engines.servers import Part
+from agentrl_core.engines.wire_formats import Part
 from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.http.backoff import Backoff
 from agentrl_core.types import FinishReason, Grammar

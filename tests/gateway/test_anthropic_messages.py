@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import ChatRequest, Choice, Reply, ToolChoice
 from agentrl_core.gateway.dialects.anthropic_messages import AnthropicMessages
-from agentrl_core.gateway.exchange import ChatRequest, Choice, Reply, ToolChoice
 from agentrl_core.types import Grammar, Interaction
 
 USER = {"role": "user", "content": "hello"}

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentrl_core.errors import EngineError, RequestError
-from agentrl_core.gateway.exchange import ChatRequest
+from agentrl_core.gateway.call_types import ChatRequest
 from agentrl_core.types import FinishReason
 
 REQUEST = ChatRequest(api="completions", prompts=((7, 8),), stop_token_ids=(5,))

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import ChatRequest
 from agentrl_core.gateway.dialects.anthropic_messages import AnthropicMessages
 from agentrl_core.gateway.dialects.openai_chat import OpenAIChat
 from agentrl_core.gateway.dialects.openai_completions import Completions
 from agentrl_core.gateway.dialects.responses import OpenAIResponses
-from agentrl_core.gateway.exchange import ChatRequest
 
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {}}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

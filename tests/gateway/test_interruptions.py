@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from agentrl_core.chat.probe import Stability, TemplateVerdict
+from agentrl_core.chat.template_check import Stability, TemplateVerdict
 from agentrl_core.errors import RunError, StoreError
 from agentrl_core.types import FinishReason
 

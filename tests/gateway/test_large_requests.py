@@ -18,9 +18,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from agentrl_core.chat.tokenizer import TextTokenizer, TooManyTokensError
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.large import LARGE_BYTES, LargeRequests, in_one_go
+from agentrl_core.gateway.large_requests import LARGE_BYTES, LargeRequests, in_one_go
+from agentrl_core.gateway.serving.body_memory import BodyRoom, RoomSize
 from agentrl_core.gateway.serving.limits import Limits
-from agentrl_core.gateway.serving.room import BodyRoom, RoomSize
 from agentrl_core.gateway.serving.server import GatewayServer
 from agentrl_core.gateway.serving.web import MAX_CONTAINERS, MAX_VALUES, HttpRequest, decode_body, json_response
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 from openai import AsyncOpenAI
 
-from agentrl_core.gateway.sampling import call_seed
+from agentrl_core.gateway.sampling_parameters import call_seed
 from agentrl_core.types import Outcome
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}

@@ -10,8 +10,8 @@ import pytest
 
 from agentrl_core.config.schema import GatewayConfig, UpstreamConfig
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import ChatRequest, ToolChoice, Usage
 from agentrl_core.gateway.dialects.openai_chat import OpenAIChat
-from agentrl_core.gateway.exchange import ChatRequest, ToolChoice, Usage
 from agentrl_core.gateway.upstreams import UpstreamPiece, Upstreams
 from agentrl_core.types import Grammar
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import agentrl_core
-from agentrl_core.engines.models import load_model
+from agentrl_core.engines.engine_weights import load_model
 from agentrl_core.errors import ConfigError, EngineError
 from agentrl_core.training.policy import Policy
 from agentrl_core.weights.manifest import write_manifest

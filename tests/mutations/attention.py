@@ -78,7 +78,7 @@ TABLE = [
         },
     ),
     *of(
-        "training/attention/past.py",
+        "training/attention/branch_cache.py",
         (*WALKED, *DFS),
         {
             "states written in place": ("held[state_idx].clone()", "held[state_idx]"),

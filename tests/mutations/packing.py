@@ -68,7 +68,7 @@ TABLE = [
         },
     ),
     *of(
-        "batching/shares.py",
+        "batching/rank_shares.py",
         ("tests/batching/test_shares.py",),
         {
             "to the rank with the most": ("loads.index(min(loads))", "loads.index(max(loads))"),

@@ -45,7 +45,7 @@ TABLE = [
         },
     ),
     *of(
-        "batching/baseline.py",
+        "batching/group_advantages.py",
         BASELINE,
         {
             "shares left out": ("[value * shares[name] for name in names]", "[value for name in names]"),

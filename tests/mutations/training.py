@@ -41,7 +41,7 @@ RANKS = ("tests/training/test_ranks.py",)
 
 TABLE = [
     *of(
-        "training/recompute.py",
+        "training/gradient_checkpointing.py",
         ("tests/training/test_recompute.py",),
         {
             "nothing computed again": ('{"gradient_checkpointing": True,', '{"gradient_checkpointing": False,'),

@@ -15,7 +15,7 @@ from agentrl_core.cli import main
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.run import resume
 from agentrl_core.run.audience import Audience
-from agentrl_core.training.tuner import Tuner
+from agentrl_core.training.fine_tuning import Tuner
 
 WORDS = ("ab", "cd", "ef", "gh")
 

@@ -5,7 +5,7 @@ import torch
 
 from agentrl_core.api.losses import LossOutput
 from agentrl_core.batching.packing import pack
-from agentrl_core.batching.shares import share_out
+from agentrl_core.batching.rank_shares import share_out
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.grpo import GRPO

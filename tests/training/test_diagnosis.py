@@ -10,7 +10,7 @@ from agentrl_core.api.losses import LossOutput
 from agentrl_core.batching.signal import Signal
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses import AggregationConfig
-from agentrl_core.losses.checked import is_taken
+from agentrl_core.losses.contract import is_taken
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.training.diagnosis import bisect
 from agentrl_testing.policy import toy_policy

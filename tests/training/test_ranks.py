@@ -6,8 +6,8 @@ from tests.training import ranks_cases as cases
 
 from agentrl_core.batching import advantages
 from agentrl_core.batching.credit import TreeCredit
+from agentrl_core.batching.rank_shares import share_out
 from agentrl_core.batching.samples import training_samples
-from agentrl_core.batching.shares import share_out
 from agentrl_core.batching.signal import training_signal
 from agentrl_core.training import ranks
 from agentrl_core.training.policy import Policy

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
-from agentrl_core.engines.models import load_model
+from agentrl_core.engines.engine_weights import load_model
 from agentrl_core.errors import EngineError
 from agentrl_core.weights.folder import WeightsFolder
 from agentrl_testing.policy import toy_policy

@@ -14,7 +14,7 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.utils import message_chunk_to_message
 
-from agentrl_core.chat.canonical import Fingerprint
+from agentrl_core.chat.fingerprint import Fingerprint
 from agentrl_core.gateway.dialects.openai_messages import parse_messages
 from agentrl_langchain.messages import ReplyStream, to_openai, to_replies
 

@@ -17,7 +17,7 @@ from agentrl_core.batching.shaping import Overlong as OverlongPunishment
 from agentrl_core.chat.parsers.hermes import HermesParser
 from agentrl_core.chat.parsers.llama3 import Llama3Parser
 from agentrl_core.cli.plugins import app
-from agentrl_core.data.jsonl import load_tasks
+from agentrl_core.data.tasks import load_tasks
 from agentrl_core.models import tiny
 from agentrl_core.trackers.console import ConsoleTracker
 from agentrl_core.trackers.jsonl import JsonlTracker

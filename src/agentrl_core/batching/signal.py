@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.batching.advantages import StepEstimator, TrainedCall
-from agentrl_core.batching.baseline import blamed, check_numbers, group_advantages, shaped_rewards, told
 from agentrl_core.batching.credit import is_trained
 from agentrl_core.batching.filters import has_signal
+from agentrl_core.batching.group_advantages import blamed, check_numbers, group_advantages, shaped_rewards, told
 from agentrl_core.batching.shaping import Bounds
 from agentrl_core.errors import TrainingError
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 
-from agentrl_core.chat.caching import IdsCache
 from agentrl_core.chat.continuation import TurnContinuation
-from agentrl_core.chat.grammars import reply_grammar
 from agentrl_core.chat.images import IMAGE
-from agentrl_core.chat.parsers.grammars import literal
-from agentrl_core.chat.probe import probe
+from agentrl_core.chat.parsers.call_rules import literal
+from agentrl_core.chat.prompt_cache import IdsCache
 from agentrl_core.chat.recognition import recognise_parser, recognise_reasoning
 from agentrl_core.chat.replies import ReplyFormat, ReplyReader, read_text
+from agentrl_core.chat.reply_grammar import reply_grammar
 from agentrl_core.chat.template import ChatTemplate
+from agentrl_core.chat.template_check import probe
 from agentrl_core.chat.tokenizer import StreamDecoder, TextTokenizer, read_tokenizer_files
 from agentrl_core.errors import RequestError
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.reasoning import ReasoningFormat
     from agentrl_core.api.tool_parsers import ToolParser
-    from agentrl_core.chat.grammars import Thought
-    from agentrl_core.chat.probe import TemplateVerdict
+    from agentrl_core.chat.reply_grammar import Thought
+    from agentrl_core.chat.template_check import TemplateVerdict
     from agentrl_core.types import Grammar, Message
 
 _END_OF_PROMPT = 16

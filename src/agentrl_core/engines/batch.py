@@ -15,9 +15,9 @@ import torch
 
 from agentrl_core.engines.cache import KeyValueCache
 from agentrl_core.engines.decoder import Decoder, Plan
-from agentrl_core.engines.draws import hand_out, lay_out
 from agentrl_core.engines.fused import fused_decoder, refresh
 from agentrl_core.engines.prefixes import Key, PrefixIndex
+from agentrl_core.engines.row_parameters import hand_out, lay_out
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

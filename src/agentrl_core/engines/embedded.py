@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.concurrency.threads import call_on_thread
-from agentrl_core.engines.grammars import Constraint, Grammars
-from agentrl_core.engines.interpreter import restore_switches, shorten_switches
+from agentrl_core.engines.constraints import Constraint, Grammars
+from agentrl_core.engines.engine_weights import check_shapes, load_model, shapes, source_module
 from agentrl_core.engines.jobs import Job, Mailbox, Post, check_request, deliver
-from agentrl_core.engines.models import check_shapes, load_model, shapes, source_module
 from agentrl_core.engines.stopping import Decode, decoding, load_tokenizer, read_tokenizer
+from agentrl_core.engines.switch_interval import restore_switches, shorten_switches
 from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.types import FinishReason
 

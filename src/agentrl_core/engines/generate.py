@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from agentrl_core.engines.draws import hand_out, lay_out
+from agentrl_core.engines.row_parameters import hand_out, lay_out
 from agentrl_core.engines.sampling import likeliest, sample
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from agentrl_core.errors import EngineError, UnservableError
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Sampling, run_lengths
 
 if TYPE_CHECKING:
-    from agentrl_core.engines.grammars import Constraint
+    from agentrl_core.engines.constraints import Constraint
 
 
 class Mailbox:

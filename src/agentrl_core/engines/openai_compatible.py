@@ -23,7 +23,8 @@ from agentrl_core.engines.jobs import Mailbox, check_request
 from agentrl_core.engines.remote_calls import RemoteCall
 from agentrl_core.engines.server_control import ServerControl
 from agentrl_core.engines.server_failures import BACKOFF, RETRIES, Absence, lost, refusal
-from agentrl_core.engines.servers import (
+from agentrl_core.engines.stopping import Decode, load_decode
+from agentrl_core.engines.wire_formats import (
     VLLM,
     Ask,
     LostReplyError,
@@ -33,7 +34,6 @@ from agentrl_core.engines.servers import (
     check_servable,
     read_json,
 )
-from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnavailableError
 from agentrl_core.http.server_client import ExchangeError, ServerClient, server_sent_events
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest

@@ -14,7 +14,7 @@ The path of a call to the policy, one module per step:
 `online` serves agents outside of the run, which open, end and reward their sessions over HTTP.
 """
 
-from agentrl_core.gateway.core import Gateway
+from agentrl_core.gateway.gateway import Gateway
 from agentrl_core.gateway.sessions import Session
 
 __all__ = ["Gateway", "Session"]

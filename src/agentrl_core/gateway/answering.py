@@ -12,10 +12,10 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import AgentRLError, RequestError, RunError, UnavailableError, UnservableError, UnstorableError
+from agentrl_core.gateway.call_types import Delta, Reply
 from agentrl_core.gateway.dialects.responses import OpenAIResponses
 from agentrl_core.gateway.dialects.responses_stored import with_referenced_items
-from agentrl_core.gateway.exchange import Delta, Reply
-from agentrl_core.gateway.large import LARGE_BYTES
+from agentrl_core.gateway.large_requests import LARGE_BYTES
 from agentrl_core.gateway.retries import Attempt, RetryKey, retry_key
 from agentrl_core.gateway.serving.web import EVENTS, HttpRequest, HttpResponse, decode_body, json_response, refused
 from agentrl_core.gateway.streams import StartedStream
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from agentrl_core.chat.replies import Piece
-    from agentrl_core.gateway.calls import Call
-    from agentrl_core.gateway.exchange import ChatRequest, Decode, Dialect
+    from agentrl_core.gateway.call_types import ChatRequest, Decode, Dialect
     from agentrl_core.gateway.forwarding import Forwarder
+    from agentrl_core.gateway.generations import Call
     from agentrl_core.gateway.history.ledger import Prompt
-    from agentrl_core.gateway.large import LargeRequests
+    from agentrl_core.gateway.large_requests import LargeRequests
     from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.gateway.upstreams import Upstream

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 
 from agentrl_core.api.tool_parsers import call_id
-from agentrl_core.gateway.exchange import Choice, Delta, Reply, Usage
+from agentrl_core.gateway.call_types import Choice, Delta, Reply, Usage
 from agentrl_core.types import FinishReason, Interaction, Message, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from agentrl_core.api.stores import Store
-    from agentrl_core.gateway.exchange import ChatRequest
+    from agentrl_core.gateway.call_types import ChatRequest
     from agentrl_core.gateway.retries import Attempt
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.gateway.upstreams import Upstream, UpstreamPiece, Upstreams

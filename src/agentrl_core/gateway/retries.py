@@ -27,7 +27,7 @@ from agentrl_core.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentrl_core.gateway.exchange import Choice
+    from agentrl_core.gateway.call_types import Choice
     from agentrl_core.gateway.serving.web import HttpRequest
 
 _REMEMBERED = 64

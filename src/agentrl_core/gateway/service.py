@@ -22,12 +22,12 @@ import orjson
 from agentrl_core.api.tool_parsers import ParsedReply
 from agentrl_core.chat.tokenizer import TooManyTokensError
 from agentrl_core.errors import ContextLengthError, RequestError
-from agentrl_core.gateway.calls import Call, Generation, choice_of, message_of
-from agentrl_core.gateway.exchange import Reply
+from agentrl_core.gateway.call_types import Reply
+from agentrl_core.gateway.generations import Call, Generation, choice_of, message_of
 from agentrl_core.gateway.history.ledger import Prompt, build_prompt
 from agentrl_core.gateway.history.raw_prompts import raw_prompt
 from agentrl_core.gateway.metering import metered
-from agentrl_core.gateway.sampling import NAME_CHARS, call_seed, reply_name
+from agentrl_core.gateway.sampling_parameters import NAME_CHARS, call_seed, reply_name
 from agentrl_core.types import Chunk, FinishReason
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.chat.facade import Chat
     from agentrl_core.chat.replies import ReplyReader
-    from agentrl_core.gateway.exchange import ChatRequest, Choice
+    from agentrl_core.gateway.call_types import ChatRequest, Choice
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.types import Grammar, Interaction
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agentrl_core.api.stores import SessionRow
-    from agentrl_core.gateway.online.visit import Visit
-    from agentrl_core.gateway.sampling import SamplingPolicy
+    from agentrl_core.gateway.online.session import Visit
+    from agentrl_core.gateway.sampling_parameters import SamplingPolicy
     from agentrl_core.types import Interaction, Record
 
 _REMEMBERED_ENDS = 100_000

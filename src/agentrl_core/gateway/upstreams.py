@@ -17,14 +17,14 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import Usage
 from agentrl_core.gateway.dialects.openai_fields import was_cut
-from agentrl_core.gateway.exchange import Usage
 from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
 from agentrl_core.http.server_client import ExchangeError, ServerClient, ServerReply, server_sent_events
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import UpstreamConfig
-    from agentrl_core.gateway.exchange import ChatRequest
+    from agentrl_core.gateway.call_types import ChatRequest
     from agentrl_core.types import Message
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.losses.checked import made_by
+from agentrl_core.losses.contract import made_by
 
 if TYPE_CHECKING:
     from agentrl_core.api.losses import Correction, LossBatch, LossCalculator, LossOutput

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.models.quiet import no_progress_bars
+from agentrl_core.models.progress_bars import no_progress_bars
 from agentrl_core.weights.finite import not_finite
 from agentrl_core.weights.manifest import read_manifest
 

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.models.quiet import no_progress_bars
+from agentrl_core.models.progress_bars import no_progress_bars
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")

@@ -179,7 +179,7 @@ def register_models(register: Register[Any]) -> None:
 @hookimpl
 def register_datasets(register: Register[Any]) -> None:
     """Register the sources of tasks."""
-    register("jsonl", "agentrl_core.data.jsonl:load_tasks", summary="one task per line")
+    register("jsonl", "agentrl_core.data.tasks:load_tasks", summary="one task per line")
 
 
 @hookimpl

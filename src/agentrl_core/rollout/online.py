@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import EpisodeError, RequestError
-from agentrl_core.gateway.online.visit import last_call, until_over
+from agentrl_core.gateway.online.session import last_call, until_over
 from agentrl_core.rollout.attempts import Attempt
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentrl_core.config.schema import GatewayConfig, RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway, Session
     from agentrl_core.gateway.online.leases import Lease
-    from agentrl_core.gateway.online.visit import Visit
+    from agentrl_core.gateway.online.session import Visit
     from agentrl_core.types import Record, Task
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core import config as configs
 from agentrl_core.concurrency.secrecy import withhold
 from agentrl_core.config.schema import AUTO, RunConfig
-from agentrl_core.data.jsonl import line_of, load_tasks
+from agentrl_core.data.tasks import line_of, load_tasks
 from agentrl_core.errors import ConfigError, DataError, PluginError, RunError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
 from agentrl_core.plugins.catalog import default_scorer, install_hint

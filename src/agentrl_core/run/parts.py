@@ -14,7 +14,7 @@ from agentrl_core.chat import Chat
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import PluginError, UsageError
-from agentrl_core.losses.checked import problem_of_needs
+from agentrl_core.losses.contract import problem_of_needs
 from agentrl_core.models.folder import no_model_in
 from agentrl_core.plugins.options import bind
 from agentrl_core.plugins.references import import_module, user_folders

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.plugins.registry import Registry
     from agentrl_core.run.audience import Audience
-    from agentrl_core.training.tuner import Tuner
+    from agentrl_core.training.fine_tuning import Tuner
 
 COMMAND = "sft"
 """What the snapshot of such a run's config names."""
@@ -191,7 +191,7 @@ def _conversations(parts: SftParts) -> list[dict[str, Any]]:
 
 
 def _tuner(parts: SftParts, model_dir: Path) -> Tuner:
-    from agentrl_core.training.tuner import Tuner
+    from agentrl_core.training.fine_tuning import Tuner
 
     config = parts.config
     loss, section = build_loss(config.loss, parts.build)

@@ -19,7 +19,7 @@ from rich.text import Text
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError
 from agentrl_core.trackers.curve import PICTURE_NAME
-from agentrl_core.trackers.status import Pace, bar_line, sentence
+from agentrl_core.trackers.progress_line import Pace, bar_line, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -19,7 +19,7 @@ import torch
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError
 from agentrl_core.models.loading import advice, load_causal_lm
-from agentrl_core.models.quiet import no_progress_bars
+from agentrl_core.models.progress_bars import no_progress_bars
 from agentrl_core.stores.files import flush_entry, flush_to_disk, make_private, make_private_folder, private_opener
 from agentrl_core.weights.finite import not_finite
 from agentrl_core.weights.manifest import MANIFEST, read_manifest, write_manifest

@@ -17,7 +17,7 @@ from torch import nn
 
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses.logprob import logits_logprobs, token_logprobs
-from agentrl_core.training.recompute import recomputable_layers, recomputing
+from agentrl_core.training.gradient_checkpointing import recomputable_layers, recomputing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

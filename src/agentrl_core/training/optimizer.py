@@ -14,7 +14,7 @@ import torch
 
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses.aggregate import aggregate
-from agentrl_core.losses.checked import made_by
+from agentrl_core.losses.contract import made_by
 from agentrl_core.losses.proximal import loglinear_proximal
 from agentrl_core.training.diagnosis import NotFiniteError, bisect, culprits_of, select
 from agentrl_core.training.metrics import Means

@@ -24,7 +24,7 @@ from agentrl_core.api.losses import LossBatch, LossCalculator, LossOutput
 from agentrl_core.batching.packing import pack
 from agentrl_core.errors import ConfigError, TrainingError
 from agentrl_core.losses.aggregate import AggregationConfig
-from agentrl_core.losses.checked import made_by
+from agentrl_core.losses.contract import made_by
 from agentrl_core.losses.cross_entropy import CrossEntropy
 from agentrl_core.training.diagnosis import NotFiniteError
 from agentrl_core.training.metrics import Means

@@ -124,6 +124,6 @@ def test_sequences_longer_than_a_window_are_walked():
 
 
 def test_a_cache_that_no_trial_covers_is_refused(monkeypatch):
-    monkeypatch.setattr("agentrl_core.training.attention.past._CONTINUED", frozenset())
+    monkeypatch.setattr("agentrl_core.training.attention.branch_cache._CONTINUED", frozenset())
     with pytest.raises(ConfigError, match=r"'dfs' does not fit Qwen3ForCausalLM: it keeps its past in DynamicLayer"):
         Policy(build("qwen3"), attention="dfs")

@@ -13,7 +13,7 @@ import torch
 
 from agentrl_core.api.losses import LossBatch
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators, aggregate
-from agentrl_core.losses.checked import made_by
+from agentrl_core.losses.contract import made_by
 from agentrl_testing.base import ConformanceSuite
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.grammars import by_tool, literal, text_up_to
+from agentrl_core.chat.parsers.call_rules import by_tool, literal, text_up_to
 from agentrl_core.chat.parsers.json_text import read_arguments
 from agentrl_core.chat.parsers.source import Marks
 

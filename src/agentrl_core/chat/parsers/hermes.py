@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.grammars import by_tool, literal, one_or_more
+from agentrl_core.chat.parsers.call_rules import by_tool, literal, one_or_more
 from agentrl_core.chat.parsers.json_text import read_call, read_object
 from agentrl_core.chat.parsers.source import Marks
 

@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.grammars import json_rule, literal, one_or_more, text_up_to
+from agentrl_core.chat.parsers.call_rules import json_rule, literal, one_or_more, text_up_to
 from agentrl_core.chat.parsers.json_text import check_text
 from agentrl_core.chat.parsers.schemas import (
     name_of,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.grammars import by_tool, literal
+from agentrl_core.chat.parsers.call_rules import by_tool, literal
 from agentrl_core.chat.parsers.json_text import read_arguments
 from agentrl_core.chat.parsers.source import Marks
 

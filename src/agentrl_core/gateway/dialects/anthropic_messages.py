@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import ChatRequest, Decode, Reply, ToolChoice
 from agentrl_core.gateway.dialects.anthropic_content import parse_messages, parse_tools
 from agentrl_core.gateway.dialects.anthropic_replies import (
     anthropic_error,
@@ -21,7 +22,6 @@ from agentrl_core.gateway.dialects.anthropic_replies import (
 from agentrl_core.gateway.dialects.anthropic_stream import AnthropicWriter
 from agentrl_core.gateway.dialects.fields import Fields
 from agentrl_core.gateway.dialects.openai_fields import kept, parse_stop, parse_template_options, parse_trainable
-from agentrl_core.gateway.exchange import ChatRequest, Decode, Reply, ToolChoice
 from agentrl_core.types import Grammar
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agentrl_core.errors import RequestError
-    from agentrl_core.gateway.exchange import Choice, Reply
+    from agentrl_core.gateway.call_types import Choice, Reply
     from agentrl_core.types import Message
 
 SIGNATURE = "YWdlbnRybDp0aG91Z2h0cy1hcmUtcmVjb2duaXNlZC1ieS10aGVpci10ZXh0"

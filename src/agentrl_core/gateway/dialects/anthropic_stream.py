@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agentrl_core.errors import RequestError
-    from agentrl_core.gateway.exchange import ChatRequest, Delta, Reply
+    from agentrl_core.gateway.call_types import ChatRequest, Delta, Reply
 
 _EMPTY_BLOCKS: Mapping[str, Mapping[str, Any]] = {
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply
 from agentrl_core.gateway.dialects.fields import Fields
 from agentrl_core.gateway.dialects.openai_fields import (
     MOST_CHOICES,
@@ -23,7 +24,6 @@ from agentrl_core.gateway.dialects.openai_fields import (
 )
 from agentrl_core.gateway.dialects.openai_messages import parse_messages, parse_tools
 from agentrl_core.gateway.dialects.openai_replies import logprobs_of, openai_error, sse_event, usage_of
-from agentrl_core.gateway.exchange import ChatRequest, Choice, Decode, Delta, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

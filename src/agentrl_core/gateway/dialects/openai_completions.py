@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply
 from agentrl_core.gateway.dialects.fields import Fields
 from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, kept, parse_stop, parse_trainable
 from agentrl_core.gateway.dialects.openai_replies import openai_error, sse_event, usage_of
-from agentrl_core.gateway.exchange import ChatRequest, Choice, Decode, Delta, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.gateway.exchange import TopLogprobs
+    from agentrl_core.gateway.call_types import TopLogprobs
 
 _MOST_TOP_LOGPROBS = 20
 _MOST_TOKEN_ID = 2**31 - 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.exchange import ToolChoice
+from agentrl_core.gateway.call_types import ToolChoice
 from agentrl_core.types import Grammar
 
 if TYPE_CHECKING:

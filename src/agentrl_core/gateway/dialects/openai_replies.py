@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.errors import RequestError
-    from agentrl_core.gateway.exchange import Decode, Reply
+    from agentrl_core.gateway.call_types import Decode, Reply
 
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _FIRST_SERVER_ERROR = 500

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import ChatRequest
 from agentrl_core.gateway.dialects.fields import Fields
 from agentrl_core.gateway.dialects.openai_fields import MOST_TOP_LOGPROBS, kept, parse_stop, parse_trainable
 from agentrl_core.gateway.dialects.openai_replies import openai_error
@@ -25,13 +26,12 @@ from agentrl_core.gateway.dialects.responses_fields import (
 from agentrl_core.gateway.dialects.responses_input import parse_input
 from agentrl_core.gateway.dialects.responses_output import ECHOED, ID_PREFIX, echo_of, frame, response_of
 from agentrl_core.gateway.dialects.responses_stream import ResponsesWriter
-from agentrl_core.gateway.exchange import ChatRequest
 from agentrl_core.gateway.history.ledger import INSTRUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentrl_core.gateway.exchange import Decode, Reply
+    from agentrl_core.gateway.call_types import Decode, Reply
 
 _TRUNCATIONS = (None, "auto", "disabled")
 

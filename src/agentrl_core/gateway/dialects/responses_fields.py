@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import ToolChoice
 from agentrl_core.gateway.dialects.openai_fields import parse_template_options, parse_tool_choice
-from agentrl_core.gateway.exchange import ToolChoice
 from agentrl_core.types import Grammar
 
 if TYPE_CHECKING:

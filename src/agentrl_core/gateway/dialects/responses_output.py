@@ -13,7 +13,7 @@ from agentrl_core.types import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.gateway.exchange import Decode, Reply
+    from agentrl_core.gateway.call_types import Decode, Reply
     from agentrl_core.types import Interaction
 
 ID_PREFIX = "resp_"

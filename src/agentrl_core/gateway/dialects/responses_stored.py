@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.call_types import ChatRequest, Choice, Reply
 from agentrl_core.gateway.dialects.responses_fields import tool_of
 from agentrl_core.gateway.dialects.responses_input import reply_of
 from agentrl_core.gateway.dialects.responses_output import ID_PREFIX, call_item, echo_of, output_items, response_of
-from agentrl_core.gateway.exchange import ChatRequest, Choice, Reply
 from agentrl_core.gateway.history.ledger import INSTRUCTIONS
 from agentrl_core.types import FinishReason
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agentrl_core.errors import RequestError
-    from agentrl_core.gateway.exchange import ChatRequest, Decode, Delta, Reply
+    from agentrl_core.gateway.call_types import ChatRequest, Decode, Delta, Reply
 
 
 @attrs.define(kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from agentrl_core.chat.canonical import Fingerprint, is_same_call
+from agentrl_core.chat.fingerprint import Fingerprint, is_same_call
 from agentrl_core.chat.images import images_of
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.history.raw_calls import RawCalls
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.gateway.exchange import ChatRequest
+    from agentrl_core.gateway.call_types import ChatRequest
     from agentrl_core.types import Interaction, Message
 
 

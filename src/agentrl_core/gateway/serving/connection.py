@@ -17,7 +17,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.serving.closing import last_response, turned_away
+from agentrl_core.gateway.serving.early_refusals import last_response, turned_away
 
 if TYPE_CHECKING:
     from agentrl_core.gateway.serving.limits import Limits

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.answering import Answerer, as_refusal
 from agentrl_core.gateway.dialects.anthropic_messages import AnthropicMessages
-from agentrl_core.gateway.dialects.models import describe_model, list_models
+from agentrl_core.gateway.dialects.model_list import describe_model, list_models
 from agentrl_core.gateway.dialects.openai_chat import OpenAIChat
 from agentrl_core.gateway.dialects.openai_completions import Completions
 from agentrl_core.gateway.dialects.responses import OpenAIResponses
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from agentrl_core.errors import RunError
-    from agentrl_core.gateway.exchange import ChatRequest, Dialect, Reply
+    from agentrl_core.gateway.call_types import ChatRequest, Dialect, Reply
     from agentrl_core.gateway.forwarding import Forwarder
-    from agentrl_core.gateway.large import LargeRequests
+    from agentrl_core.gateway.large_requests import LargeRequests
     from agentrl_core.gateway.online.admin import Admin
     from agentrl_core.gateway.quotas import Quotas
     from agentrl_core.gateway.service import PolicyService

@@ -20,9 +20,9 @@ import attrs
 import uvicorn
 
 from agentrl_core.errors import RequestError, RunError
+from agentrl_core.gateway.serving.body_memory import BodyRoom, RoomSize
 from agentrl_core.gateway.serving.connection import CONNECTION, Connection
 from agentrl_core.gateway.serving.limits import Limits
-from agentrl_core.gateway.serving.room import BodyRoom, RoomSize
 from agentrl_core.gateway.serving.routes import client_of, refused_at, too_large
 from agentrl_core.gateway.serving.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 

@@ -10,12 +10,12 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.large import in_one_go
+from agentrl_core.gateway.large_requests import in_one_go
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
-    from agentrl_core.gateway.exchange import Dialect
+    from agentrl_core.gateway.call_types import Dialect
 
 MAX_BODY_BYTES = 16 * 2**20
 """Largest request body; a million tokens of text are about 4 MB."""

@@ -8,7 +8,7 @@ import attrs
 
 from agentrl_core.api.token_level import ALL_TOKENS, GenerationHyperparameters, ModelRequest, ModelResponse
 from agentrl_core.errors import EpisodeError
-from agentrl_core.gateway.exchange import ChatRequest
+from agentrl_core.gateway.call_types import ChatRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

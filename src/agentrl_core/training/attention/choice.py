@@ -15,8 +15,8 @@ from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import Sample
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses.aggregate import AggregationConfig
+from agentrl_core.training.attention.branch_cache import unknown_states
 from agentrl_core.training.attention.dfs import Dfs
-from agentrl_core.training.attention.past import unknown_states
 from agentrl_core.training.attention.rows import Rows
 from agentrl_core.training.attention.tree import TreeAttention
 

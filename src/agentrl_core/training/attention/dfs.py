@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import attrs
 import torch
 
-from agentrl_core.training.attention.past import Past
+from agentrl_core.training.attention.branch_cache import Past
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl_core.chat.caching import IdsCache
+from agentrl_core.chat.prompt_cache import IdsCache
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from agentrl_core.batching.advantages import GRPO, LeaveOneOut, NoBaseline, PerTurn
-from agentrl_core.batching.baseline import group_advantages
 from agentrl_core.batching.credit import TreeCredit
+from agentrl_core.batching.group_advantages import group_advantages
 from agentrl_core.errors import TrainingError
 
 LINE = {"t1": None, "t2": "t1"}

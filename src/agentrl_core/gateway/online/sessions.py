@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.api.stores import SessionRow
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.history.past import restore, restore_attempts
-from agentrl_core.gateway.online.visit import Visit, last_call, until_over
+from agentrl_core.gateway.history.restoring import restore, restore_attempts
+from agentrl_core.gateway.online.session import Visit, last_call, until_over
 from agentrl_core.gateway.sessions import session_ended
 from agentrl_core.types import Outcome, Record, Task
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.stores import Store
     from agentrl_core.gateway.online.leases import Claim
-    from agentrl_core.gateway.sampling import SamplingPolicy
+    from agentrl_core.gateway.sampling_parameters import SamplingPolicy
     from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session, SessionBook
     from agentrl_core.types import Interaction

@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer
 
 from agentrl_core.api.weights import DirectoryWeights
+from agentrl_core.engines.constraints import KEPT_GRAMMARS, Grammars
 from agentrl_core.engines.embedded import EmbeddedEngine
-from agentrl_core.engines.grammars import KEPT_GRAMMARS, Grammars
 from agentrl_core.errors import UnservableError
 from agentrl_core.models import tiny
 from agentrl_core.types import FinishReason, Grammar

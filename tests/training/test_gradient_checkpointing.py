@@ -8,8 +8,8 @@ from torch import nn
 from agentrl_core.batching.packing import pack
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses import AggregationConfig
+from agentrl_core.training.gradient_checkpointing import recomputable_layers
 from agentrl_core.training.policy import Policy
-from agentrl_core.training.recompute import recomputable_layers
 
 
 def kept(policy, batch):

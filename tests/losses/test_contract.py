@@ -4,7 +4,7 @@ import torch
 
 from agentrl_core.api.losses import LossBatch, LossOutput
 from agentrl_core.errors import TrainingError
-from agentrl_core.losses.checked import checked, made_by, problem_of_needs
+from agentrl_core.losses.contract import checked, made_by, problem_of_needs
 from agentrl_core.losses.corrected import Corrected
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.losses.lag_decay import LagDecay

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from agentrl_core.api.trackers import Activity
-from agentrl_core.trackers.status import Pace, bar_line, clock_text
+from agentrl_core.trackers.progress_line import Pace, bar_line, clock_text
 
 
 class Clock:

@@ -9,7 +9,7 @@ from agentrl_core.api.reasoning import REASONING_FORMATS, ReasoningFormat
 from agentrl_core.chat import Chat
 from agentrl_core.chat.parsers.glm4 import Glm4Parser
 from agentrl_core.chat.parsers.harmony import HarmonyParser
-from agentrl_core.engines.grammars import Grammars
+from agentrl_core.engines.constraints import Grammars
 from agentrl_core.errors import RequestError
 from agentrl_core.types import Grammar
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl_core.chat.canonical import Fingerprint
+from agentrl_core.chat.fingerprint import Fingerprint
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.chat.probe import Stability
+from agentrl_core.chat.template_check import Stability
 from agentrl_core.errors import RunError
 from agentrl_core.gateway.forwarding import Forwarder
-from agentrl_core.gateway.large import LargeRequests
+from agentrl_core.gateway.large_requests import LargeRequests
 from agentrl_core.gateway.metering import MeteredStream, metered
 from agentrl_core.gateway.online.admin import Admin, exposed
-from agentrl_core.gateway.online.control import Control
 from agentrl_core.gateway.online.leases import Leases
-from agentrl_core.gateway.online.visits import Visits
+from agentrl_core.gateway.online.routes import Control
+from agentrl_core.gateway.online.sessions import Visits
 from agentrl_core.gateway.pausing import Gate
 from agentrl_core.gateway.quotas import Quotas
-from agentrl_core.gateway.sampling import SamplingPolicy
+from agentrl_core.gateway.sampling_parameters import SamplingPolicy
 from agentrl_core.gateway.service import PolicyService
 from agentrl_core.gateway.serving.routes import Api
 from agentrl_core.gateway.sessions import Session, SessionBook
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.chat.facade import Chat
     from agentrl_core.config.schema import GatewayConfig, SamplingConfig
-    from agentrl_core.gateway.exchange import ChatRequest, Reply
+    from agentrl_core.gateway.call_types import ChatRequest, Reply
     from agentrl_core.gateway.online.leases import Claim
     from agentrl_core.gateway.serving.server import GatewayServer
     from agentrl_core.gateway.serving.transport import InProcessClient

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from agentrl_core.gateway.exchange import Choice
+from agentrl_core.gateway.call_types import Choice
 from agentrl_core.types import (
     Chunk,
     FinishReason,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.tool_parsers import ParsedReply
     from agentrl_core.chat.replies import ReplyReader
-    from agentrl_core.gateway.exchange import ChatRequest
+    from agentrl_core.gateway.call_types import ChatRequest
     from agentrl_core.gateway.history.ledger import Prompt
     from agentrl_core.gateway.retries import Attempt
     from agentrl_core.gateway.sessions import Session

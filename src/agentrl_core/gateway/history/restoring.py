@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl_core.chat.canonical import Fingerprint
-from agentrl_core.gateway.calls import finish_reason_of
-from agentrl_core.gateway.exchange import Choice
+from agentrl_core.chat.fingerprint import Fingerprint
+from agentrl_core.gateway.call_types import Choice
+from agentrl_core.gateway.generations import finish_reason_of
 from agentrl_core.gateway.history.ledger import Prompt
 from agentrl_core.gateway.retries import RetryKey
 

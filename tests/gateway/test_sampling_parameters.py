@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from agentrl_core.config.schema import SamplingConfig
-from agentrl_core.gateway.sampling import call_seed
+from agentrl_core.gateway.sampling_parameters import call_seed
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 ASKED = {"temperature": 0, "top_p": 0.5, "top_k": 3}
@@ -157,7 +157,7 @@ def test_every_call_has_its_own_seed_that_only_depends_on_its_place(make_gateway
 
 
 def test_seeds_are_the_same_in_another_process():
-    program = "from agentrl_core.gateway.sampling import call_seed; print(call_seed(1, 2, 3))"
+    program = "from agentrl_core.gateway.sampling_parameters import call_seed; print(call_seed(1, 2, 3))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) == call_seed(1, 2, 3)
 

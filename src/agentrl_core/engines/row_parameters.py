@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from agentrl_core.engines.grammars import allowed_tokens
+from agentrl_core.engines.constraints import allowed_tokens
 from agentrl_core.engines.sampling import Draw
 
 if TYPE_CHECKING:

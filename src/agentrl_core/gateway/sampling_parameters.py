@@ -16,7 +16,7 @@ from agentrl_core.types import Sampling
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentrl_core.gateway.exchange import ChatRequest
+    from agentrl_core.gateway.call_types import ChatRequest
 
 NAME_CHARS = 32
 """Number of characters that `reply_name` returns."""

@@ -15,8 +15,8 @@ from agentrl_core.errors import RequestError
 from agentrl_core.gateway.dialects.fields import Fields
 from agentrl_core.gateway.online.admin import LEAST_KEY
 from agentrl_core.gateway.online.leases import Claim, no_capacity
+from agentrl_core.gateway.online.sessions import describe
 from agentrl_core.gateway.online.trajectories import trajectories
-from agentrl_core.gateway.online.visits import describe
 from agentrl_core.gateway.serving.web import HttpRequest, HttpResponse, Page, decode_body, json_response
 from agentrl_core.gateway.sessions import key_of, session_active, session_ended
 from agentrl_core.types import Episode, Outcome, Record
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.gateway.online.admin import Admin
     from agentrl_core.gateway.online.leases import Leases
-    from agentrl_core.gateway.online.visits import Visits
+    from agentrl_core.gateway.online.sessions import Visits
     from agentrl_core.gateway.sessions import Session, SessionBook
     from agentrl_core.types import Task
 

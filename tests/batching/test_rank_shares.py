@@ -2,8 +2,8 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl_core.batching.rank_shares import share_out
 from agentrl_core.batching.samples import Sample
-from agentrl_core.batching.shares import share_out
 from agentrl_core.batching.trie import Overlap
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.data.jsonl import load_tasks
+from agentrl_core.data.tasks import load_tasks
 from agentrl_core.errors import DataError
 from agentrl_core.types import Task
 
