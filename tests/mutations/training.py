@@ -42,7 +42,7 @@ RANKS = ("tests/training/test_ranks.py",)
 TABLE = [
     *of(
         "training/gradient_checkpointing.py",
-        ("tests/training/test_recompute.py",),
+        ("tests/training/test_gradient_checkpointing.py",),
         {
             "nothing computed again": ('{"gradient_checkpointing": True,', '{"gradient_checkpointing": False,'),
             "dropout on": ("mode, layer.training = layer.training, False", "mode = layer.training"),
