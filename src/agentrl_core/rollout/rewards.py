@@ -1,4 +1,4 @@
-"""What a workflow or a scorer gave, as checked numbers: one per record, or one per interaction."""
+"""Check the value that a workflow or a scorer returned as reward: a finite number, or one per interaction."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from agentrl_core.types import Interaction
 
 _SHOWN_IDS = 8
-"""Known ids that a message lists before it stops."""
+"""Known ids that a message lists."""
 
 
 @attrs.frozen(kw_only=True)
 class GivenReward:
-    """A finite reward."""
+    """A checked, finite reward."""
 
     value: float
-    """Of the whole record; the sum of `by_interaction` where that was given."""
+    """Reward of the whole record; the sum of `by_interaction` if that was given."""
     by_interaction: Mapping[str, float] = attrs.field(factory=dict)
-    """Interaction id → reward, empty where one number was given."""
+    """Interaction id → reward; empty if one number was given."""
 
 
 def read_reward(given: Any, interactions: Sequence[Interaction], *, giver: str = "the workflow") -> GivenReward | None:
-    """Check what `giver` returned: a number, `{interaction id or turn index: number}`, or None for no reward.
+    """Check the value that `giver` returned: a number, `{interaction id or turn index: number}`, or None for no reward.
 
     Raises `EpisodeError` with reason `not_finite`, `unknown_interaction` or `reward_type`.
     """
