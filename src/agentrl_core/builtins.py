@@ -1,4 +1,4 @@
-"""What agentrl-core itself plugs in, by the same hooks as any other package; light: names and strings only."""
+"""Registration of agentrl-core's own components, by the same hooks as any package; holds names and strings only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 @hookimpl
 def register_workflows(register: Register[Any]) -> None:
-    """Register the agents that need no Python of a user's."""
+    """Register the ready-made agents."""
     turns = "agentrl_core.rollout.ready_made.turns"
     register("single_turn", f"{turns}:SingleTurn", summary="one question, one answer, judged by the task's scorer")
     register("multi_turn", f"{turns}:MultiTurn", summary="asks again, with feedback, until the answer is right")
@@ -33,7 +33,7 @@ def register_workflows(register: Register[Any]) -> None:
 
 @hookimpl
 def register_scorers(register: Register[Any]) -> None:
-    """Register the scorers of answers, and those that put others together."""
+    """Register the scorers of answers, and those that combine other scorers."""
     scorers = "agentrl_core.scorers"
     register("exact_match", f"{scorers}.text:exact_match", summary="1 if the answer is the reference")
     register("numeric", f"{scorers}.text:numeric", summary="1 if the answer equals the reference as a number")
@@ -48,7 +48,7 @@ def register_scorers(register: Register[Any]) -> None:
 
 @hookimpl
 def register_losses(register: Register[Any]) -> None:
-    """Register the surrogates on sampled tokens."""
+    """Register the policy-gradient losses."""
     losses = "agentrl_core.losses"
     register("grpo", f"{losses}.grpo:GRPO", summary="clipped importance ratio per token")
     register("dr_grpo", f"{losses}.dr_grpo:DrGRPO", summary="grpo divided by neither length nor spread")
@@ -66,7 +66,7 @@ def register_losses(register: Register[Any]) -> None:
 
 @hookimpl
 def register_corrections(register: Register[Any]) -> None:
-    """Register what wraps a loss."""
+    """Register the corrections that wrap a loss."""
     importance = "agentrl_core.losses.importance"
     register("truncated_is", f"{importance}:TruncatedIS", summary="times proximal / behaviour, truncated")
     register("masked_is", f"{importance}:MaskedIS", summary="times proximal / behaviour within bounds, else nothing")
@@ -93,7 +93,7 @@ def register_advantages(register: Register[Any]) -> None:
 
 @hookimpl
 def register_credits(register: Register[Any]) -> None:
-    """Register the ways to share a reward among interactions."""
+    """Register the ways to share a record's reward among its interactions."""
     register(
         "tree", "agentrl_core.batching.credit:TreeCredit", summary="discounted from every branch's leaf to its root"
     )
@@ -106,7 +106,7 @@ def register_credits(register: Register[Any]) -> None:
 
 @hookimpl
 def register_shapings(register: Register[Any]) -> None:
-    """Register what may be done to rewards before the baseline."""
+    """Register the transformations of rewards before the baseline."""
     shaping = "agentrl_core.batching.shaping"
     register("overlong", f"{shaping}:Overlong", summary="less for responses near their limit of tokens")
     register("rank", f"{shaping}:Rank", summary="more for short right records and for long wrong ones")
@@ -116,7 +116,7 @@ def register_shapings(register: Register[Any]) -> None:
 
 @hookimpl
 def register_filters(register: Register[Any]) -> None:
-    """Register the choices of groups to train on."""
+    """Register the rules that choose groups, or records, to train on."""
     register("zero_variance", "agentrl_core.batching.filters:ZeroVariance", summary="drops groups with one reward")
     register(
         "balance_sample",
@@ -129,7 +129,7 @@ def register_filters(register: Register[Any]) -> None:
 
 @hookimpl
 def register_engines(register: Register[Any]) -> None:
-    """Register the engines in this process, and the one in front of a server."""
+    """Register the engine in this process, the one for a server, and the scripted one for tests."""
     register(
         "embedded", "agentrl_core.engines.embedded:EmbeddedEngine", summary="any Hugging Face causal LM, in process"
     )
@@ -149,7 +149,7 @@ def register_stores(register: Register[Any]) -> None:
 
 @hookimpl
 def register_trackers(register: Register[Any]) -> None:
-    """Register the receivers of a run's numbers."""
+    """Register the receivers of a run's metrics."""
     register("console", "agentrl_core.trackers.console:ConsoleTracker", summary="live progress on the terminal")
     register("jsonl", "agentrl_core.trackers.jsonl:JsonlTracker", summary="one line per event in metrics.jsonl")
     register("curve", "agentrl_core.trackers.curve:CurveTracker", summary="the reward curve as reward.png")
@@ -172,7 +172,7 @@ def register_tool_parsers(register: Register[Any]) -> None:
 
 @hookimpl
 def register_models(register: Register[Any]) -> None:
-    """Register the policies built from nothing."""
+    """Register the builders of models with random weights."""
     register("tiny", "agentrl_core.models.tiny:build", summary="a tiny Qwen3 and its tokenizer")
 
 

@@ -36,7 +36,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Register(Protocol[T_contra]):
-    """What a `register_…` hook is given: one call adds one component under the calling package's name."""
+    """Callable that a `register_…` hook receives: one call adds one component under the calling package's name."""
 
     def __call__(self, name: str, obj: T_contra | str, *, summary: str = "") -> None:
         """Register `obj`, or a "module:attr" string that is imported on use, under `name` (`[a-z0-9][a-z0-9_-]*`).

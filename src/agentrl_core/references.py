@@ -1,8 +1,8 @@
-"""Objects named by where they are: `module:attr`, `file.py:attr`, `pkg.mod.Attr`.
+"""Import objects that a config names by their location: `module:attr`, `file.py:attr`, `pkg.mod.Attr`.
 
-Modules are looked for in the folder of the config and in the working directory before the installed packages;
-both folders, and the folder of a named file, go to the front of the import path, as Python does for scripts.
-What is not there is told apart from what is there and cannot be imported.
+Modules are searched in the config's folder and in the working directory before the installed packages. Both folders,
+and the folder of a named file, go to the front of the import path, as Python does for scripts. Messages distinguish a
+module that does not exist from one that cannot be imported.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _PACKAGES = {
     "pydantic_ai": "pydantic-ai",
     "smolagents": "smolagents",
 }
-"""Module -> package, of the libraries that agents are written with."""
+"""Module -> package to install, for the libraries that agents are written with."""
 OF_ANOTHER_INTERPRETER = frozenset({"camel", "openhands"})
-"""Frameworks whose dependencies rule out those of other packages here."""
+"""Frameworks whose dependencies conflict with those of other packages here; they need another interpreter."""
 
 FILE_MODULE = "agentrl_file_"
-"""Begins the names of modules that are read from files and that nobody could import."""
+"""Prefix of the names of modules that are loaded from files and cannot be imported by name."""
 
 
 @attrs.frozen(kw_only=True)
 class Reference:
-    """An imported object and where it was found."""
+    """An imported object and its location."""
 
     value: object
     path: str
-    """`module:attr`."""
+    """Location as `module:attr`."""
     file: str
-    """File of the module; empty where it has none."""
+    """File of the module; empty if it has none."""
 
 
 def is_reference(text: str) -> bool:
@@ -61,14 +61,14 @@ def is_reference(text: str) -> bool:
 
 
 def resolve(text: str, folders: Sequence[Path] = ()) -> Reference:
-    """Import what `text` names; files and modules are looked for in `folders` first, see `user_folders`.
+    """Import the object that `text` names; searches `folders` first, see `user_folders`.
 
-    Raises `PluginError`: what was looked for and where, or what the import of a module raised.
+    Raises `PluginError` with the names and places that were searched, or with the error of the module's import.
     """
     importlib.invalidate_caches()
     head, colon, attr = text.rpartition(":")
     if text.endswith(".py"):
-        raise PluginError(f"'{text}' names a file; say which object in it: {text}:NAME")
+        raise PluginError(f"'{text}' names a file; name the object in it: {text}:NAME")
     if head.endswith(".py"):
         module, rest = _load_file(head, folders), attr.split(".")
     elif colon:
@@ -86,7 +86,7 @@ def resolve(text: str, folders: Sequence[Path] = ()) -> Reference:
 
 
 def import_module(text: str, folders: Sequence[Path] = ()) -> ModuleType:
-    """Import a module by its dotted name, or a file, as `resolve` does. Raises `PluginError` as `resolve` does."""
+    """Import a module by its dotted name, or a file. Raises `PluginError` as `resolve` does."""
     importlib.invalidate_caches()
     if text.endswith(".py"):
         return _load_file(text, folders)
@@ -97,13 +97,13 @@ def import_module(text: str, folders: Sequence[Path] = ()) -> ModuleType:
 
 
 def user_folders(base_dir: Path | None) -> list[Path]:
-    """Return where a user's own files and modules are: in the config's folder, then in the working directory."""
+    """Return the folders of a user's own files and modules: the config's folder, then the working directory."""
     cwd = Path.cwd()
     return [cwd] if base_dir is None or base_dir.resolve() == cwd else [base_dir.resolve(), cwd]
 
 
 def one_line(error: BaseException) -> str:
-    """Put an exception in one line: its type and the first line of what it says, of a SyntaxError its source line."""
+    """Return an exception as one line: its type and message's first line; for a SyntaxError also the source line."""
     lines = str(error).strip().splitlines()
     told = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     source = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
@@ -161,7 +161,7 @@ def _refuse_other_copy(top: str, folders: Sequence[Path]) -> None:
 
 
 def _load_file(text: str, folders: Sequence[Path]) -> ModuleType:
-    """Return the module of a file, run once however often it is named or imported by its siblings."""
+    """Return the module of a file; it runs once, even if it is named several times or imported by its siblings."""
     paths = [(folder / Path(text).expanduser()).resolve() for folder in folders]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
@@ -186,7 +186,7 @@ def _load_file(text: str, folders: Sequence[Path]) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
-    """Return the name by which siblings would import the file, unless another module owns it."""
+    """Return the name by which sibling files would import this file, unless another module has that name."""
     stem = path.stem
     if stem.isidentifier() and stem not in sys.modules and stem not in sys.stdlib_module_names:
         spec = importlib.util.find_spec(stem)
@@ -196,7 +196,7 @@ def _module_name(path: Path) -> str:
 
 
 def _run(load: Callable[[], object], what: str) -> None:
-    """Import something; what goes wrong in there is the module's own fault and is said to be."""
+    """Import something; report what it raises as a fault of the imported module."""
     try:
         load()
     except (Exception, SystemExit) as error:
@@ -204,7 +204,7 @@ def _run(load: Callable[[], object], what: str) -> None:
 
 
 def _remedy(error: BaseException) -> str:
-    """Say what to install where a module is missing; a name that is not known may be misspelt, so it is no command."""
+    """Return advice on a missing module. An unknown name may be misspelt, so only known ones get an install command."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     top = (name or "").partition(".")[0]
     if not top or top in OF_ANOTHER_INTERPRETER or top in sys.modules or importlib.util.find_spec(top) is not None:
@@ -215,7 +215,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def _origin(error: BaseException) -> str:
-    """` at file:line` of the innermost frame outside the import machinery."""
+    """Return ` (at file:line)` of the innermost frame outside the import machinery."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     ours = [frame for frame in frames if frame.filename not in (__file__, importlib.__file__)]
     return f" (at {ours[-1].filename}:{ours[-1].lineno})" if ours else ""

@@ -1,4 +1,4 @@
-"""Await a reward function under a time limit, however it computes: in a process that can be killed, or on the loop."""
+"""AReaL's `AsyncRewardWrapper`: await a sync or async reward function with a time limit and retries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncRewardWrapper:
-    """A reward function to be awaited, built once or in each episode: all share their worker processes.
+    """Reward function that can be awaited. All wrappers share worker processes, so one may be built in each episode.
 
         class MathWorkflow(RolloutWorkflow):
             def __init__(self, reward_fn):
@@ -27,9 +27,10 @@ class AsyncRewardWrapper:
                 ...
                 return await self.reward(prompt, completion, **data)
 
-    A sync function runs in a process of its own (see `agentrl_core.processes`) that is killed at the limit, an async
-    one on the event loop. What it raises is tried again up to `max_retries` times, and raised after that. A timeout is
-    not tried again: the episode is rejected (`reward_timeout`), or with `on_timeout="zero"` gets 0.0, as in AReaL.
+    A sync function runs in a process of its own (see `agentrl_core.processes`) that is killed at the time limit, an
+    async one on the event loop. After an exception the function is called again, up to `max_retries` times, and then
+    the exception is raised. A timeout is not retried: the episode is rejected (`reward_timeout`), or, with
+    `on_timeout="zero"`, the reward is 0.0 as in AReaL.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class AsyncRewardWrapper:
         *,
         on_timeout: Literal["reject", "zero"] = "reject",
     ) -> None:
-        """Check the function: `TypeError` where it is sync and no other process could call it."""
+        """Check the function: `TypeError` if it is sync and cannot be sent to another process."""
         if timeout_seconds <= 0 or max_retries < 0 or on_timeout not in ("reject", "zero"):
             raise ValueError(
                 "expected timeout_seconds above 0, max_retries of at least 0 and on_timeout 'reject' or 'zero', found "
@@ -58,7 +59,7 @@ class AsyncRewardWrapper:
         self._max_retries, self._on_timeout = max_retries, on_timeout
 
     async def __call__(self, *args: Any, **kwargs: Any) -> float:
-        """Return the reward of these arguments; `EpisodeError` where it takes too long or is no finite number."""
+        """Return the reward for these arguments; `EpisodeError` if it takes too long or is not a finite number."""
         call = functools.partial(self._function, *args, **kwargs)
         for attempt in range(self._max_retries + 1):
             try:

@@ -152,7 +152,10 @@ def test_what_ends_a_reply_is_the_workflows_to_choose(play, engine):
     ("make", "told"),
     [
         (lambda: GenerationHyperparameters(use_beam_search=True), "use_beam_search"),
-        (lambda: ModelRequest(input_ids=[1], image_data=["aGk="]), "image_data: a call in token ids shows no images"),
+        (
+            lambda: ModelRequest(input_ids=[1], image_data=["aGk="]),
+            "image_data: a call in token ids cannot have images",
+        ),
         (lambda: ModelRequest(input_ids=[1], vision_msg_vllm=[{}]), "vision_msg_vllm: a call in token ids"),
     ],
 )
@@ -196,7 +199,7 @@ def test_a_reply_without_the_tokens_that_ended_it(tokens, reason, kept, ended):
 
 
 def test_a_reply_without_a_tokenizer_has_no_known_end():
-    with pytest.raises(ValueError, match="needs the tokenizer"):
+    with pytest.raises(ValueError, match="needs a tokenizer"):
         _ = ModelResponse(output_tokens=[1]).output_tokens_without_stop
 
 
