@@ -159,7 +159,7 @@ class ModelResponse:
 
     @property
     def end_with_stop(self) -> bool:
-        """Whether the last token is the end or padding token of the request's `tokenizer`; ValueError without one."""
+        """Return whether the last token is the tokenizer's end or padding token; ValueError without a tokenizer."""
         return bool(self.output_tokens) and self.output_tokens[-1] in self._ends("end_with_stop")
 
     @property

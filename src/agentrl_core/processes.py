@@ -218,7 +218,7 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the worker can take another call; not if it wrote anything after its answer."""
+        """Return whether the worker can take another call; not if it wrote anything after its answer."""
         return not self._dead and not self._has_ended(os.WNOHANG) and not self._connection.poll()
 
     def call(self, payload: bytes, timeout_s: float, memory_mb: int | None) -> Any:

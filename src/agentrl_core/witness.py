@@ -64,7 +64,10 @@ NOTHING = Fidelity(trained=0, exact=0)
 
 
 def witness(parent: str, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str:
-    """Return the digest of an interaction: of its parent's (empty for a root), its new prompt ids and its output."""
+    """Return the digest of an interaction's new prompt ids and output ids; it includes its parent's digest.
+
+    `parent` is empty for a root.
+    """
     count = len(prompt_ids)
     data = struct.pack(f"<i{count + len(output_ids)}q", count, *prompt_ids, *output_ids)
     return hashlib.blake2b(parent.encode() + data, digest_size=8).hexdigest()

@@ -197,7 +197,7 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process can run another episode, as far as is known."""
+        """Return whether the process can run another episode, as far as is known."""
         return not self.killed and (self._ended is None or not self._ended.done())
 
     async def run(self, header: Mapping[str, Any], body: bytes) -> Any:
