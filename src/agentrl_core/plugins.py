@@ -181,6 +181,7 @@ class PluginManager(pluggy.PluginManager):
 
     def _calling_order(self, hook_name: str) -> Iterator[pluggy.HookImpl]:
         """Yield the implementations of one hook by packages that loaded, in pluggy's calling order."""
+        # pluggy lists implementations in the order of registration, and calls the last one first.
         for implementation in reversed(getattr(self.hook, hook_name).get_hookimpls()):
             if self._owners[implementation.plugin_name].status == "ok":
                 yield implementation
@@ -224,6 +225,7 @@ def registrar(package: Package, kind: str) -> hookspecs.Register[Any]:
 
 def _explain(error: pluggy.PluginValidationError, package: Package) -> str:
     """Return pluggy's message in the user's terms: an unknown argument means a hook of a later version."""
+    # pluggy gives the names only in its text. If the wording changes, its own message is shown.
     unknown = _UNKNOWN_ARGUMENTS.search(str(error))
     hook = re.search(r"for hook '(\w+)'", str(error))
     if unknown is None or hook is None:

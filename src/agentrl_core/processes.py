@@ -130,6 +130,7 @@ class _Call:
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def run(self, worker: _Worker) -> Any:
+        # Under the lock, a cancellation is either seen here or finds the worker that it has to kill.
         with self._lock:
             if self._cancelled:
                 raise asyncio.CancelledError
@@ -198,6 +199,8 @@ class _Worker:
         ours, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 (our own script)
+                # `-P` keeps this package's folder off the worker's import path: its `types.py` would hide the standard
+                # library's.
                 [sys.executable, "-P", process_worker.__file__, str(theirs.fileno())],
                 env=environment(),
                 stdin=subprocess.PIPE,
@@ -239,6 +242,7 @@ class _Worker:
         raise value from _RemoteTraceback(f"\n{text}")
 
     def _exchange(self, payload: bytes, timeout_s: float, memory_mb: int | None) -> bytes:
+        # The function can write to the connection, but cannot guess the id of a later call.
         number = secrets.token_bytes(16)
         header = (number, sys.path, _file_modules(), memory_mb)
         self._connection.send_bytes(pickle.dumps(header, protocol=pickle.HIGHEST_PROTOCOL))

@@ -65,6 +65,7 @@ def resolve(text: str, folders: Sequence[Path] = ()) -> Reference:
 
     Raises `PluginError` with the names and places that were searched, or with the error of the module's import.
     """
+    # Python caches the listings of folders: without this, a file that was just written may not be found.
     importlib.invalidate_caches()
     head, colon, attr = text.rpartition(":")
     if text.endswith(".py"):
@@ -149,14 +150,14 @@ def _refuse_missing(dotted: str, module: ModuleType | None, rest: list[str], fol
 
 
 def _refuse_other_copy(top: str, folders: Sequence[Path]) -> None:
-    """One process holds one module of a name: never hand out another folder's in silence."""
+    """Raise if another folder's module of that name is loaded: a process holds one module per name."""
     places = (folder / name for folder in folders for name in (Path(top, "__init__.py"), f"{top}.py"))
     wanted = next((path for path in places if path.is_file()), None)
     loaded = sys.modules.get(top)
     if wanted and loaded and _file_of(loaded) and Path(_file_of(loaded)).resolve() != wanted.resolve():
         raise PluginError(
             f"module '{top}' is already imported from {_file_of(loaded)}, so {wanted} cannot be imported under "
-            f"that name too; name it as a file ({wanted.name}:NAME) or rename it"
+            f"that name too; refer to it as a file ({wanted.name}:NAME) or rename it"
         )
 
 
@@ -166,6 +167,8 @@ def _load_file(text: str, folders: Sequence[Path]) -> ModuleType:
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise PluginError(f"there is no file {' or '.join(str(path) for path in dict.fromkeys(paths))}")
+    # A sibling may have imported the file already, under another name. A second copy would have its own state and
+    # classes.
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType) and vars(module).get("__file__") == str(path):
             return module
@@ -180,6 +183,7 @@ def _load_file(text: str, folders: Sequence[Path]) -> ModuleType:
     try:
         _run(lambda: loader.exec_module(module), str(path))
     except BaseException:
+        # As Python's own import does: the next try must not find a module that ran only in part.
         del sys.modules[name]
         raise
     return module
@@ -192,6 +196,7 @@ def _module_name(path: Path) -> str:
         spec = importlib.util.find_spec(stem)
         if spec is not None and spec.origin == str(path):
             return stem
+    # crc32, because `hashlib` would load OpenSSL. The name only has to differ between paths.
     return f"{FILE_MODULE}{zlib.crc32(str(path).encode()):08x}"
 
 

@@ -53,6 +53,7 @@ class AsyncRewardWrapper:
             getattr(reward_fn, "__call__", None)  # noqa: B004 (its call is looked at, not whether it has one)
         )
         if not self._is_async:
+            # Fails here, not in the first episode.
             pack(reward_fn)
         self._name = getattr(reward_fn, "__qualname__", type(reward_fn).__qualname__)
         self._timeout_s, self._max_workers = timeout_seconds, max_workers
@@ -67,6 +68,7 @@ class AsyncRewardWrapper:
             except (CallTimeoutError, TimeoutError) as error:
                 return self._timed_out(error)
             except EpisodeError:
+                # Not retried: the function returned something other than a finite number, or rejected the episode.
                 raise
             except Exception as error:
                 if attempt == self._max_retries:

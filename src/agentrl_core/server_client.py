@@ -178,6 +178,7 @@ class ServerClient:
             for ended in [other for other in self._pools if other.is_closed()]:
                 self._pools.pop(ended).forget()
             pool = self._pools[loop] = _Pool(self._max_connections, self._ssl_context)
+        # An event loop closes only those async generators that were started on it.
         await anext(pool.keeper)
         return pool
 

@@ -69,6 +69,7 @@ def witness(parent: str, prompt_ids: Sequence[int], output_ids: Sequence[int]) -
     `parent` is empty for a root.
     """
     count = len(prompt_ids)
+    # The number of prompt ids is included: a shifted border between prompt and output changes the digest.
     data = struct.pack(f"<i{count + len(output_ids)}q", count, *prompt_ids, *output_ids)
     return hashlib.blake2b(parent.encode() + data, digest_size=8).hexdigest()
 
@@ -78,6 +79,7 @@ def verify(episode: Episode) -> Fidelity:
     by_id = {item.id: item for item in episode.interactions}
     verdicts: dict[str, bool | None] = {}
     found = NOTHING
+    # A parent completes before its children, so its verdict is known when theirs needs it.
     for item in sorted(episode.interactions, key=lambda one: one.seq):
         verdicts[item.id] = verdict = _verdict(item, by_id, verdicts)
         if not item.trainable:

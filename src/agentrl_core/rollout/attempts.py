@@ -53,6 +53,7 @@ async def run_agent(
     """
     agent = asyncio.create_task(_caught(run), context=context)
     try:
+        # Not `asyncio.wait_for`: after its timeout it waits without a limit for the cancelled task to end.
         await asyncio.wait({agent}, timeout=timeout_s)
         timed_out = not agent.done()
     finally:

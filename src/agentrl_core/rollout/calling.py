@@ -41,6 +41,7 @@ class WorkflowCall:
         else:
             self.accepted = frozenset(item.name for item in parameters if item.kind in _BY_NAME) & set(INJECTED)
         try:
+            # A dry run: a parameter that no episode gives is refused before anything starts.
             signature.bind({}, **dict.fromkeys(self.accepted))
         except TypeError as error:
             raise ConfigError(

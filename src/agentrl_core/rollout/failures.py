@@ -55,6 +55,7 @@ def describe(error: BaseException) -> str:
 
 def tell(text: str, longest: int = _LONGEST_MESSAGE) -> str:
     """Return text as one printable line: escapes what terminals cannot show, and cuts it at `longest` characters."""
+    # Cut first: a message may be endless, and splitting all of it would take its time.
     line = " ".join(text[: 2 * longest].split())
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
     return line if len(line) <= longest else line[:longest] + "…"

@@ -51,6 +51,7 @@ async def ask_scorer(
     """Call a scorer; `interactions` are those that it may reward by id."""
     name = f"scorer '{scorer.name}'"
     context = contextvars.copy_context()
+    # Under the same rules as an agent: neither a hang nor `sys.exit` in a scorer may stop the run.
     judged = await run_agent(lambda: scorer(request), context, timeout_s=timeout_s, who=name)
     if judged.timed_out:
         raise EpisodeError("no_score", f"{name} gave no verdict within rollout.timeout_s = {timeout_s:g} s")

@@ -59,6 +59,7 @@ def _number(given: Any, giver: str) -> float:
 
 
 def _find(key: Any, interactions: Sequence[Interaction], giver: str) -> Interaction:
+    # `numbers.Integral` includes numpy's integers. It includes bool as well, but True is no turn index.
     if isinstance(key, numbers.Integral) and not isinstance(key, bool):
         turn = int(key)
         if 0 <= turn < len(interactions):

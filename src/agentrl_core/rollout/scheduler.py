@@ -107,6 +107,7 @@ class Scheduler:
         try:
             await self._add_tasks(self._tasks)
             while not self._halted:
+                # Before filling: an event that arrives during `_fill` must wake the loop once more.
                 self._wake.clear()
                 await self._fill()
                 await self._wake.wait()
@@ -181,6 +182,7 @@ class Scheduler:
                     for index, task in enumerate(tasks)
                 ]
         except BaseExceptionGroup as errors:
+            # A TaskGroup wraps even a single error; callers handle the error itself.
             raise root_cause(errors) from None
         finally:
             if this is not None:
@@ -322,6 +324,7 @@ class Scheduler:
 
     def _group_ended(self, group: asyncio.Task[None]) -> None:
         self._groups.discard(group)
+        # The first error ends the run; later ones are not raised.
         if not group.cancelled() and (error := group.exception()) is not None and self._error is None:
             self._error = root_cause(error)
         self._wake.set()

@@ -176,6 +176,8 @@ def _built(
     if not (inspect.isclass(found) or _is_function(found)):
         return found, options, None
     parameters = inspect.signature(found).parameters
+    # A workflow class is given all options, so that one that it does not know is refused. Of the options of an agent's
+    # class or factory, those that it does not take are left to the adapter.
     takes_all = any(callable(getattr(found, name, None)) for name in ("run", "arun_episode")) or any(
         item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()
     )
@@ -198,6 +200,7 @@ def _call_of(
     if isinstance(agent, AsyncSampler):
         agent = SamplerWorkflow(agent, factory)
     arun_episode = getattr(agent, "arun_episode", None)
+    # An object with both methods runs by `run`, unless it is declared as a token-level workflow.
     if callable(arun_episode) and (isinstance(agent, RolloutWorkflow) or not callable(getattr(agent, "run", None))):
         _refuse_options(options, use, where)
         return EngineCall(arun_episode, f"{use}.arun_episode", where=place(where))

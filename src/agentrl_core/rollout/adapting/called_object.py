@@ -58,6 +58,7 @@ class CalledObject(ABC):
                 returned = await self._call(given)
             else:
                 returned = await call_on_thread(lambda: self._call(given), name="agentrl-workflow")
+                # A plain function may return a coroutine, as a lambda or partial around an async function does.
                 if inspect.isawaitable(returned):
                     returned = await returned
         return Answer(returned) if isinstance(returned, str) else None

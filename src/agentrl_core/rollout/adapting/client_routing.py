@@ -113,6 +113,7 @@ class ClientRouting:
                 f"a call of a synchronous {self._sync_class.__name__} client on the thread of an event loop would "
                 f"stop all episodes: use {self._async_class.__name__} there, or make the function a plain one"
             )
+        # An agent may call from several threads at once.
         with self._making:
             if not route.blocking:
                 # Without the environment's proxies: the gateway is on this machine.

@@ -75,6 +75,7 @@ class MultiTurn:
         for left in reversed(range(self.max_turns)):
             body = await ask(http_client, base_url, api_key, messages, {})
             messages.append(body["choices"][0]["message"])
+            # The run asks the scorer about the last answer anyway: asking here too would score it twice.
             if not left and self._judge is None:
                 break
             score = await self._score(data, messages)

@@ -99,6 +99,8 @@ class Workers:
         loop = asyncio.get_running_loop()
         start = loop.run_in_executor(None, lambda: WorkerProcess.start(self._launch, abort=self._abort))
         self._starting.add(start)
+        # A start on its thread cannot be interrupted. Shielded, so that its worker is not lost if the caller is
+        # cancelled.
         waited = asyncio.shield(start)
         try:
             worker = await waited
@@ -140,6 +142,7 @@ class Workers:
     async def close(self) -> None:
         """End all workers and wait for their ends."""
         self._abort.set()
+        # Starts that are under way see `_abort` and end by themselves.
         if self._starting:
             await asyncio.wait(self._starting)
         for worker in self._all:
@@ -216,6 +219,7 @@ class _Seat:
 
 
 _taken: ContextVar[_Seat] = ContextVar("agentrl_seat")
+"""The reserved worker of the current task, which `Workers.__call__` uses: a workflow's call has no argument for it."""
 
 
 def _episode(injected: Mapping[str, Any]) -> dict[str, Any]:

@@ -150,6 +150,7 @@ class WorkerProcess:
         """Wait for the worker's message about its workflow; return None if it ends before."""
         launch = self._launch
         end = time.monotonic() + launch.limit_s
+        # Not `select.select`, which refuses file descriptors from 1024 on: a run may have thousands of connections.
         with selectors.DefaultSelector() as selector:
             for source in (self._control, self._lifeline, self._out):
                 selector.register(source, selectors.EVENT_READ)

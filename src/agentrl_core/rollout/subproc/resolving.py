@@ -56,6 +56,7 @@ def resolve_in_workers(
         limit_s=max(rollout.timeout_s, _SHORTEST_LIMIT_S),
         block=block,
     )
+    # Before the first agent's process exists: it could otherwise read the admin key from /proc.
     seal()
     workers = Workers(launch, most=rollout.agent.subproc_max_workers)
     workers.start()
