@@ -60,7 +60,7 @@ class GenerationHyperparameters:
     @use_beam_search.validator
     def _check_beams(self, _: Any, value: bool) -> None:  # noqa: FBT001 (a validator's signature)
         if value:
-            raise ValueError("use_beam_search: replies are sampled, one token after the other; leave it out")
+            raise ValueError("use_beam_search: beam search is not supported, replies are sampled; leave it out")
 
     def new(self, **changes: Any) -> GenerationHyperparameters:
         """Return a copy with changes."""

@@ -156,7 +156,7 @@ class PluginManager(pluggy.PluginManager):
         else:
             hint = did_you_mean(kind, KINDS)
             package.notes.append(
-                f"entry-point group '{point.group}': there is no kind '{kind}'{hint}; '{point.name}' is left out"
+                f"entry-point group '{point.group}': there is no kind '{kind}'{hint}; '{point.name}' is ignored"
             )
 
     def _note_near_misses(self, package: Package, plugin: object) -> None:

@@ -73,7 +73,7 @@ class AsyncRewardWrapper:
             except Exception as error:
                 if attempt == self._max_retries:
                     raise
-                logger.info("reward function %s is called again: %s: %s", self._name, type(error).__name__, error)
+                logger.info("calling reward function %s again after %s: %s", self._name, type(error).__name__, error)
         raise AssertionError("the last attempt returned or raised")
 
     async def _called(self, call: Callable[[], Any]) -> Any:

@@ -307,10 +307,10 @@ def _told(url: str, proxy: Proxy | None, silence_s: float, error: Exception) -> 
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         return ExchangeError("connect", f"{url}: no connection{way}: {said}")
     if isinstance(error, TimeoutError):
-        return ExchangeError("silent", f"{url}: nothing was heard for {silence_s:g} s")
+        return ExchangeError("silent", f"{url}: nothing arrived for {silence_s:g} s")
     if isinstance(error, aiohttp.ClientResponseError):
         return ExchangeError("garbled", f"{url}: the reply is not HTTP: {said}")
-    return ExchangeError("broken", f"{url}: the connection ended before the reply was whole: {said}")
+    return ExchangeError("broken", f"{url}: the connection ended before the reply was complete: {said}")
 
 
 async def server_sent_events(

@@ -102,7 +102,7 @@ def test_a_hang_ends_timed_out_after_the_agent_cleaned_up(run_one, gateway):
     ("reward", "reason", "said"),
     [
         (math.nan, "not_finite", "expected a finite number"),
-        ({"chatcmpl-9": 1.0}, "unknown_interaction", "known are chatcmpl-0-0"),
+        ({"chatcmpl-9": 1.0}, "unknown_interaction", "expected chatcmpl-0-0"),
         ("1.0", "reward_type", "expected a number, found str"),
     ],
 )

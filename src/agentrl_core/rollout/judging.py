@@ -54,7 +54,7 @@ async def ask_scorer(
     # Under the same rules as an agent: neither a hang nor `sys.exit` in a scorer may stop the run.
     judged = await run_agent(lambda: scorer(request), context, timeout_s=timeout_s, who=name)
     if judged.timed_out:
-        raise EpisodeError("no_score", f"{name} gave no verdict within rollout.timeout_s = {timeout_s:g} s")
+        raise EpisodeError("no_score", f"{name} gave no score within rollout.timeout_s = {timeout_s:g} s")
     if isinstance(judged.error, EpisodeError):
         raise EpisodeError("no_score", str(judged.error), details=judged.error.details) from judged.error
     if judged.error is not None:

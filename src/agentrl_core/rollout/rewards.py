@@ -72,6 +72,6 @@ def _find(key: Any, interactions: Sequence[Interaction], giver: str) -> Interact
     more = len(interactions) - len(known)
     raise EpisodeError(
         "unknown_interaction",
-        f"{giver} gave a reward to {key!r}, which is no interaction of this record; known are "
-        f"{', '.join(known)}{f' and {more} more' if more else ''}, or turn indices 0 to {len(interactions) - 1}",
+        f"{giver} gave a reward to {key!r}, which is not an interaction of this record; expected "
+        f"{', '.join(known)}{f' and {more} more' if more else ''}, or a turn index from 0 to {len(interactions) - 1}",
     )

@@ -143,7 +143,7 @@ def _load(use: str, registry: Registry, base_dir: Path, where: Where) -> Any:
         if not isinstance(missing, ModuleNotFoundError) or framework not in OF_ANOTHER_INTERPRETER:
             raise
         raise PluginError(
-            f"{error}; {framework} has an environment of its own: set rollout.agent.mode to subproc and "
+            f"{error}; {framework} needs an environment of its own: set rollout.agent.mode to subproc and "
             f"rollout.agent.python to the interpreter that has it, and {pip_install(_ADAPTER_PACKAGES[framework])} here"
         ) from missing
 
@@ -223,8 +223,8 @@ def _refuse_options(options: Mapping[str, Any], use: str, where: Where) -> None:
     """Raise `ConfigError` if options are left that nothing takes."""
     if options:
         raise ConfigError(
-            f"{place(where, next(iter(options)))}: {use} is an object that exists already and takes no options; "
-            "name its class"
+            f"{place(where, next(iter(options)))}: {use} is an existing object and takes no options; "
+            "name its class instead"
         )
 
 
@@ -249,7 +249,7 @@ def _not_a_workflow(agent: object, use: str) -> str:
         advice = f"{pip_install(*packages)} to train it as it is, or write {_EXAMPLE}"
     else:
         known = sorted(set(_ADAPTER_PACKAGES.values()))
-        advice = f"write {_EXAMPLE}; agents of frameworks need their adapter: {', '.join(known)}"
+        advice = f"write {_EXAMPLE}; agents of a framework need its adapter package: {', '.join(known)}"
     return (
         f"'{use}' is of type {_qualified_name(type(agent))}, which has no `run(data)`, and no installed package "
         f"adapts it; {advice}"

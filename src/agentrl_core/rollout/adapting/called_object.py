@@ -37,8 +37,8 @@ class CalledObject(ABC):
         called: Any = agent if method is None else getattr(agent, method, None)
         if not callable(called):
             raise ConfigError(
-                f"workflow.method: {type(agent).__name__} has nothing to call"
-                + (": name the method that answers a task" if method is None else f" that is named '{method}'")
+                f"workflow.method: {type(agent).__name__} has no callable"
+                + (" `__call__`; name the method that answers a task" if method is None else f" attribute '{method}'")
             )
         self._call = called
         self._is_async = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__)

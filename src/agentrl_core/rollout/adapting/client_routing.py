@@ -111,7 +111,7 @@ class ClientRouting:
         else:
             raise RuntimeError(
                 f"a call of a synchronous {self._sync_class.__name__} client on the thread of an event loop would "
-                f"stop all episodes: use {self._async_class.__name__} there, or make the function a plain one"
+                f"block all episodes: use {self._async_class.__name__} there, or make the function synchronous"
             )
         # An agent may call from several threads at once.
         with self._making:

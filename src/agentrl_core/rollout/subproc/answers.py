@@ -58,7 +58,7 @@ class Frames:
         try:
             message = orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise ProtocolError(f"wrote a message to the run that is not JSON: {tell(str(error), _SHOWN)}") from None
+            raise ProtocolError(f"sent a message to the run that is not JSON: {tell(str(error), _SHOWN)}") from None
         if not isinstance(message, dict):
             raise _unexpected("an object", message)
         return message
@@ -131,4 +131,4 @@ def _pair(told: Any, depth: int) -> tuple[str | int, Any]:
 
 def _unexpected(expected: str, found: object) -> ProtocolError:
     looks = tell(repr(found), _SHOWN)
-    return ProtocolError(f"wrote a message to the run that no worker writes: expected {expected}, found {looks}")
+    return ProtocolError(f"sent an unexpected message to the run: expected {expected}, found {looks}")

@@ -114,7 +114,7 @@ def find_interpreter(text: str, base_dir: Path, where: Callable[[str], str]) -> 
         hint = f"; did you mean {inside}?" if inside.exists() else ""
         raise ConfigError(f"{where('python')}: {path} is a folder; expected a Python interpreter{hint}")
     if not path.is_file():
-        raise ConfigError(f"{where('python')}: there is no interpreter {path}; make it with python -m venv")
+        raise ConfigError(f"{where('python')}: there is no interpreter {path}; create it with python -m venv")
     if not os.access(path, os.X_OK):
         raise ConfigError(f"{where('python')}: {path} cannot be executed; expected a Python interpreter")
     return str(path)

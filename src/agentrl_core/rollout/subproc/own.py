@@ -32,7 +32,7 @@ class Own:
             has_engine=False,
         )
         if not isinstance(resolved.call, WorkflowCall):
-            raise TypeError(f"{resolved.name} is no function of a task's data")
+            raise TypeError(f"{resolved.name} is not a function of a task's data")
         # multiprocessing imports the started script as `__mp_main__`; users know it as `__main__`.
         self.name = resolved.name.replace("__mp_main__", "__main__")
         self.function: Callable[..., Any] = resolved.call.function

@@ -208,7 +208,7 @@ class _Seat:
                 return await self.worker.run(header, body)
             except NotBegunError as error:
                 problem = str(error)
-                logger.info("record %s has another process: the one that was free %s", record_id, problem)
+                logger.info("record %s gets another process: the one that was free %s", record_id, problem)
             finally:
                 self._workers.log_output(self.worker, record_id)
             # The episode did not begin, so no LLM call was made and another process can take it.

@@ -186,7 +186,7 @@ class WorkerProcess:
         at = f" (at {answer['place']})" if answer["place"] else ""
         text = tell(answer["message"])
         return PluginError(
-            f"{self._launch.where}: building the workflow in a process of its own failed: {answer['kind']}: {text}{at}"
+            f"{self._launch.where}: building the workflow in a worker process failed: {answer['kind']}: {text}{at}"
         )
 
     def attach(self) -> None:
@@ -401,7 +401,7 @@ class WorkerProcess:
         if status >= 0:
             return f"ended with exit code {status}"
         name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-        why = " (the system does that where memory runs out)" if -status == signal.SIGKILL else ""
+        why = " (the system does that when memory runs out)" if -status == signal.SIGKILL else ""
         return f"was ended by {name}{why}"
 
     def _said(self) -> str:

@@ -301,7 +301,7 @@ class Foreign:
             value, names = self._import_longest(self._use.split("."))
         for name in names:
             if not hasattr(value, name):
-                raise self._refuse(f"'{self._use}' names nothing: {_name_of(value)} has no '{name}'")
+                raise self._refuse(f"'{self._use}' does not exist: {_name_of(value)} has no '{name}'")
             value = getattr(value, name)
         return value
 
@@ -372,7 +372,7 @@ class Foreign:
                 "returns a reward"
             )
         if options:
-            raise self._refuse(f"{self._use} takes no such option", next(iter(options)))
+            raise self._refuse(f"{self._use} has no such option", next(iter(options)))
         return found  # type: ignore[no-any-return]
 
     def _accepted(self, function: Callable[..., Any]) -> set[str]:

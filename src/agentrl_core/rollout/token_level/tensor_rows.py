@@ -40,7 +40,7 @@ def reward_of_rows(given: Mapping[str, Any], episode: Episode) -> float | dict[s
     }
     for name, table in others.items():
         if [len(row) for row in table] != [len(row) for row in rows]:
-            raise _refusal(f"'{name}' has another shape than 'input_ids'")
+            raise _refusal(f"'{name}' must have the shape of 'input_ids'")
     by_leaf: dict[str, float] = {}
     for number, (row, value) in enumerate(zip(rows, values, strict=True)):
         kept = (
