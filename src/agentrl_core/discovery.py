@@ -14,6 +14,7 @@ GROUP = "agentrl"
 """Entry-point group of hook modules; the groups `agentrl.<kind>` hold single components."""
 
 _CORE_REQUIREMENT = re.compile(r"agentrl[-_.]core(?![\w.-])\s*(?:\[[^]]*])?\s*\(?([^;)]*)", re.IGNORECASE)
+"""A requirement on agentrl-core; the group is its version range."""
 
 
 @attrs.frozen(kw_only=True)

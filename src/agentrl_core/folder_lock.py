@@ -42,6 +42,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
                     file.seek(0)
                     raise FolderInUseError(file.read().strip() or "?") from None
             time.sleep(_PAUSE_S)
+        # The pid is only for messages. The lock itself is `flock`'s, which the kernel releases at the end of the
+        # process.
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -55,7 +55,7 @@ class GenerationHyperparameters:
     def _check_stop(self, _: Any, value: Sequence[str] | None) -> None:
         # A text is a sequence too: each letter would become a stop string.
         if isinstance(value, str):
-            raise ValueError(f"stop: expected a list of texts, found the text {value!r}")  # noqa: TRY004 (as below)
+            raise ValueError(f"stop: expected a list of texts, found the text {value!r}")  # noqa: TRY004 (a wrong value, as below)
 
     @use_beam_search.validator
     def _check_beams(self, _: Any, value: bool) -> None:  # noqa: FBT001 (a validator's signature)

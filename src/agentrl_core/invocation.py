@@ -86,5 +86,6 @@ def _on_path(name: str) -> str | None:
 
 def _path_of(program: Path) -> str:
     """Return a program's path in a form that a shell takes for a path."""
+    # A shell searches a name without a separator on PATH, not in the working directory.
     path = near(program)
     return path if os.sep in path else os.path.join(os.curdir, path)  # noqa: PTH118  (a Path would drop the dot)

@@ -28,8 +28,11 @@ from agentrl_core.registry import KINDS, Entry, Package, Registry
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+"""Names of components."""
 _LAZY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""Location of a component: `module:attr`."""
 _UNKNOWN_ARGUMENTS = re.compile(r"Argument\(s\) {(.+)} are declared in the hookimpl")
+"""Part of pluggy's message about arguments that a hook does not have."""
 
 
 def load_registry(
@@ -75,7 +78,7 @@ class PluginManager(pluggy.PluginManager):
                     self._add_direct(package, point)
                 elif not blocked_by:
                     self.add_module(package, point.load(), point.name)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is the package's own
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # any failure is recorded with its package
                 package.fail(error)
         return package
 

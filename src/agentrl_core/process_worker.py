@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST_TEXT = 2**20
+"""Characters kept of a message or traceback of an error that cannot be pickled."""
 
 STARTED = b"started"
 """Sent once a function and its arguments are unpickled: their imports do not count as the function's time."""
@@ -39,7 +40,7 @@ def main() -> None:
                 payload = connection.recv_bytes()
             except EOFError:
                 return
-            number, folders, files.known, memory_mb = pickle.loads(header)  # noqa: S301 (our parent's)
+            number, folders, files.known, memory_mb = pickle.loads(header)  # noqa: S301 (written by our parent)
             sys.path[:] = folders
             answer = _answer(functools.partial(connection.send_bytes, number + STARTED), payload, memory_mb)
             # The function forked and this is the child: only the original process may answer.
@@ -51,7 +52,7 @@ def main() -> None:
 def _answer(started: Callable[[], None], payload: bytes, memory_mb: int | None) -> bytes:
     """Run a call and return its outcome: `(True, value, "")` or `(False, error, traceback)`."""
     try:
-        function, arguments = pickle.loads(payload)  # noqa: S301 (our parent's)
+        function, arguments = pickle.loads(payload)  # noqa: S301 (written by our parent)
         started()
         value = _limited(lambda: function(*arguments), memory_mb)
         return _pickled(True, value, "")
@@ -82,8 +83,8 @@ def _failed(error: BaseException) -> bytes:
     if isinstance(error, Exception):
         try:
             message = _pickled(False, error, text)
-            pickle.loads(message)  # noqa: S301 - our own: errors with arguments of their own often come back as nothing
-        except Exception:  # noqa: BLE001, S110 - then it is told
+            pickle.loads(message)  # noqa: S301 - our own; some errors pickle but do not unpickle
+        except Exception:  # noqa: BLE001, S110 - described as text below
             pass
         else:
             return message

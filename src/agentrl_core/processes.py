@@ -43,7 +43,9 @@ _LOADING_S = 60.0
 _LAST_LINES = 5
 """Lines of output that an error message quotes."""
 _READ_BYTES = 2**20
+"""Bytes read at a time."""
 _LONGEST_TEXT = 400
+"""Characters of an unpickling error that a message quotes."""
 _LONGEST_LINE = 4096
 """Bytes of one line of output; a longer line counts as several."""
 
@@ -92,7 +94,8 @@ async def run_in_process(
 def pack(function: Callable[..., Any], args: tuple[Any, ...] = ()) -> bytes:
     """Return a call as bytes to send; `TypeError` says why it cannot be sent."""
     inner = function
-    while hasattr(inner, "func"):  # functools.partial
+    # Look through `functools.partial`: the innermost function's module and name decide whether it can be imported.
+    while hasattr(inner, "func"):
         inner = inner.func
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     if getattr(inner, "__module__", "") == "__main__":
@@ -172,8 +175,8 @@ class _Pool:
     def _run(self, call: _Call) -> Any:
         try:
             return call.run(self._worker())
-        # Once: the function has not run, and a new process has nothing left over from earlier calls.
         except _NotBegunError:
+            # Once: the function has not run, and a new process has nothing left over from earlier calls.
             return call.run(self._worker())
 
     def _worker(self) -> _Worker:
@@ -326,7 +329,7 @@ class _Worker:
 
 def _unpickled(answer: bytes) -> tuple[bool, Any, str]:
     try:
-        ok, value, text = pickle.loads(answer)  # noqa: S301 (our worker's)
+        ok, value, text = pickle.loads(answer)  # noqa: S301 (written by our worker)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
         raise WorkerDiedError(f"its process was killed: its result cannot be read here ({told})") from error

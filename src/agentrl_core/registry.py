@@ -134,6 +134,7 @@ class Registry:
         named = [(package, entry) for package in self._sources for entry in _named(package, kind, name)]
         # A blocked package does not make a name ambiguous. If only blocked ones have the name, the error says which.
         usable = [(package, entry) for package, entry in named if package.status != "blocked"]
+        # Never pick one silently: which package wins would depend on the installation.
         if len(usable) > 1:
             raise PluginError(f"{prefix}{_ambiguity([entry for _, entry in usable])}")
         for package, entry in usable or named:

@@ -50,7 +50,7 @@ class AsyncRewardWrapper:
             )
         self._function = reward_fn
         self._is_async = inspect.iscoroutinefunction(reward_fn) or inspect.iscoroutinefunction(
-            getattr(reward_fn, "__call__", None)  # noqa: B004 (its call is looked at, not whether it has one)
+            getattr(reward_fn, "__call__", None)  # noqa: B004 (reads `__call__`, does not test for it)
         )
         if not self._is_async:
             # Fails here, not in the first episode.

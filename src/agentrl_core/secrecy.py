@@ -7,6 +7,7 @@ import os
 import sys
 
 _PR_SET_DUMPABLE = 4
+"""Option of Linux's `prctl`: whether others may read the process's memory."""
 
 _withheld: set[str] = set()
 

@@ -36,6 +36,7 @@ MOST_BYTES = 16 << 20
 """Default limit for a reply, or for one event of a stream: a million tokens are about 4 MB."""
 
 _RETRIES = Backoff(first_s=0.2)
+"""Waits before a request is sent again."""
 _KEPT_S = 4.0
 """Lifetime of an idle connection: below the 5 s after which uvicorn, on which most model servers run, closes it."""
 _MOST_AT_ONCE_BYTES = 1 << 20

@@ -27,6 +27,7 @@ def ssl_context() -> ssl.SSLContext:
 
     import httpx2
 
+    # The order decides: OpenSSL's own variables before those of other programs.
     variable = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", *_OF_REQUESTS) if os.environ.get(name)), None)
     if variable is None:
         return httpx2.create_ssl_context()

@@ -62,7 +62,7 @@ class RolloutWorkflow(ABC):
         cls,
         options: Mapping[str, Any],
         *,
-        run: RunConfig,  # noqa: ARG003 (for those that override it)
+        run: RunConfig,  # noqa: ARG003 (for subclasses)
         base_dir: Path,  # noqa: ARG003
         where: Callable[[str], str],  # noqa: ARG003
     ) -> Mapping[str, Any]:

@@ -37,6 +37,7 @@ async def close_borrowed() -> None:
 
 
 def _client(kind: str, make: Any) -> Any:
+    # A client's connections cannot be used on another event loop, and a process may run several.
     key = (asyncio.get_running_loop(), kind)
     if key not in _clients:
         _clients[key] = make()

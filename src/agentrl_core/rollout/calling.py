@@ -100,7 +100,7 @@ def takes_data(signature: inspect.Signature) -> bool:
 
 def _is_async(function: Callable[..., Any]) -> bool:
     """Return whether a function, or an object's `__call__`, is a coroutine function."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 (its call is looked at, not whether it has one)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 (reads `__call__`, does not test for it)
 
 
 def _signature(function: Callable[..., Any], name: str, where: str) -> inspect.Signature:

@@ -56,7 +56,7 @@ def _text(value: Any, most: int, clean: Callable[[str], str]) -> str:
     """Return a text of about `most` characters at most; a scorer's `__str__` may raise."""
     try:
         text = clean(str(value))
-    except Exception as error:  # noqa: BLE001 - a user's code
+    except Exception as error:  # noqa: BLE001 - user code may raise anything
         return f"({type(value).__name__}, whose text cannot be shown: {type(error).__name__})"
     if len(text) <= most:
         return text

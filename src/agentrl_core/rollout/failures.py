@@ -11,12 +11,13 @@ import agentrl_core
 _LONGEST_MESSAGE = 400
 """Characters of an exception's message that a record keeps; the log keeps more."""
 _LONGEST_TRACEBACK = 20_000
+"""Characters of a traceback that the log gets."""
 
 _OURS = Path(agentrl_core.__file__).parent
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-class RemoteFailure(Exception):  # noqa: N818  (any class of error may stand behind it)
+class RemoteFailure(Exception):  # noqa: N818  (stands for an error of any class)
     """Exception of an agent in another process, as the worker described it, or the unexpected end of that process."""
 
     def __init__(self, type_name: str, text: str, trace: str = "") -> None:
@@ -47,7 +48,7 @@ def describe(error: BaseException) -> str:
         return cause.text
     try:
         message = tell(str(cause))
-    except Exception as own:  # noqa: BLE001 - an exception's __str__ is a user's code too
+    except Exception as own:  # noqa: BLE001 - an exception's __str__ is user code too
         message = f"(its text cannot be shown: str() of it raises {type(own).__name__})"
     place = _place(cause)
     return f"{type(cause).__name__}{f': {message}' if message else ''}{f' ({place})' if place else ''}"
@@ -80,6 +81,7 @@ def _place(error: BaseException) -> str:
 
 def is_users(path: Path) -> bool:
     """Return whether a source file is the user's: not installed, not of the standard library, not agentrl's."""
-    if not path.is_absolute() or path.is_relative_to(_OURS):  # `<frozen …>`, `<string>`
+    # Names that are no path, such as `<frozen …>` and `<string>`, are not absolute.
+    if not path.is_absolute() or path.is_relative_to(_OURS):
         return False
     return not any(path.is_relative_to(folder) for folder in _INSTALLED)

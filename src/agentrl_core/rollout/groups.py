@@ -31,6 +31,7 @@ async def run_group(start: StartSlot, config: RolloutConfig, *, tries: int = 0) 
     missing: list[int] = list(slots)
     for attempt in range(first, first + config.retries + 1):
         async with asyncio.TaskGroup() as group:
+            # A TaskGroup, so that a fault that is not an episode's own cancels the other episodes and is raised.
             running = {slot: start(group, slot, attempt) for slot in missing}
         missing = [slot for slot, item in running.items() if not _scored(item)]
         # A slot that no online agent took in time is not retried: the group would wait again for agents that do not

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentrl_core.types import Record, Task
 
 
-class NobodyCame(Exception):  # noqa: N818 - no error: what an agent leaves undone
+class NobodyCame(Exception):  # noqa: N818 - not an error
     """No agent took a slot of a begun group in time."""
 
 
@@ -71,6 +71,7 @@ class Visitors:
         if first is not None:
             yield first
             return
+        # The first agent of such a group chose the task. Agents that work on other tasks must not get its other slots.
         reserved = group_id in self._unplanned
         with self._gateway.leases.offer(task, is_eval=is_eval, reserved=reserved) as lease:
             try:
@@ -127,7 +128,7 @@ class Visitors:
         while came and not visit.has_all_rewards(session):
             seen = visit.num_rewards
             patience_s = min(self._reward_grace_s, end - time.monotonic())
-            came = await visit.until(lambda: visit.num_rewards != seen, timeout_s=patience_s)  # noqa: B023  (it ends here)
+            came = await visit.until(lambda: visit.num_rewards != seen, timeout_s=patience_s)  # noqa: B023  (awaited within the iteration)
 
 
 async def _taken(lease: Lease) -> None:

@@ -227,8 +227,8 @@ class Runner:
             )
             given = verdict.reward
             record = attrs.evolve(record, score_parts=verdict.parts, score_details=verdict.details)
-        # Only a scorer that the task names is asked beside the workflow's reward; the default scorer is not.
         elif task.scorer is not None:
+            # Only a scorer that the task names is asked beside the workflow's reward; the default scorer is not.
             try:
                 verdict = await judge(self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s)
             except EpisodeError as error:

@@ -307,6 +307,7 @@ class Scheduler:
             if self._on_ended is not None:
                 self._on_ended(episode.record)
             self._tally.add(episode.record)
+            # Inside the semaphore: the pause keeps the slot from starting another episode.
             await self._sleep(self._tally.pause_s(episode.record))
         if self._on_scored is not None and episode.record.outcome is Outcome.SCORED:
             self._on_scored(episode.record)

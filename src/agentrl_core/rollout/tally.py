@@ -58,6 +58,7 @@ class Counts:
     def drain(self) -> dict[str, int]:
         """Return name -> count since the last call."""
         with self._lock:
+            # Under the lock: the difference and the new baseline must come from the same state.
             news = self._totals - self._drained
             self._drained = self._totals.copy()
         return dict(news)

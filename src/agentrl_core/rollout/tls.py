@@ -33,7 +33,7 @@ _contexts: dict[tuple[Any, ...], Any] = {}
 @contextlib.contextmanager
 def shared_tls() -> Iterator[None]:
     """Let HTTP clients that are built inside share one context. May be nested, and entered from any thread."""
-    global _users  # noqa: PLW0603  (what is patched belongs to the process)
+    global _users  # noqa: PLW0603  (the patch is per process)
     with _lock:
         _users += 1
         if _users == 1:
@@ -58,7 +58,7 @@ def _share(module: Any) -> None:
     _originals[module.__name__] = original
 
     def create_ssl_context(
-        verify: Any = True,  # noqa: FBT002 - httpx2's signature  (as the original's)
+        verify: Any = True,  # noqa: FBT002 - httpx2's signature
         cert: Any = None,
         trust_env: Any = True,  # noqa: FBT002 - httpx2's signature
         **others: Any,
@@ -67,7 +67,7 @@ def _share(module: Any) -> None:
             return original(verify=verify, cert=cert, trust_env=trust_env, **others)
         # The protocols to negotiate are written into the context before each handshake, so clients with and without
         # HTTP/2 must not share one. `http2` is no parameter of this function, so it is read from the caller's frame.
-        http2 = sys._getframe(1).f_locals.get("http2", False)  # noqa: SLF001  (the documented way)
+        http2 = sys._getframe(1).f_locals.get("http2", False)  # noqa: SLF001  (documented by Python)
         key = (module.__name__, trust_env, bool(http2), *map(os.environ.get, _VARIABLES))
         # Without a lock: two threads may both build a context, and either one may stay.
         if key not in _contexts:

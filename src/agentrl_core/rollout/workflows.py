@@ -197,6 +197,7 @@ def _call_of(
     base_dir: Path | None,
 ) -> WorkflowCall | EngineCall:
     """Return the call of a workflow object, or of the workflow that an adapter makes of a framework's agent."""
+    # Samplers keep the state of their episode on `self`, so the workflow needs the factory for one per episode.
     if isinstance(agent, AsyncSampler):
         agent = SamplerWorkflow(agent, factory)
     arun_episode = getattr(agent, "arun_episode", None)

@@ -143,6 +143,8 @@ class ClientRouting:
             # Not async: the original may return a result, a coroutine or a stream, and each is passed on unchanged.
             route = self._route.get()
             if route is not None and self._is_policys(route, client, options):
+                # Only the client is replaced. `cast_to` and `options` stay the caller's, and so does the type of the
+                # result.
                 client = self._blocking_client(route) if blocking else route.client
             return original(client, cast_to, options, **kwargs)
 

@@ -100,7 +100,7 @@ class AsyncSampler:
     def __init__(self, **config: Any) -> None:
         self.config = view(config)
 
-    async def run(self, task: View) -> None:  # noqa: ARG002 (for those who override it)
+    async def run(self, task: View) -> None:  # noqa: ARG002 (for subclasses)
         """Sample the episode; a subclass may leave out `task`, which is also `self.task`."""
         raise TypeError(f"{type(self).__qualname__} has no run(self, task)")
 
@@ -140,6 +140,8 @@ class SamplerWorkflow:
         self._make = factory or (lambda: copy.copy(sampler))
         parameters = inspect.signature(sampler.run).parameters
         self._takes_task = bool(parameters)
+        # A class that does not override `run`, or that overrides it with other parameters, is refused before the run
+        # starts.
         if type(sampler).run is AsyncSampler.run or len(parameters) > 1:
             found = inspect.signature(sampler.run)
             raise ConfigError(

@@ -67,6 +67,7 @@ class MultiTurn:
             found = resolve(found, user_folders(Path.cwd())).value
         if found is not None and not callable(found):
             raise TypeError(f"'reward_fn' must be a function of (answer, reference), found {type(found).__name__}")
+        # The class is frozen: only this way can a field be set.
         object.__setattr__(self, "_judge", found)
 
     async def run(self, data: dict[str, Any], *, base_url: str, api_key: str, http_client: Any) -> float | None:

@@ -16,9 +16,11 @@ READ_BYTES = 2**16
 """Bytes read from a worker's socket at a time."""
 
 _PREFIX_BYTES = 8
+"""Bytes before a message: the lengths of its header and of its body, 4 bytes each."""
 _SHOWN = 100
 """Characters of an unexpected message that an error quotes."""
 _NOT_FINITE = ("nan", "inf", "-inf")
+"""Numbers that JSON lacks, as the worker spells them."""
 _READY: Mapping[str, type] = {"name": str, "is_async": bool}
 _REFUSED: Mapping[str, type] = {"kind": str, "message": str, "place": str, "trace": str}
 _RAISED: Mapping[str, type] = {"type": str, "message": str, "place": str, "trace": str}

@@ -29,6 +29,7 @@ class Output:
     def last_lines(self) -> str:
         """Return the last lines as one line; after a crash of the interpreter, the fatal error and its place."""
         lines = [line.strip() for line in self._text().splitlines() if line.strip()]
+        # `faulthandler` writes the crash first and then the frames, so the last lines alone would not show it.
         crash = next((index for index, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
         if crash is not None:
             places = [line for line in lines[crash:] if line.startswith("File")]

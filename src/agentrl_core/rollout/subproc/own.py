@@ -23,7 +23,7 @@ class Own:
         if start["main"] is not None:
             multiprocessing.spawn.prepare(start["main"])
         places: Mapping[str, str] = start["places"]
-        workflow, block = pickle.loads(payload)  # noqa: S301 - the run's own
+        workflow, block = pickle.loads(payload)  # noqa: S301 - written by the run
         resolved = resolve_workflow(
             workflow,
             registry=load_registry(block),

@@ -45,7 +45,7 @@ def _search(value: object, path: str, depth: int, seen: set[int]) -> Obstacle | 
 def _problem(value: object) -> str | None:
     try:
         pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # noqa: BLE001 - objects raise whatever they like when they are pickled
+    except Exception as error:  # noqa: BLE001 - objects may raise anything when pickled
         return " ".join(str(error).split()) or type(error).__name__
     return None
 

@@ -48,6 +48,7 @@ _LOOK_S = 0.2
 _AWAKE_S = 30.0
 """Longest time that a worker may take to begin an episode, and to confirm the end of one."""
 _REPORT_BYTES = 4096
+"""Longest report of a guard that is read."""
 _DRAIN_BYTES = 2**20
 """Output taken at a time, as much as a pipe can hold: an agent that never stops writing must not hold up the run."""
 _KINDS: Mapping[str, type[AgentRLError]] = {
@@ -57,6 +58,7 @@ _KINDS: Mapping[str, type[AgentRLError]] = {
 
 
 _ANSWERS = ("done", "raised")
+"""Messages that end an episode."""
 
 
 class NotBegunError(Exception):
@@ -83,7 +85,7 @@ class WorkerProcess:
         self._control, control = socket.socketpair()
         self._lifeline, lifeline = socket.socketpair()
         out, into = os.pipe()
-        self._out = open(out, "rb", buffering=0)  # noqa: SIM115, PTH123 - closed by `close`
+        self._out = open(out, "rb", buffering=0)  # noqa: SIM115, PTH123 - closed by `_close_files`
         os.set_blocking(out, False)
         try:
             self._popen = subprocess.Popen(  # noqa: S603 - what the config names as the interpreter

@@ -61,10 +61,15 @@ MAX_ANSWER_BYTES = 16 * 2**20
 """Longest message of a worker, and so the largest return value. A dict of per-turn rewards takes kilobytes."""
 
 _LENGTHS = struct.Struct(">II")
+"""Prefix of a frame: the lengths of header and body."""
 _LONGEST_MESSAGE = 400
+"""Characters of an exception's message that are sent."""
 _LONGEST_TRACE = 20_000
+"""Characters of a traceback that are sent."""
 _LONGEST_REPR = 200
+"""Characters of names and of the `repr` of a value that are sent."""
 _LONGEST_PLACE = 4096
+"""Characters of a `file:line` that are sent; its end is kept."""
 _MOST_ITEMS = MAX_ANSWER_BYTES // 16
 """Items of a dict that are sent. Each takes at least 16 bytes, so a dict of more items would exceed
 MAX_ANSWER_BYTES."""
@@ -77,9 +82,10 @@ _WATCH_S = 0.1
 _TIDY_S = 1.0
 """Longest wait for the tasks and the processes that an episode left behind to end."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+"""Options of Linux's `prctl`."""
 
 
-class Refused(Exception):  # noqa: N818  (what happened, not a class of errors)
+class Refused(Exception):  # noqa: N818  (a refusal, not an error)
     """Raised when the workflow cannot be loaded; `kind` names the error class that the run raises."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -285,8 +291,8 @@ class Foreign:
         """Let an adapter's module set up this process before the agent's module is imported."""
         try:
             module = importlib.import_module(adapter)
-        # An adapter whose framework is missing here serves another agent. If this agent needs it, `_run_of` says so.
         except ImportError:
+            # An adapter whose framework is missing here serves another agent. If this agent needs it, `_run_of` says so.
             return
         if hasattr(module, "prepare"):
             self._do(module.prepare, f"{adapter}.prepare()")
@@ -320,14 +326,16 @@ class Foreign:
         path = next(filter(os.path.isfile, paths), None)
         if path is None:
             raise self._refuse(f"there is no file {' or '.join(dict.fromkeys(paths))}")
+        # As Python does for a script, so that the file can import its siblings.
         _put_on_path(os.path.dirname(path))
         name = os.path.splitext(os.path.basename(path))[0]
         if not name.isidentifier() or importlib.util.find_spec(name) is None:
             name = "agentrl_file"
         elif os.path.realpath(getattr(importlib.util.find_spec(name), "origin", None) or "") != path:
+            # A module of that name exists elsewhere, such as in the standard library: the file must not hide it.
             name = f"agentrl_file_{name}"
         spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None  # noqa: S101  (of a .py file there is one)
+        assert spec is not None  # noqa: S101  (a .py file always has a spec)
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         self._do(lambda: spec.loader.exec_module(module), f"importing {path}")  # type: ignore[union-attr]
         return module
@@ -439,7 +447,7 @@ def _is_function(found: Any) -> bool:
 
 def is_async(function: Any) -> bool:
     """Return whether a function, or an object's `__call__`, is a coroutine function."""
-    call = getattr(type(function), "__call__", None)  # noqa: B004  (its call is looked at, not whether it has one)
+    call = getattr(type(function), "__call__", None)  # noqa: B004  (reads `__call__`, does not test for it)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
@@ -529,10 +537,10 @@ class Worker:
         self._cancelled = False
         answer: dict[str, Any]
         try:
-            data = pickle.loads(body) if header["pickled"] else json.loads(body.decode())  # noqa: S301  (the run's)
+            data = pickle.loads(body) if header["pickled"] else json.loads(body.decode())  # noqa: S301  (written by the run)
             os.environ.update(header["environ"])
             answer = {"op": "done", "value": plain(self._call(number, data, header["episode"]))}
-        except BaseException as error:  # noqa: BLE001  (whatever an agent raises is data)
+        except BaseException as error:  # noqa: BLE001  (any failure of an agent is data)
             answer = dict(self._told(error), op="raised")
         self._tidy()
         # Work that a cancelled agent had put on a thread goes on there. It would read the next episode's key from the
@@ -639,7 +647,7 @@ async def _awaited(returned: Any) -> tuple[Any, BaseException | None]:
         return await returned, None
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # noqa: BLE001  (whatever an agent raises is data)
+    except BaseException as error:  # noqa: BLE001  (any failure of an agent is data)
         return None, error
 
 
@@ -704,7 +712,7 @@ def text_of(error: BaseException) -> str:
     """Return an exception's message as one line of a bounded length."""
     try:
         text = str(error)
-    except Exception as own:  # noqa: BLE001  (an exception's __str__ is a user's code too)
+    except Exception as own:  # noqa: BLE001  (an exception's __str__ is user code too)
         return f"(its text cannot be shown: str() of it raises {type(own).__name__})"
     line = " ".join(text[: 2 * _LONGEST_MESSAGE].split())
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
@@ -775,7 +783,7 @@ def _work(control: socket.socket) -> None:
     with _module("agentrl_core.rollout.tls", start["tls"]).shared_tls():
         try:
             loaded = _load(start, payload)
-        except BaseException as error:  # noqa: BLE001  (whatever it is, the run must be told)
+        except BaseException as error:  # noqa: BLE001  (any failure is reported to the run)
             kind = getattr(error, "kind", type(error).__name__)
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             answer = {"op": "refused", "kind": kind, "message": str(error)[:_LONGEST_TRACE]}
@@ -787,7 +795,7 @@ def _work(control: socket.socket) -> None:
         control.sendall(answer_frame(ready))
         try:
             worker.serve()
-        except BaseException:  # noqa: BLE001  (the agent has broken what this process needs, or its connection)
+        except BaseException:  # noqa: BLE001  (the agent broke the process or its connection)
             with contextlib.suppress(OSError, ValueError):
                 traceback.print_exc()
             # An interpreter that ends by itself may wait for ever for the agent's threads and pools.
@@ -810,7 +818,7 @@ def _beside(name: str) -> Any:
 def _module(name: str, path: str) -> Any:
     """Load one of our modules from its file: this interpreter need not have its package."""
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # noqa: S101  (of a .py file there is one)
+    assert spec is not None  # noqa: S101  (a .py file always has a spec)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     return module
