@@ -292,7 +292,7 @@ class Foreign:
         try:
             module = importlib.import_module(adapter)
         except ImportError:
-            # An adapter whose framework is missing here serves another agent. If this agent needs it, `_run_of` says so.
+            # An adapter whose framework is missing here serves other agents. If this one needs it, `_run_of` says so.
             return
         if hasattr(module, "prepare"):
             self._do(module.prepare, f"{adapter}.prepare()")
