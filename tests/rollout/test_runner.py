@@ -234,7 +234,7 @@ def test_a_scorer_that_hangs_gives_no_score(run_one, answering):
 
     record = run_one(answering(None), scorer_for=lambda task: normalize_scorer(hang, "judge"), timeout_s=0.05).record
     assert record.reason == "no_score"
-    assert "no verdict within" in record.detail
+    assert "no score within" in record.detail
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])

@@ -183,8 +183,8 @@ class Ends:
         ([1, 2], "length", [1, 2], False),
         ([1, 7], "length", [1, 7], True),
         ([], "stop", [], False),
-        ([7], "stop", "nothing but", True),
-        ([1, 2], "stop", "no end", False),
+        ([7], "stop", "consists of end", True),
+        ([1, 2], "stop", "not with the tokenizer's end", False),
     ],
 )
 def test_a_reply_without_the_tokens_that_ended_it(tokens, reason, kept, ended):
@@ -285,7 +285,7 @@ def test_a_call_may_be_left_out_of_training(play):
         (lambda r: {"input_ids": np.array([r.output_tokens])}, "not the prompt and output of any"),
         (lambda r: {"input_ids": np.array(r.output_tokens)}, r"'input_ids' must be of shape \[B, L\]"),
         (lambda r: {"loss_mask": np.ones((1, r.input_len + r.output_len))}, "does not mark exactly the tokens"),
-        (lambda r: {"loss_mask": np.ones((1, 2))}, "'loss_mask' has another shape"),
+        (lambda r: {"loss_mask": np.ones((1, 2))}, "'loss_mask' must have the shape"),
         (lambda r: {"logprobs": np.full((1, r.input_len + r.output_len), 0.5)}, "has logprob 0.5 at"),
         (lambda r: {"versions": np.full((1, r.input_len + r.output_len), 9)}, "has version 9 at"),
         (lambda r: {"rewards": np.array([1.0, 2.0])}, r"'rewards' must be of shape \[1\]"),
