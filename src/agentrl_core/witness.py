@@ -86,6 +86,8 @@ def verify(episode: Episode) -> Fidelity:
             continue
         count = len(item.output_ids)
         deviation = None
+        # The digest covers all new ids of the interaction at once, so the first doubtful token is its first one. With a
+        # broken lineage its position is unknown: 0.
         if verdict is False:
             start = len(episode.full_ids(item)) - count - len(item.prompt_ids) if _rooted(item, by_id) else 0
             deviation = Deviation(interaction=item.id, turn=item.seq, token=start)

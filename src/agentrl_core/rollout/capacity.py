@@ -29,6 +29,7 @@ class Capacity:
     def groups(self) -> int:
         """Return the number of groups that may start now; not positive while sampling is as far ahead as it may be."""
         steps = self.max_head_offpolicyness + self.steps_done + 1
+        # Near the end of the run the bound would admit groups that no step will consume.
         if self.total_steps is not None:
             steps = min(steps, self.total_steps)
         return steps * self.tasks_per_step - (self.accepted + self.running)

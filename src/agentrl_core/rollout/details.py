@@ -48,6 +48,7 @@ def _kept(value: Any, most: int, depth: int, clean: Callable[[str], str]) -> Any
 
 
 def _number(value: numbers.Real) -> int | float | str:
+    # numpy's numbers are `numbers.Real` too, but `json` accepts Python's own only.
     number = int(value) if isinstance(value, numbers.Integral) else float(value)
     return number if math.isfinite(number) else str(number)
 

@@ -179,6 +179,7 @@ class Runner:
             judge=lambda reply, messages: self._early_score(task, record, reply, messages),
             **injected,
         )
+        # A copy, so that the episode is known to the agent's tasks and threads alone.
         context = contextvars.copy_context()
         context.run(workflow_context.enter, here)
         # An agent may change its input, and other records of the group must not see that.

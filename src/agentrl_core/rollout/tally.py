@@ -93,6 +93,7 @@ class Tally:
         self._failed.append(record.outcome is not Outcome.SCORED)
         failures = [item for item in self._recent if item.outcome is not Outcome.SCORED]
         most = min(self._limit * len(self._recent), len(self._recent) - 1)
+        # Only a full window counts, so that a few failures at the start do not stop the run.
         if len(self._recent) == self._recent.maxlen and len(failures) > most:
             raise RunError(self._reasons(failures))
 

@@ -245,6 +245,7 @@ def _runs_on_data(agent: object) -> bool:
 def _not_a_workflow(agent: object, use: str) -> str:
     """Return the message that names the object's type, the package that may adapt it, and the form of a workflow."""
     modules = {base.__module__.partition(".")[0] for base in type(agent).__mro__}
+    # All base classes count: a user's agent is often a subclass of the framework's class.
     packages = sorted({_ADAPTER_PACKAGES[module] for module in modules if module in _ADAPTER_PACKAGES})
     if packages:
         advice = f"{pip_install(*packages)} to train it as it is, or write {_EXAMPLE}"

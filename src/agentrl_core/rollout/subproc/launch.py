@@ -91,6 +91,7 @@ def plan(
         payload = _pickled(workflow, block, place(where))
         start |= _own_start(payload, base_dir, place(where))
     else:
+        # This interpreter's folders hold packages that were built for it.
         environ = {name: text for name, text in environ.items() if name not in _FOREIGN}
         start |= _foreign_start(_named(workflow, place(where)), registry, base_dir, where)
     return Launch(

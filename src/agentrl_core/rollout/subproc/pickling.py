@@ -32,6 +32,7 @@ def find_obstacle(value: object, path: str) -> Obstacle | None:
 
 def _search(value: object, path: str, depth: int, seen: set[int]) -> Obstacle | None:
     problem = _problem(value)
+    # `seen` ends the search in objects that refer to each other.
     if problem is None or id(value) in seen:
         return None
     seen.add(id(value))

@@ -778,7 +778,8 @@ def _work(control: socket.socket) -> None:
     if message is None:
         return
     start, payload = message
-    # Without the first entry, this file's folder: an agent must not import these modules by their bare names.
+    # Another interpreter keeps its own path, without the first entry, which is this file's folder: an agent must not be
+    # able to import these modules by their bare names.
     sys.path[:] = start["sys_path"] or sys.path[1:]
     with _module("agentrl_core.rollout.tls", start["tls"]).shared_tls():
         try:

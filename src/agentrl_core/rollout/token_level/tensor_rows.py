@@ -49,6 +49,7 @@ def reward_of_rows(given: Mapping[str, Any], episode: Episode) -> float | dict[s
         columns = {name: _only(table[number], kept) for name, table in others.items() if name != "attention_mask"}
         leaf = _check_row(_only(row, kept), columns, episode, number, taken=by_leaf)
         by_leaf[leaf.id] = value
+    # One row is the whole episode: its reward is the record's, to be shared by the run's credit assignment.
     return next(iter(by_leaf.values())) if len(by_leaf) == 1 else by_leaf
 
 
