@@ -90,8 +90,9 @@ class TrainingError(RunError):
 class EpisodeError(AgentRLError):
     """One episode cannot be used; `reason` is a short stable word for counting.
 
-    Known reasons: `no_llm_call`, `not_finite`, `unknown_interaction`, `reward_type`, `no_score`, `reward_timeout`,
-    `by_workflow`, `tensor_rows`, `too_long`. A scorer's `details` are stored with the record, like those of a `Score`.
+    Known reasons: `no_llm_call`, `not_finite`, `unknown_interaction`, `reward_type`, `no_score`, `no_reward`,
+    `reward_timeout`, `by_workflow`, `tensor_rows`, `too_long`, `no_session`, `data_type`. A scorer's `details` are
+    stored with the record, like those of a `Score`.
     """
 
     def __init__(self, reason: str, message: str, *, details: Mapping[str, Any] | None = None) -> None:

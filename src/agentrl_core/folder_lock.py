@@ -1,6 +1,6 @@
 """Advisory lock of a folder that one process writes; other processes can tell whether that process is alive.
 
-A lock ends with its process, in whatever way that ends. Other machines see it only if their network filesystem supports
+A lock ends with its process, even if that crashes. Other machines see it only if their network filesystem supports
 `flock` (NFS does, Lustre with the mount option `flock`). Without that, a folder that another machine holds looks
 abandoned here.
 """

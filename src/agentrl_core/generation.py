@@ -47,8 +47,8 @@ class GenerationHyperparameters:
     frequency_penalty: float = 0.0
     """Ignored, because it would change the distribution that is trained; the trace notes it."""
     lora_name: str = "default_lora"
-    """Name of the policy on AReaL's servers. Here there is one policy, whatever its name; the trace notes another
-    name."""
+    """Name of the policy on AReaL's servers. Here there is only one policy; the trace notes a name other than the
+    default."""
     use_beam_search: bool = attrs.field(default=False)
 
     @stop.validator

@@ -2,7 +2,7 @@
 
 A package names a light module under the entry-point group `agentrl`. Functions in it that carry `@hookimpl` and the
 name of a hook below are called. An implementation may take fewer arguments than its hook, never others. All hooks are
-synchronous and must be cheap: put what is heavy or waits into the objects that they register.
+synchronous and must be cheap: heavy or waiting code belongs in the objects that they register.
 
 A package with a single component needs no hook: it declares the component under the entry-point group of its kind, for
 example `[project.entry-points."agentrl.scorers"]`.

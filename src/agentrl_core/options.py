@@ -51,7 +51,7 @@ def bind(
             raise ConfigError(f"{place(where, option)}: {name} is an object, not a class: it takes no options")
         return {}
     named, open_ended = _parameters(target)
-    # A function's positional parameters are what it is called with (a task, a group): they are no options.
+    # A function's positional parameters are its arguments (a task, a group), not options.
     own = {key: item for key, item in named.items() if inspect.isclass(target) or item.kind is item.KEYWORD_ONLY}
     unknown = [key for key in options if key not in own and (key in named or not open_ended)]
     if unknown:

@@ -56,7 +56,7 @@ class Reference:
 
 
 def is_reference(text: str) -> bool:
-    """Return whether `text` says where an object is, rather than what it is registered as."""
+    """Return whether `text` is an object's location rather than a registered name."""
     return ":" in text or text.endswith(".py") or ("." in text and "/" not in text)
 
 

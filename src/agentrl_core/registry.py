@@ -94,7 +94,7 @@ class Package:
 
 
 PROGRAM = Package(distribution="python", version="")
-"""Holds what the running program itself registered, by `agentrl_core.register_scorer`."""
+"""Holds the components that the running program registered itself, by `agentrl_core.register_scorer`."""
 
 
 class Registry:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LONGEST_DETAIL = 2_000
-"""Characters kept of what is wrong with a reward or score, which may quote what a workflow returned."""
+"""Characters kept of the message about a bad reward or score, which may quote what a workflow returned."""
 
 
 class Runner:

@@ -252,7 +252,7 @@ class WorkerProcess:
             raise
 
     async def _confirm_end(self) -> None:
-        """Make the worker confirm that it waits for the next episode; whatever arrives before that is not its own."""
+        """Make the worker confirm that it waits for the next episode; any other message before that is forged."""
         number = secrets.token_hex(16)
         try:
             async with asyncio.timeout(_AWAKE_S):

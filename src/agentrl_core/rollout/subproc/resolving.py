@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentrl_core.registry import Registry
 
 _SHORTEST_LIMIT_S = 60.0
-"""Least time that the first worker gets to load the workflow, whatever the limit of an episode."""
+"""Least time that the first worker gets to load the workflow, even if the time limit of an episode is shorter."""
 
 
 def resolve_in_workers(
