@@ -1,4 +1,4 @@
-"""`python -m agentrl_core` is the command line."""
+"""`python -m agentrl_core` runs the command line."""
 
 import sys
 

@@ -1,10 +1,10 @@
-"""The one error tree: every failure that a user may meet names where, what was expected and what to do.
+"""The errors that agentrl raises on purpose, by who has to act; messages say where, what was expected, what to do.
 
-Three families, told apart by who has to act:
+Three families:
 
-* `UsageError` (exit code 2): what the user wrote is wrong. Found before anything starts.
+* `UsageError` (exit code 2): the user's input is wrong. Found before anything starts.
 * `RunError` (exit code 1): the run cannot go on.
-* `EpisodeError`: one episode cannot be used. Data, not a crash: it becomes an `Outcome` of its record.
+* `EpisodeError`: one episode cannot be used. It is data, not a crash: it becomes an `Outcome` of its record.
 
 Add an error only when a caller handles it differently from its base.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C ended a run; the message says what of it is saved."""
+    """Ctrl-C ended a run; the message says how much of it is saved."""
 
 
 class Terminated(SystemExit):
-    """SIGTERM, or a terminal that was closed, ended a run; the message says what of it is saved."""
+    """SIGTERM, or a closed terminal, ended a run; the message says how much of it is saved."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -28,13 +28,13 @@ class Terminated(SystemExit):
 
 
 class AgentRLError(Exception):
-    """Base of all errors that agentrl raises on purpose; printed without a traceback by the command line."""
+    """Base of all errors that agentrl raises on purpose; the command line prints them without a traceback."""
 
     exit_code = 1
 
 
 class UsageError(AgentRLError):
-    """What the user wrote cannot work."""
+    """The user's input cannot work."""
 
     exit_code = 2
 
@@ -60,7 +60,7 @@ class StoreError(RunError):
 
 
 class UnstorableError(StoreError):
-    """One value has no form in the store (not JSON, not UTF-8, too large); the store goes on with others."""
+    """One value cannot be stored (not JSON, not UTF-8, too large); the store still accepts others."""
 
 
 class EngineError(RunError):
@@ -68,13 +68,13 @@ class EngineError(RunError):
 
 
 class UnservableError(EngineError):
-    """The engine cannot run one request as it was put; it goes on with others."""
+    """The engine cannot serve one request as it is; it still serves others."""
 
 
 class UnavailableError(UnservableError):
-    """The engine cannot run one request now, or got nothing of use for it; the same may work later.
+    """The engine cannot serve one request now, or got no usable reply for it; a later try may succeed.
 
-    `status` is what HTTP says of it (429, 502, 503 or 504), `retry_after_s` how long a client should wait.
+    `status` is the HTTP status for it (429, 502, 503 or 504), `retry_after_s` the time that a client should wait.
     """
 
     def __init__(self, message: str, *, status: int = 503, retry_after_s: float | None = None) -> None:
@@ -84,15 +84,15 @@ class UnavailableError(UnservableError):
 
 
 class TrainingError(RunError):
-    """An optimizer step would be wrong (not finite, engine and learner disagree)."""
+    """An optimizer step would be wrong (not finite, or engine and learner disagree)."""
 
 
 class EpisodeError(AgentRLError):
     """One episode cannot be used; `reason` is a short stable word for counting.
 
-    Known reasons: `no_llm_call`, `not_finite`, `unknown_interaction`, `reward_type`, `no_score`, `reward_timeout`,
-    `by_workflow`, `tensor_rows`, `too_long`. A scorer's `details` are stored with the record, as those of a `Score`
-    are.
+    Known reasons: `no_llm_call`, `not_finite`, `unknown_interaction`, `reward_type`, `no_score`, `no_reward`,
+    `reward_timeout`, `by_workflow`, `tensor_rows`, `too_long`, `no_session`, `data_type`. A scorer's `details` are
+    stored with the record, like those of a `Score`.
     """
 
     def __init__(self, reason: str, message: str, *, details: Mapping[str, Any] | None = None) -> None:
@@ -101,16 +101,16 @@ class EpisodeError(AgentRLError):
         self.details: Mapping[str, Any] = details or {}
 
     def __reduce__(self) -> tuple[type[EpisodeError], tuple[str, str], dict[str, Any]]:
-        """Let it come back from another process as it was."""
+        """Pickle the constructor's arguments: exceptions with their own arguments otherwise cannot be unpickled."""
         return type(self), (self.reason, str(self)), {"details": self.details}
 
 
 class RequestError(AgentRLError):
-    """An LLM request that the gateway refuses; becomes an HTTP error in the SDK's own shape.
+    """LLM request that the gateway refuses; becomes an HTTP error in the SDK's own shape.
 
-    `status` is the HTTP status, `code` the machine-readable word of the OpenAI error body
-    (`context_length_exceeded`, `invalid_api_key`, …), `param` the request field at fault, `retry_after_s` what the
-    client is told to wait before it tries again.
+    `status` is the HTTP status, `code` the machine-readable word of the OpenAI error body (`context_length_exceeded`,
+    `invalid_api_key`, …), `param` the request field at fault, `retry_after_s` the wait that the client is told before
+    it tries again.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class RequestError(AgentRLError):
 
 
 class ContextLengthError(RequestError):
-    """A prompt that leaves no room for a reply; each API has its own words for it, which clients look for.
+    """A prompt leaves no room for a reply; each API has its own words for it, which clients look for.
 
-    `at_least`: it has even more tokens, which nobody counted.
+    `at_least`: the prompt was not counted to its end, so it has even more tokens.
     """
 
     def __init__(self, *, prompt_tokens: int, context_length: int, at_least: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""The values that cross the boundaries between agentrl's parts: tasks, records, interactions, groups.
+"""Values that cross the boundaries between agentrl's parts: tasks, records, interactions, groups.
 
-Plain frozen attrs classes, importable everywhere: this module needs only attrs and the standard library.
-Shapes: T counts tokens. Token ids are tuples of int, logprobs natural logarithms as float.
+Plain frozen attrs classes that any module may import: this one needs only attrs and the standard library. Shapes: T
+counts tokens. Token ids are tuples of int, logprobs natural logarithms as float.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Task:
     scorer: str | None = None
     """Registry name of the scorer; None means `data.default_scorer`."""
     answer_schema: str = ""
-    """Place of the answer in the last reply: a tag name, or `boxed`. Empty, where the row names none: in `<answer>`
-    tags, or else the whole reply is the answer."""
+    """Place of the answer in the last reply: a tag name, or `boxed`. If empty, the answer is the text in `<answer>`
+    tags, or else the whole reply."""
 
 
 @attrs.frozen(kw_only=True)
 class Grammar:
-    """What the text of an output must look like; an engine that cannot hold to it refuses the request."""
+    """Constraint on the text of an output; an engine that cannot enforce it refuses the request."""
 
     kind: Literal["json_object", "json_schema", "regex", "lark"]
     value: str = ""
@@ -61,18 +61,18 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end generation (the end-of-turn token among them); the matched id is part of the output."""
     min_tokens: int = 0
-    """No stop token is sampled before so many tokens. As with a grammar, logprobs stay those of the distribution that
-    has them. Not beside stop strings."""
+    """No stop token is sampled before that many tokens. As with a grammar, logprobs stay those of the distribution
+    that includes the stop tokens. Cannot be combined with stop strings."""
     ignore_eos: bool = False
-    """Sample on past the end-of-sequence tokens that the model's files name; `stop_token_ids` still end a reply."""
+    """Continue past the end-of-sequence tokens that the model's files name; `stop_token_ids` still end a reply."""
     seed: int = 0
     """Seed of the counter-based random numbers of this one call; equal requests with equal seeds sample equally."""
     grammar: Grammar | None = None
-    """Tokens that it rules out are never sampled; logprobs stay those of the distribution without it."""
+    """Constraint: tokens that it rules out are never sampled; logprobs stay those of the distribution without it."""
 
 
 class FinishReason(enum.StrEnum):
-    """Why the engine stopped."""
+    """Reason why the engine stopped."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -81,21 +81,21 @@ class FinishReason(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class GenerateRequest:
-    """What an engine is asked: ids in, ids out. An engine never sees text or messages."""
+    """Request to an engine: token ids in, token ids out. An engine never sees text or messages."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     session: str = ""
-    """Groups requests that share prefixes (a hint for routing and caching)."""
+    """Hint for routing and caching: requests of one session share prefixes."""
     group: str = ""
-    """Groups sessions that share a prompt (a hint likewise)."""
+    """Hint as well: sessions of one group share a prompt."""
     stream: bool = False
-    """Whether every decode step gives a chunk; otherwise the chunks come together at the end."""
+    """True: one chunk per decode step; otherwise all chunks come together at the end."""
     top_logprobs: int = 0
-    """How many of the likeliest tokens to tell at each position."""
+    """Number of the likeliest tokens to return for each position."""
     images: tuple[str, ...] = ()
-    """Data URLs of the images that the prompt has places for, in their order."""
+    """Data URLs of the prompt's images, in the order of their placeholders."""
 
 
 @attrs.frozen(kw_only=True)
@@ -112,26 +112,27 @@ class Chunk:
     stop_string: str | None = None
     """The stop string that matched, on the last chunk."""
     cached_tokens: int = 0
-    """Prompt tokens served from the prefix store, on the last chunk."""
+    """Prompt tokens that the prefix cache served, on the last chunk."""
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """Token ids and logprobs of the likeliest tokens at each position, likeliest first; empty unless asked. [T][K]"""
+    """Token ids and logprobs of the likeliest tokens at each position, likeliest first; empty unless requested.
+    [T][K]"""
 
 
 @attrs.frozen(kw_only=True)
 class Interaction:
-    """One LLM call inside a record: exactly what was sampled, and from which prompt.
+    """One LLM call inside a record: the sampled tokens and the exact prompt that they were sampled from.
 
-    A tree in ledger form: `prompt_ids` holds only the *new* prompt tokens after the parent's
-    prompt and output; `messages` likewise only the new ones. `Episode.prompt_ids` restores the whole.
+    Interactions form a tree in ledger form: `prompt_ids` holds only the *new* prompt tokens after the parent's prompt
+    and output, and `messages` only the new messages. `Episode.full_ids` restores the whole.
     """
 
     id: str
-    """What the SDK shows as the response's id, unique across runs (`chatcmpl-…`)."""
+    """Response id that the agent's SDK shows, unique across runs (`chatcmpl-…`)."""
     record_id: str
     seq: int
     """0-based order of completion inside the record."""
     parent: str | None = None
-    """Id of the interaction whose prompt and output this one continues, token by token; None for a root."""
+    """Id of the interaction whose prompt and output this one continues token by token; None for a root."""
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -144,11 +145,11 @@ class Interaction:
     tools: tuple[Mapping[str, Any], ...] = ()
     sampling: Sampling = attrs.field(factory=Sampling)
     requested: Mapping[str, Any] = attrs.field(factory=dict)
-    """Sampling fields as the agent asked for them, where they differ from `sampling`."""
+    """Sampling fields as the agent requested them, where they differ from `sampling`."""
     finish_reason: FinishReason = FinishReason.STOP
     model: str = "default"
     api: str = "chat"
-    """What the agent spoke: `chat`, `responses`, `messages` or `completions`."""
+    """API that the agent called: `chat`, `responses`, `messages` or `completions`."""
     trainable: bool = True
     upstream: str = ""
     """Name of the upstream provider that answered in place of the policy; then there are no token ids."""
@@ -156,9 +157,10 @@ class Interaction:
     tool_errors: int = 0
     """Malformed tool calls in this output."""
     witness: str = ""
-    """Digest of what went into the engine and came out (`agentrl_core.weights.witness`); empty where nobody took it."""
+    """Digest of the engine's input and output (`agentrl_core.weights.witness`); empty if none was taken."""
     retry_key: str = ""
-    """Digest of the request and its name, where its client gave it one to ask for the same reply again."""
+    """Digest of the request and of the key by which its client can ask for the same reply again; empty without a
+    key."""
     started_at: float = 0.0
     """Unix seconds."""
     finished_at: float = 0.0
@@ -170,12 +172,12 @@ class Interaction:
 
 
 class Outcome(enum.StrEnum):
-    """How a record ended."""
+    """Final state of a record."""
 
     RUNNING = "running"
     SCORED = "scored"
     REJECTED = "rejected"
-    """The agent or a scorer gave nothing usable (`reason` says what)."""
+    """The agent or a scorer gave nothing usable (`reason` says why)."""
     FAILED = "failed"
     """The agent raised."""
     TIMED_OUT = "timed_out"
@@ -195,25 +197,25 @@ class Record:
     sample_index: int
     """Position in its group, 0-based."""
     attempt: int = 0
-    """0 for the first try of this slot; counted on where the task comes back in another group."""
+    """0 for the first try of this slot; continues to count if the task comes back in another group."""
     is_eval: bool = False
     task_set: str = "train"
-    """Which task of that id it is on: `train`, `eval` or `eval.NAME` as in the config's section `data`; `sessions` for
-    one that an agent opened outside training."""
+    """Set that the task belongs to: `train`, `eval` or `eval.NAME` as in the config's section `data`; `sessions` for
+    a task that an agent opened outside training."""
     outcome: Outcome = Outcome.RUNNING
     reason: str = ""
     """Short stable word for counting (`not_finite`, `TimeoutError`, …)."""
     detail: str = ""
-    """One line for a person: where, what was expected, what to do."""
+    """One line for a person: place, expectation, fix."""
     reward: float | None = None
     """The record's scalar reward; the sum of `rewards` where the workflow returned a dict."""
     rewards: Mapping[str, float] = attrs.field(factory=dict)
     """Interaction id → reward as given, where the workflow returned a dict."""
     score: float | None = None
-    """What the task's scorer said, stored beside a workflow's own reward."""
+    """Value of the task's scorer, stored beside a workflow's own reward."""
     score_parts: Mapping[str, float] = attrs.field(factory=dict)
     score_details: Mapping[str, Any] = attrs.field(factory=dict)
-    """What the scorer tells beside its verdict, or about having none; only `Store.episode` restores it."""
+    """Details that the scorer gave with its value, or with having none; only `Store.episode` restores them."""
     started_at: float = 0.0
     finished_at: float = 0.0
 
@@ -226,7 +228,7 @@ class Episode:
     interactions: tuple[Interaction, ...]
 
     def lineage(self, interaction: Interaction) -> tuple[Interaction, ...]:
-        """The interactions from the root to `interaction`, inclusive."""
+        """Return the interactions from the root to `interaction`, inclusive."""
         by_id = {item.id: item for item in self.interactions}
         chain = [interaction]
         while (parent := chain[-1].parent) is not None:
@@ -234,7 +236,7 @@ class Episode:
         return tuple(reversed(chain))
 
     def full_ids(self, interaction: Interaction) -> tuple[int, ...]:
-        """Prompt and output ids of the whole lineage: what the engine saw and sampled. [T]."""
+        """Return prompt and output ids of the whole lineage: what the engine saw and sampled. [T]."""
         return tuple(
             token for item in self.lineage(interaction) for ids in (item.prompt_ids, item.output_ids) for token in ids
         )
@@ -248,7 +250,7 @@ class Group:
     run_id: str
     task_id: str
     index: int
-    """Place of the task in the run's order, 0-based; one that comes back keeps it."""
+    """Position of the task in the run's order, 0-based; a task that comes back keeps it."""
     episodes: tuple[Episode, ...]
     """Scored records only, by sample index."""
     version: int = 0
@@ -257,16 +259,16 @@ class Group:
 
 @attrs.frozen(kw_only=True)
 class Evaluation:
-    """What the episodes of an evaluation gave."""
+    """Summary of an evaluation's rewards."""
 
     mean: float
-    """Of the rewards; NaN without any. A record without a reward is missing from it, it does not count as 0."""
+    """Mean reward; NaN without any. A record without a reward is left out: it does not count as 0."""
     error: float
-    """Standard error of the mean, by the sample's standard deviation; NaN with fewer than two rewards."""
+    """Standard error of the mean, from the sample standard deviation; NaN with fewer than two rewards."""
     scored: int
     """Records with a reward."""
     failed: int
-    """Records without."""
+    """Records without a reward."""
 
     @classmethod
     def of(cls, rewards: Sequence[float], *, failed: int) -> Evaluation:

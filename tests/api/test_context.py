@@ -102,5 +102,5 @@ def test_a_scorer_in_another_process_says_where_it_is(here):
         workflow_context.enter(here)
         await workflow_context.score("4")
 
-    with pytest.raises(LookupError, match="mode inline"):
+    with pytest.raises(LookupError, match="mode: inline"):
         asyncio.run(episode())

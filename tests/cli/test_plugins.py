@@ -71,7 +71,7 @@ def test_list_notes_clashes_and_near_misses(cli):
     assert clash == f"note: {CLASH}"
     assert hook == f"{source}no hook is called 'register_scorer' (did you mean register_scorers?); it is never called"
     wrong = "entry-point group 'agentrl.scorer': there is no kind 'scorer' (did you mean scorers?)"
-    assert group == f"{source}{wrong}; 'misspelt' is left out"
+    assert group == f"{source}{wrong}; 'misspelt' is ignored"
 
 
 def test_list_shows_what_blocks_a_package(cli, monkeypatch):

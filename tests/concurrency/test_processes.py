@@ -127,9 +127,9 @@ def test_one_that_forks_answers_once():
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((b"a thought, printed where it does not belong",), "wrote what is no result where it answers"),
-        ((b"\xff\xff\xff\xff" + b"\xff" * 8,), "wrote what is no result"),
-        ((b"\x00\x00\x00\x20" + b"x" * 32,), "answered another call"),
+        ((b"a thought, printed where it does not belong",), "wrote something that is not a result"),
+        ((b"\xff\xff\xff\xff" + b"\xff" * 8,), "wrote something that is not a result"),
+        ((b"\x00\x00\x00\x20" + b"x" * 32,), "sent the answer of another call"),
         ((b"\x00\x00", 1, "leave"), "ended with exit code 0"),
     ],
     ids=["text", "huge", "forged", "half"],

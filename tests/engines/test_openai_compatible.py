@@ -462,7 +462,7 @@ def test_silence_fails_the_call(server, start, kind):
         await asyncio.Event().wait()
 
     server.faults = [StreamingResponse(silent())]
-    with pytest.raises(UnavailableError, match=r"nothing was heard for 0\.2 s") as raised:
+    with pytest.raises(UnavailableError, match=r"nothing arrived for 0\.2 s") as raised:
         run(ask(engine, PROMPT))
     assert raised.value.status == 504
 

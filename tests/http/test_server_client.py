@@ -245,7 +245,7 @@ def test_silence_is_told_also_of_a_server_that_does_not_read(size):
 
     async def wait():
         async with listening(talk, silence_s=0.2, connect_timeout_s=0.2) as client:
-            with pytest.raises(ExchangeError, match=r"nothing was heard for 0\.2 s") as raised:
+            with pytest.raises(ExchangeError, match=r"nothing arrived for 0\.2 s") as raised:
                 await read(client, bytes(size))
             done.set()
             assert raised.value.fault == "silent"

@@ -120,8 +120,8 @@ def test_near_misses_are_noted(install):
     assert package.status == "ok"
     assert sorted(package.notes) == [
         "'register_losses' lacks @hookimpl; it is never called",
-        "entry-point group 'agentrl.scorer': there is no kind 'scorer' (did you mean scorers?); 'f1' is left out",
-        "entry-point group 'agentrl.zzz': there is no kind 'zzz'; 'z' is left out",
+        "entry-point group 'agentrl.scorer': there is no kind 'scorer' (did you mean scorers?); 'f1' is ignored",
+        "entry-point group 'agentrl.zzz': there is no kind 'zzz'; 'z' is ignored",
         "no hook is called 'register_scorer' (did you mean register_scorers?); it is never called",
         "no hook is called 'run_start' (did you mean run_started?); it is never called",
     ]
@@ -269,7 +269,7 @@ def test_check_plugin_tells_every_fault(install):
     assert str(info.value).splitlines() == [
         "agentrl-made 1.0:",
         'declares no range of agentrl-core: write dependencies = ["agentrl-core>=0.1,<0.2"]',
-        "entry-point group 'agentrl.scorer': there is no kind 'scorer' (did you mean scorers?); 'x' is left out",
+        "entry-point group 'agentrl.scorer': there is no kind 'scorer' (did you mean scorers?); 'x' is ignored",
         "plug_poor imports httpx2: import it where it is used",
         f"scorer 'poor' comes from agentrl-made 1.0, which failed to load: module plug_poor ({file}) has no 'nothing'",
         "has no summary: write project.description",

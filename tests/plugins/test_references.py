@@ -123,7 +123,7 @@ def test_a_module_of_another_folder_is_never_handed_out_in_silence(tmp_path, wri
         ("json.decoder.JSONDecodr", r"module json\.decoder \(.*\) has no 'JSONDecodr' \(did you mean JSONDecoder\?\)"),
         ("json:JSONDecoder.decod", r"json:JSONDecoder \(.*\) has no 'decod' \(did you mean decode\?\)"),
         ("nowhere.py:Agent", r"there is no file /.*/nowhere\.py"),
-        ("agent.py", r"'agent\.py' names a file; say which object in it: agent\.py:NAME"),
+        ("agent.py", r"'agent\.py' names a file; name the object in it: agent\.py:NAME"),
         ("not a module:x", r"'not a module' is not the dotted name of a module"),
         (":x", r"'' is not the dotted name of a module"),
     ],

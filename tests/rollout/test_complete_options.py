@@ -65,7 +65,7 @@ def limited():
 @pytest.mark.parametrize("workflow", [Limited, Limited(1), limited])
 def test_without_an_engine_it_is_refused_before_it_is_built(resolve, workflow):
     with pytest.raises(
-        ConfigError, match=r"^config\.yaml:3: workflow: .*imited calls the engine itself .*mode inline$"
+        ConfigError, match=r"^config\.yaml:3: workflow: .*imited calls the engine itself .*mode: inline$"
     ):
         resolve(workflow, run=RUN, has_engine=False)
 

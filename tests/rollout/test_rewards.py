@@ -93,7 +93,7 @@ def test_an_interaction_named_twice_is_refused():
 
 @pytest.mark.parametrize("key", ["chatcmpl-9", 3, -1, None, True, 1.0])
 def test_an_unknown_interaction_is_refused_with_the_known_ones(key):
-    with pytest.raises(EpisodeError, match=r"chatcmpl-0, chatcmpl-1, chatcmpl-2, or turn indices 0 to 2") as caught:
+    with pytest.raises(EpisodeError, match=r"chatcmpl-1, chatcmpl-2, or a turn index from 0 to 2") as caught:
         read_reward({key: 1.0}, CALLS)
     assert caught.value.reason == "unknown_interaction"
 

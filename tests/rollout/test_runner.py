@@ -102,7 +102,7 @@ def test_a_hang_ends_timed_out_after_the_agent_cleaned_up(run_one, gateway):
     ("reward", "reason", "said"),
     [
         (math.nan, "not_finite", "expected a finite number"),
-        ({"chatcmpl-9": 1.0}, "unknown_interaction", "known are chatcmpl-0-0"),
+        ({"chatcmpl-9": 1.0}, "unknown_interaction", "expected chatcmpl-0-0"),
         ("1.0", "reward_type", "expected a number, found str"),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_scorer_that_hangs_gives_no_score(run_one, answering):
 
     record = run_one(answering(None), scorer_for=lambda task: normalize_scorer(hang, "judge"), timeout_s=0.05).record
     assert record.reason == "no_score"
-    assert "no verdict within" in record.detail
+    assert "no score within" in record.detail
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])

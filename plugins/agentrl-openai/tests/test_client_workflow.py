@@ -106,7 +106,8 @@ def test_blocking_objects_run_side_by_side(world, ask):
 
 
 @pytest.mark.parametrize(
-    ("method", "message"), [(None, "has nothing to call: name the method"), ("anser", "that is named 'anser'")]
+    ("method", "message"),
+    [(None, "has no callable `__call__`; name the method"), ("anser", "has no callable attribute 'anser'")],
 )
 def test_an_object_with_nothing_to_call_is_refused(method, message):
     with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""What code inside an episode can ask about it, however deep in an agent it runs.
+"""The current episode, for code inside an agent at any depth: its record, LLM endpoint, HTTP clients and scorer.
 
     from agentrl_core import workflow_context
 
@@ -7,7 +7,7 @@
             here = workflow_context.get()
             client = AsyncOpenAI(base_url=here.base_url, api_key=here.api_key, http_client=here.http_client)
 
-Follows the episode through tasks and threads that copy their context (`asyncio.create_task`,
+The value follows the episode through tasks and threads that copy their context (`asyncio.create_task`,
 `asyncio.to_thread`), so an agent object that many episodes share finds its own record in each of them.
 """
 
@@ -41,16 +41,16 @@ class WorkflowContext:
     sample_index: int
     """Position in its group, 0-based."""
     base_url: str = attrs.field(repr=False)
-    """Where this episode's LLM calls go; ends without /v1, and leads to no other episode."""
+    """Address for this episode's LLM calls; ends without /v1, and belongs to no other episode."""
     api_key: str = attrs.field(repr=False)
     http_client: SharedClient = attrs.field(repr=False)
-    """Shared by all episodes; closing it closes nothing."""
+    """HTTP client that all episodes share; its `aclose` does nothing."""
     judge: Callable[[str, Sequence[Message]], Awaitable[float]] | None = attrs.field(default=None, repr=False)
-    """Asks the task's scorer, see `score`."""
+    """Function that asks the task's scorer; None outside the run's process. Call `score` instead."""
 
     @property
     def sample_idx(self) -> int:
-        """AReaL's name of `sample_index`."""
+        """AReaL's name for `sample_index`."""
         return self.sample_index
 
 
@@ -63,9 +63,9 @@ def get() -> WorkflowContext:
         return _current.get()
     except LookupError:
         raise LookupError(
-            "workflow_context was asked outside an episode: it is known inside a workflow's `run`, in the tasks it "
-            "creates and in threads started by asyncio.to_thread; a thread of one's own needs "
-            "contextvars.copy_context().run(…)"
+            "workflow_context was used outside an episode: it works inside a workflow's `run`, in the tasks that it "
+            "creates and in threads started by asyncio.to_thread; in a thread that you start yourself, call the "
+            "function by contextvars.copy_context().run(…)"
         ) from None
 
 
@@ -78,17 +78,17 @@ def get_httpx_client(*, legacy: Literal[True]) -> httpx.AsyncClient: ...
 
 
 def get_httpx_client(*, legacy: bool = False) -> SharedClient | httpx.AsyncClient:
-    """Return the HTTP client that all episodes share, an `httpx2.AsyncClient`; `await` before it changes nothing.
+    """Return the HTTP client that all episodes share, an `httpx2.AsyncClient`; it may be awaited, as in AReaL.
 
-    `legacy`: one of the old httpx, for SDKs that know no other; `ImportError` where that is not installed. Closing
-    either closes nothing. `LookupError` outside an episode.
+    `legacy`: return a client of the old httpx, for SDKs that accept no other; `ImportError` if httpx is not installed.
+    Closing either client does nothing. `LookupError` outside an episode.
     """
     here = get()
     return borrowed.legacy_httpx_client() if legacy else here.http_client
 
 
 async def get_aiohttp_session() -> aiohttp.ClientSession:
-    """Return the session of aiohttp that all episodes share; closing it closes nothing.
+    """Return the aiohttp session that all episodes share; closing it does nothing.
 
     `LookupError` outside an episode.
     """
@@ -97,19 +97,21 @@ async def get_aiohttp_session() -> aiohttp.ClientSession:
 
 
 def stat_scope() -> str:
-    """Return what numbers of this episode belong to: `eval-rollout`, or `rollout` while training."""
+    """Return the scope that this episode's numbers belong to: `eval-rollout`, or `rollout` while training."""
     return "eval-rollout" if get().is_eval else "rollout"
 
 
 async def score(reply: str, messages: Sequence[Message] = ()) -> float:
-    """Ask the task's scorer about a reply as if it were the last one, to give feedback while the episode goes on.
+    """Ask the task's scorer about a reply as if it were the last one, to give feedback during the episode.
 
-    Nothing of it is stored: the record's reward is what the workflow returns. `EpisodeError` (`no_score`) where the
-    scorer has none to give, `LookupError` outside an episode or in another process than the run's.
+    Nothing of it is stored: the record's reward is what the workflow returns. `EpisodeError` (`no_score`) if the scorer
+    has no score, `LookupError` outside an episode or in a worker process.
     """
     judge = get().judge
     if judge is None:
-        raise LookupError("the task's scorer is in the process of the run: use rollout.agent.mode inline")
+        raise LookupError(
+            "the task's scorer can be asked in the run's own process only: use rollout.agent.mode: inline"
+        )
     return await judge(reply, messages)
 
 

@@ -1,4 +1,4 @@
-"""What a user implements to bring an agent: the workflow protocols and base classes. No torch, no SDK."""
+"""Interfaces that a user implements to bring an agent; imports no torch and no SDK."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig
 
 Reward: TypeAlias = "float | int | bool | Mapping[str | int, float] | Answer | None"
-"""What `run` may return: a number for the whole episode, `{interaction id or turn index: number}`, or
-None (the task's scorer decides) or an `Answer` (it decides on that, not on the last reply). numpy scalars count as
-numbers."""
+"""Return type of `run`: a number for the whole episode; `{interaction id or turn index: number}`; None, so that the
+task's scorer decides; or an `Answer`, so that the scorer decides on that text instead of the last reply. numpy
+scalars count as numbers."""
 
 
 class Workflow(Protocol):
     """Any object with `run(data, **extra_kwargs)`, sync or async; a plain function works too.
 
-    Injected as far as the signature accepts them: `base_url`, `api_key`, `http_client`, `record_id`, `is_eval`.
+    `run` receives those of these arguments that its signature accepts: `base_url`, `api_key`, `http_client`,
+    `record_id`, `is_eval`.
 
         class MathAgent:
             async def run(self, data, *, base_url, api_key, http_client, **_):
@@ -37,7 +38,7 @@ class Workflow(Protocol):
 
 
 class AgentWorkflow(ABC):
-    """A base class for who wants one; any object with `run` does as well."""
+    """Optional base class of workflows; any object with `run` works without it."""
 
     @abstractmethod
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> Reward:
@@ -45,7 +46,7 @@ class AgentWorkflow(ABC):
 
 
 class RolloutWorkflow(ABC):
-    """A workflow that works on token ids: it makes its prompts, and calls the engine itself.
+    """Base class of token-level workflows, which build their own prompts and call the engine directly.
 
         class OneTurn(RolloutWorkflow):
             async def arun_episode(self, engine, data):
@@ -53,7 +54,7 @@ class RolloutWorkflow(ABC):
                 response = await engine.agenerate(ModelRequest(input_ids=ids))
                 return float(engine.tokenizer.decode(response.output_tokens).startswith(data["answer"]))
 
-    Its calls are recorded like those of any agent. It runs in the process of the run only: the engine is there.
+    Its calls are recorded like those of any agent. It runs in the run's own process only, because the engine is there.
     """
 
     @classmethod
@@ -61,11 +62,11 @@ class RolloutWorkflow(ABC):
         cls,
         options: Mapping[str, Any],
         *,
-        run: RunConfig,  # noqa: ARG003 (for those that override it)
+        run: RunConfig,  # noqa: ARG003 (for subclasses)
         base_dir: Path,  # noqa: ARG003
         where: Callable[[str], str],  # noqa: ARG003
     ) -> Mapping[str, Any]:
-        """Return the constructor's arguments, given those of the config: a class may take more of them from the run.
+        """Return the constructor's arguments, given the config's options; override it to add some from the run.
 
         Called before the class is built; relative paths start from `base_dir`. Raise `ConfigError` to stop the run,
         with a message that begins with `where(option)`.
@@ -76,7 +77,7 @@ class RolloutWorkflow(ABC):
     async def arun_episode(self, engine: TokenEngine, data: dict[str, Any]) -> Any:
         """Run one episode.
 
-        Return a number, `{interaction id or turn index: number}` or an `Answer`; or AReaL's dict of tensors
-        `input_ids, loss_mask, rewards, …`, whose `rewards` count where the rest is what the engine has sampled. None
-        rejects the episode: here it does not mean that a scorer decides.
+        Return a number, `{interaction id or turn index: number}` or an `Answer`; or AReaL's dict of tensors `input_ids,
+        loss_mask, rewards, …`, whose `rewards` count if all else in it is what the engine has sampled. None rejects the
+        episode: here it does not leave the reward to a scorer.
         """

@@ -1,7 +1,7 @@
-"""The other end of `agentrl_core.concurrency.processes`: a process that calls functions, on the standard library alone.
+"""Script of the worker processes of `agentrl_core.concurrency.processes`: run calls and send results; standard library only.
 
-Started as a script with the number of its connection. Its standard input is a lifeline: where that ends, the parent
-is gone, and so is the process, whatever it is at.
+Started with the file descriptor of its connection. Its standard input is a lifeline: when that reaches its end, the
+parent is gone, and this process exits at once, even in the middle of a call.
 """
 
 import functools
@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST_TEXT = 2**20
+"""Characters kept of a message or traceback of an error that cannot be pickled."""
 
 STARTED = b"started"
-"""Sent once a function and its arguments are there: what they import is not the function's own time."""
+"""Sent once a function and its arguments are unpickled: their imports do not count as the function's time."""
 MAX_ANSWER_BYTES = 64 * 2**20
-"""Largest result, pickled; scores and verdicts have a few bytes."""
+"""Largest pickled result; scores and rewards have a few bytes."""
 
 
 def main() -> None:
-    """Call what comes until nothing more does."""
+    """Run calls until the connection ends."""
     _hold_on(os.dup(0))
+    # The function gets an empty standard input: reading the lifeline would block, or hide the parent's end.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     files = _Files()
     sys.meta_path.append(files)
@@ -38,18 +40,19 @@ def main() -> None:
                 payload = connection.recv_bytes()
             except EOFError:
                 return
-            number, folders, files.known, memory_mb = pickle.loads(header)  # noqa: S301 (our parent's)
+            number, folders, files.known, memory_mb = pickle.loads(header)  # noqa: S301 (written by our parent)
             sys.path[:] = folders
             answer = _answer(functools.partial(connection.send_bytes, number + STARTED), payload, memory_mb)
-            if os.getpid() != own:  # the function has forked, and this is the child: it has nothing to say here
+            # The function forked and this is the child: only the original process may answer.
+            if os.getpid() != own:
                 os._exit(0)
             connection.send_bytes(number + answer)
 
 
 def _answer(started: Callable[[], None], payload: bytes, memory_mb: int | None) -> bytes:
-    """Call, and return what came of it: `(True, value, "")` or `(False, error, traceback)`."""
+    """Run a call and return its outcome: `(True, value, "")` or `(False, error, traceback)`."""
     try:
-        function, arguments = pickle.loads(payload)  # noqa: S301 (our parent's)
+        function, arguments = pickle.loads(payload)  # noqa: S301 (written by our parent)
         started()
         value = _limited(lambda: function(*arguments), memory_mb)
         return _pickled(True, value, "")
@@ -60,7 +63,7 @@ def _answer(started: Callable[[], None], payload: bytes, memory_mb: int | None) 
 
 
 def _limited(call: Callable[[], Any], memory_mb: int | None) -> Any:
-    """Call with so much more memory than the process has now."""
+    """Call with `memory_mb` more address space than the process has now."""
     if memory_mb is None:
         return call()
     import resource
@@ -75,13 +78,13 @@ def _limited(call: Callable[[], Any], memory_mb: int | None) -> Any:
 
 
 def _failed(error: BaseException) -> bytes:
-    """Return an error as it is where it can be sent and is an error, else one that tells of it."""
+    """Return an exception as it is if it can be sent and is an `Exception`; else a RuntimeError that describes it."""
     text = "".join(traceback.format_exception(error))
     if isinstance(error, Exception):
         try:
             message = _pickled(False, error, text)
-            pickle.loads(message)  # noqa: S301 - our own: errors with arguments of their own often come back as nothing
-        except Exception:  # noqa: BLE001, S110 - then it is told
+            pickle.loads(message)  # noqa: S301 - our own; some errors pickle but do not unpickle
+        except Exception:  # noqa: BLE001, S110 - described as text below
             pass
         else:
             return message
@@ -97,6 +100,8 @@ def _pickled(ok: bool, value: Any, text: str) -> bytes:  # noqa: FBT001 (a field
 
 
 def _hold_on(lifeline: int) -> None:
+    """Exit the process as soon as the lifeline ends."""
+
     def wait() -> None:
         os.read(lifeline, 1)
         os._exit(1)
@@ -105,7 +110,7 @@ def _hold_on(lifeline: int) -> None:
 
 
 class _Files:
-    """Finds the modules that the parent read from files which are on no import path."""
+    """Import hook for modules that the parent loaded from files which are on no import path."""
 
     def __init__(self) -> None:
         self.known: dict[str, str] = {}

@@ -1,9 +1,10 @@
-"""Call functions in processes that can be killed: however one hangs or crashes, the next call finds a worker.
+"""Call Python functions in worker processes that can be killed, for scorers and rewards that may hang or crash.
 
     verdict = await run_in_process(check_proof, proof, timeout_s=10, memory_mb=512)
 
-Workers are fresh interpreters, never forks; they are started when they are needed, kept for further calls, and ended
-by `close_workers`, or with this process. They keep a fault from the run, not code from this machine: no sandbox.
+Workers are new interpreters, never forks. They start on demand, serve further calls, and end with `close_workers` or
+with this process. They protect the run from faults of the function, not this machine from malicious code: they are no
+sandbox. Agents of mode subproc have workers of another kind, see `rollout.subproc`.
 """
 
 from __future__ import annotations
@@ -37,28 +38,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOADING_S = 60.0
-"""Longest that a worker may take to start, and to import a function and what its arguments need."""
+"""Longest time that a worker may take to start, and to import a function and its arguments' modules."""
 _LAST_LINES = 5
+"""Lines of output that an error message quotes."""
 _READ_BYTES = 2**20
+"""Bytes read at a time."""
 _LONGEST_TEXT = 400
+"""Characters of an unpickling error that a message quotes."""
 _LONGEST_LINE = 4096
-"""Of what a process prints; a longer one counts as several."""
+"""Bytes of one line of output; a longer line counts as several."""
 
 
 class CallTimeoutError(Exception):
-    """A call took too long; its process was killed."""
+    """A call exceeded its time limit; its process was killed."""
 
 
 class WorkerDiedError(Exception):
-    """The process of a call ended in the middle of it."""
+    """The worker process ended during a call."""
 
 
 class _NotBegunError(WorkerDiedError):
-    """A process was of no use for a call: an earlier one has left something in it that writes where it answers."""
+    """The worker was unusable before the call began: an earlier call left code in it that writes to its connection."""
 
 
 class _RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of an error, as multiprocessing does
-    """The traceback of an error as the worker saw it."""
+    """Traceback in the worker, shown as the cause of the error, as multiprocessing does."""
 
 
 async def run_in_process(
@@ -68,13 +72,14 @@ async def run_in_process(
     memory_mb: int | None = None,
     max_workers: int | None = None,
 ) -> Any:
-    """Return `function(*args)`, called in another process; what it raises is raised here.
+    """Return `function(*args)`, called in another process; an exception of the function is raised here.
 
-    The time counts from the moment the call begins there, without the wait for a free worker and for imports.
-    `memory_mb` (Linux) is what the call may use beyond what its worker has. Calls with the same `max_workers` share
-    so many processes, None stands for half of the cores, at least 2. Cancelling this kills the process of the call.
+    `timeout_s` counts from the moment at which the call begins there, without the wait for a free worker and for
+    imports. `memory_mb` (Linux) is the memory that the call may use beyond what its worker has. Calls with the same
+    `max_workers` share that many processes; None stands for half of the cores, at least 2. Cancelling this call kills
+    its process.
 
-    Raises `CallTimeoutError`, `WorkerDiedError`, and `TypeError` where `function` or `args` cannot be sent.
+    Raises `CallTimeoutError`, `WorkerDiedError`, and `TypeError` if `function` or `args` cannot be sent.
     """
     call = _Call(pack(function, args), timeout_s, memory_mb)
     future = _pool(max_workers).submit(call)
@@ -86,9 +91,10 @@ async def run_in_process(
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...] = ()) -> bytes:
-    """Return a call in the form in which it is sent; `TypeError` says what keeps it from that."""
+    """Return a call as bytes to send; `TypeError` says why it cannot be sent."""
     inner = function
-    while hasattr(inner, "func"):  # functools.partial
+    # Look through `functools.partial`: the innermost function's module and name decide whether it can be imported.
+    while hasattr(inner, "func"):
         inner = inner.func
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     if getattr(inner, "__module__", "") == "__main__":
@@ -106,7 +112,7 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...] = ()) -> bytes:
 
 
 def close_workers() -> None:
-    """Kill all workers; running calls raise `WorkerDiedError`. A later call starts new ones."""
+    """Kill all workers; running calls raise `WorkerDiedError`. A later call starts new workers."""
     with _lock:
         pools = list(_pools.values())
         _pools.clear()
@@ -116,7 +122,7 @@ def close_workers() -> None:
 
 @attrs.define(eq=False)
 class _Call:
-    """One call on its way; thread-safe."""
+    """One call, from its submission to its result; thread-safe."""
 
     payload: bytes
     timeout_s: float
@@ -126,6 +132,7 @@ class _Call:
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def run(self, worker: _Worker) -> Any:
+        # Under the lock, a cancellation is either seen here or finds the worker that it has to kill.
         with self._lock:
             if self._cancelled:
                 raise asyncio.CancelledError
@@ -144,7 +151,7 @@ class _Call:
 
 
 class _Pool:
-    """Up to `workers` processes, each the business of one thread."""
+    """Up to `workers` processes, each used by one thread."""
 
     def __init__(self, workers: int) -> None:
         self._executor = DaemonExecutor(workers, name="agentrl-process")
@@ -168,10 +175,11 @@ class _Pool:
         try:
             return call.run(self._worker())
         except _NotBegunError:
+            # Once: the function has not run, and a new process has nothing left over from earlier calls.
             return call.run(self._worker())
 
     def _worker(self) -> _Worker:
-        """Return the worker of this thread, a new one where it has none that lives."""
+        """Return this thread's worker; start a new one if it has none that is alive."""
         worker: _Worker | None = getattr(self._own, "worker", None)
         if worker is not None and worker.is_alive:
             return worker
@@ -187,19 +195,22 @@ class _Pool:
 
 
 class _Worker:
-    """One process and the connection to it."""
+    """One worker process and the connection to it."""
 
     def __init__(self) -> None:
         ours, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 (our own script)
+                # `-P` keeps this package's folder off the worker's import path: its `types.py` would hide the standard
+                # library's.
                 [sys.executable, "-P", process_worker.__file__, str(theirs.fileno())],
                 env=environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # killed with all that it starts; Ctrl-C is its parent's business
+                # So that it can be killed with everything that it starts, and Ctrl-C reaches its parent alone.
+                start_new_session=True,
             )
         self._connection: Connection = ours
         self._said: deque[str] = deque(maxlen=_LAST_LINES)
@@ -212,11 +223,11 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it takes another call; one that has more to say after its answer does not."""
+        """Return whether the worker can take another call; not if it wrote anything after its answer."""
         return not self._dead and not self._has_ended(os.WNOHANG) and not self._connection.poll()
 
     def call(self, payload: bytes, timeout_s: float, memory_mb: int | None) -> Any:
-        """Call and wait; the process is killed where it gives no answer."""
+        """Call and wait; the process is killed if it gives no answer."""
         try:
             ok, value, text = _unpickled(self._exchange(payload, timeout_s, memory_mb))
         except (EOFError, OSError):
@@ -227,11 +238,13 @@ class _Worker:
             raise
         if ok:
             return value
-        if isinstance(value, MemoryError):  # who knows what is left of it
+        # An interpreter that ran out of memory may be in any state.
+        if isinstance(value, MemoryError):
             self.kill()
         raise value from _RemoteTraceback(f"\n{text}")
 
     def _exchange(self, payload: bytes, timeout_s: float, memory_mb: int | None) -> bytes:
+        # The function can write to the connection, but cannot guess the id of a later call.
         number = secrets.token_bytes(16)
         header = (number, sys.path, _file_modules(), memory_mb)
         self._connection.send_bytes(pickle.dumps(header, protocol=pickle.HIGHEST_PROTOCOL))
@@ -246,17 +259,18 @@ class _Worker:
         return answer
 
     def _receive(self, number: bytes, limit_s: float, late: str) -> bytes:
-        """Return the next message, as `Connection.send_bytes` writes it, whole and in time.
+        """Return the next message, as `Connection.send_bytes` frames it, complete and in time.
 
-        The function can write to the same socket: a message that is too long, or of another call, is refused.
+        The called function can write to the same socket, so a message that is too long, or that belongs to another
+        call, is refused.
         """
         end = time.monotonic() + limit_s
         size = int.from_bytes(self._read(4, end, late), "big", signed=True)
         if not len(number) < size <= len(number) + process_worker.MAX_ANSWER_BYTES:
-            raise WorkerDiedError("its process was killed: it wrote what is no result where it answers")
+            raise WorkerDiedError("its process was killed: it wrote something that is not a result to its connection")
         message = self._read(size, end, late)
         if not message.startswith(number):
-            raise WorkerDiedError("its process was killed: it answered another call than the one that it was given")
+            raise WorkerDiedError("its process was killed: it sent the answer of another call")
         return message[len(number) :]
 
     def _read(self, size: int, end: float, late: str) -> bytes:
@@ -271,16 +285,17 @@ class _Worker:
         return bytes(pieces)
 
     def kill(self) -> None:
-        """End the process and what it started; idempotent, from any thread."""
+        """Kill the process and everything that it started; idempotent, from any thread."""
         self._dead = True
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _has_ended(self, flags: int = 0) -> bool:
-        """Wait for the end of the process, or with WNOHANG see whether it has come; nothing is reaped.
+        """Wait for the end of the process, or with WNOHANG check for it; does not reap it.
 
-        Until it is reaped its number stays its own, and that of its group: what it started can still be killed.
+        Until it is reaped, its pid and process group id are not reused, so the processes that it started can still be
+        killed safely.
         """
         if self._process.returncode is not None:
             return True
@@ -290,7 +305,7 @@ class _Worker:
             return True
 
     def _last_words(self) -> str:
-        """Say how the process ended, and what it printed last."""
+        """Return how the process ended, and what it printed last."""
         code = self._process.wait()
         self._listener.join(timeout=1.0)
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
@@ -298,7 +313,7 @@ class _Worker:
         return f"its process ended {how}{said}"
 
     def _listen(self, stdout: IO[bytes]) -> None:
-        """Keep what the process prints off the terminal, and reap it at its end."""
+        """Log what the process prints, and reap it at its end."""
         with stdout:
             while line := stdout.readline(_LONGEST_LINE):
                 text = line.decode(errors="replace").rstrip()
@@ -313,19 +328,20 @@ class _Worker:
 
 def _unpickled(answer: bytes) -> tuple[bool, Any, str]:
     try:
-        ok, value, text = pickle.loads(answer)  # noqa: S301 (our worker's)
+        ok, value, text = pickle.loads(answer)  # noqa: S301 (written by our worker)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
         raise WorkerDiedError(f"its process was killed: its result cannot be read here ({told})") from error
     if not (ok is True or (ok is False and isinstance(value, Exception) and isinstance(text, str))):
-        raise WorkerDiedError("its process was killed: it wrote what is no result where it answers")
+        raise WorkerDiedError("its process was killed: it wrote something that is not a result to its connection")
     return ok, value, text
 
 
 def _file_modules() -> dict[str, str]:
-    """Modules that were read from files under names which only this process knows."""
+    """Return the modules that were loaded from files under names that only this process knows."""
     return {
         name: str(Path(file))
+        # A copy: another thread may import while this iterates.
         for name, module in tuple(sys.modules.items())
         if name.startswith(FILE_MODULE) and (file := getattr(module, "__file__", None))
     }

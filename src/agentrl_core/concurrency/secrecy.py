@@ -1,4 +1,4 @@
-"""Keeps what is the run's alone, its admin key above all, from the other processes of its user."""
+"""Keep the run's secrets, above all its admin key, from other processes of the same user, such as agents."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import sys
 
 _PR_SET_DUMPABLE = 4
+"""Option of Linux's `prctl`: whether others may read the process's memory."""
 
 _withheld: set[str] = set()
 
 
 def withhold(variable: str) -> None:
-    """Pass an environment variable on to no process for agents, scorers and rewards that starts from now on."""
+    """Remove an environment variable from processes for agents, scorers and rewards that start from now on."""
     _withheld.add(variable)
 
 
@@ -22,11 +23,11 @@ def environment() -> dict[str, str]:
 
 
 def seal() -> None:
-    """Let no other process of this user read the memory and the environment of this one (Linux).
+    """Keep other processes of this user from reading this process's memory and environment (Linux).
 
-    Removing a variable from `os.environ` is not enough: `/proc/PID/environ` shows what a process was started with.
-    Debuggers and profilers cannot attach either from now on, and there are no core dumps; root may do all of that.
-    Processes that this one starts are not concerned.
+    Removing a variable from `os.environ` is not enough: `/proc/PID/environ` shows what a process was started with. From
+    now on debuggers and profilers cannot attach either, and there are no core dumps; root still can do all of that.
+    Processes that this one starts are not affected.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

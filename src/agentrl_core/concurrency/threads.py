@@ -1,4 +1,4 @@
-"""Threads for code of users: however long it hangs, the interpreter can end without it."""
+"""Daemon threads for blocking code of users: the interpreter can exit even if a call hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 async def call_on_thread(function: Callable[[], T], *, name: str) -> T:
     """Call `function` on a new daemon thread with the caller's context.
 
-    Not a pool: a function that hangs would hold a worker for ever, and enough of them would starve the rest.
+    Not on a pool: a function that hangs would occupy a thread for ever, and enough of them would starve the rest.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Callable[[], T]] = loop.create_future()
@@ -34,7 +34,8 @@ async def call_on_thread(function: Callable[[], T], *, name: str) -> T:
             outcome = functools.partial(_returned, context.run(function))
         except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
             outcome = functools.partial(_raised, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        # The event loop may be closed: nothing waits for the result any more.
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=work, name=name, daemon=True).start()
@@ -42,11 +43,11 @@ async def call_on_thread(function: Callable[[], T], *, name: str) -> T:
 
 
 class DaemonExecutor(ThreadPoolExecutor):
-    """A pool of up to `workers` daemon threads.
+    """Thread pool with up to `workers` daemon threads.
 
-    The standard library's pool is joined when the interpreter ends, so one call that hangs keeps the process alive
-    for ever. It is the base all the same, as asyncio's own event loops take no other executor as their default; none of
-    its threads ever starts.
+    The interpreter joins the threads of the standard library's pool at exit, so one hanging call keeps the process
+    alive for ever. That pool is the base class all the same, because asyncio accepts no other executor as a loop's
+    default. None of the base's own threads ever starts.
     """
 
     def __init__(self, workers: int, *, name: str) -> None:
@@ -66,6 +67,7 @@ class DaemonExecutor(ThreadPoolExecutor):
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._work.put(functools.partial(_carry_out, future, call))
+            # The semaphore counts idle threads: a new thread starts only if none of them can take the call.
             if not self._idle.acquire(blocking=False) and len(self._daemons) < self._workers:
                 name = f"{self._name}-{len(self._daemons)}"
                 thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -90,7 +92,8 @@ class DaemonExecutor(ThreadPoolExecutor):
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
             work()
-            del work  # an idle thread keeps nobody's arguments alive
+            # An idle thread must not keep the arguments of its last call alive.
+            del work
             self._idle.release()
 
 

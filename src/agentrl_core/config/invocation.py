@@ -1,4 +1,4 @@
-"""Commands as they can be typed here: hints name this installation's program, not one that PATH may not hold."""
+"""Shell commands for hints in messages, in the form that works here: this installation's agentrl, pip and pytest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 PROGRAM = "agentrl"
 
 _RUNNERS = ("NOX_CURRENT_SESSION", "TOX_ENV_NAME", "UV_RUN_RECURSION_DEPTH")
-"""Variables of programs (nox, tox, uv run) that put an environment on PATH for the length of one command."""
+"""Variables that tell that nox, tox or `uv run` put an environment on PATH for one command only."""
 
 
 def command_line(*arguments: str) -> str:
     """Return a call of this installation's `agentrl`, for a shell in the working directory.
 
-    `agentrl …` only where PATH leads to this installation; else the program's path, or `python -m agentrl_core`
-    where no program was installed.
+    `agentrl …` only if PATH leads to this installation; else the program's path, or `python -m agentrl_core` if no
+    program is installed.
     """
     script = _called(PROGRAM)
     program = [_python(), "-m", "agentrl_core"] if script is None else [script]
@@ -32,7 +32,7 @@ def hf_download(repository: str, folder: Path) -> str:
 
 
 def pip_install(*requirements: str) -> str:
-    """Return the command that installs packages beside this installation."""
+    """Return the command that installs packages into this installation's environment."""
     pip = _on_path("pip")
     own = pip is not None and Path(pip).parent == Path(sys.executable).parent
     program = ["pip"] if own else [_python(), "-m", "pip"]
@@ -40,22 +40,22 @@ def pip_install(*requirements: str) -> str:
 
 
 def pytest_call(*arguments: str) -> str:
-    """Return a call of this installation's pytest, installed or about to be."""
+    """Return a call of this installation's pytest, whether or not it is installed yet."""
     script = _called("pytest")
     program = [_python(), "-m", "pytest"] if script is None else [script]
     return shlex.join([*program, *arguments])
 
 
 def near(path: Path) -> str:
-    """Return a path from the working directory where it lies below, else the whole one."""
+    """Return a path relative to the working directory if it lies below, else the whole path."""
     cwd = Path.cwd()
     return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
 
 
 def _called(name: str) -> str | None:
-    """Return the shortest way to call a program of this installation: its name where PATH leads to it, else its path.
+    """Return the shortest call of a program of this installation: its name if PATH leads to it, else its path.
 
-    The program that runs comes first, then the one beside this interpreter; None where there is neither.
+    Prefers the program that is running, then the one beside this interpreter; None if there is neither.
     """
     running, installed = Path(sys.argv[0]).absolute(), Path(sysconfig.get_path("scripts"), name)
     places = [running, installed] if running.name == name else [installed]
@@ -67,7 +67,7 @@ def _called(name: str) -> str | None:
 
 
 def _python() -> str:
-    """Return the shortest way to call this interpreter; not by its target, which virtual environments share."""
+    """Return the shortest call of this interpreter; links are kept, because virtual environments share a target."""
     for name in ("python", "python3"):
         found = _on_path(name)
         if found is not None and Path(found).absolute() == Path(sys.executable):
@@ -76,7 +76,7 @@ def _python() -> str:
 
 
 def _on_path(name: str) -> str | None:
-    """Return what a shell would run: what a runner put on PATH for this process alone does not count."""
+    """Return the program that a shell would run; ignores folders that a runner put on PATH for this process alone."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if any(variable in os.environ for variable in _RUNNERS):
         own = (sysconfig.get_path("scripts"), str(Path(sys.executable).parent))
@@ -85,6 +85,7 @@ def _on_path(name: str) -> str | None:
 
 
 def _path_of(program: Path) -> str:
-    """Return a program's path as a shell takes it for one."""
+    """Return a program's path in a form that a shell takes for a path."""
+    # A shell searches a name without a separator on PATH, not in the working directory.
     path = near(program)
     return path if os.sep in path else os.path.join(os.curdir, path)  # noqa: PTH118  (a Path would drop the dot)

@@ -1,4 +1,4 @@
-"""After which failures a request is sent again, and after which wait: one policy for servers, providers and judges."""
+"""Retry policy for requests to servers, providers and judges: after which statuses, and after which wait."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from collections.abc import Callable, Mapping
 import attrs
 
 LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
-"""Statuses after which the same request may work; 520 to 524 are Cloudflare's, 529 is Anthropic's."""
+"""HTTP statuses after which the same request may succeed; 520 to 524 are Cloudflare's, 529 is Anthropic's."""
 
 _MOST_STEPS = 64
-"""After so many a wait has grown to its limit, or does not grow."""
+"""Attempts after which a wait has reached its limit, or does not grow."""
 
 
 @attrs.frozen(kw_only=True)
 class Backoff:
-    """Waits that grow from attempt to attempt, each less a random part: callers must not come back together."""
+    """Waits that grow from attempt to attempt, each less a random part, so that callers do not all return at once."""
 
     first_s: float = 0.5
-    """Before the second attempt."""
+    """Wait before the second attempt."""
     factor: float = 2.0
     """Factor from each wait to the next."""
     longest_s: float = 30.0
     jitter: float = 0.5
-    """The share of a wait that chance may take away."""
+    """Largest share of a wait that is randomly subtracted."""
     uniform: Callable[[float, float], float] = random.uniform
 
     def wait_s(self, attempt: int, asked_s: float | None = None) -> float:
-        """Return the wait after attempt number `attempt`, from 0 on; never less than the server asked for."""
+        """Return the wait after attempt number `attempt`, counted from 0; never less than the server asked for."""
         grown = min(self.first_s, self.longest_s)
         for _ in range(min(attempt, _MOST_STEPS)):
             grown = min(grown * self.factor, self.longest_s)
@@ -39,7 +39,7 @@ class Backoff:
 
 
 def retry_after_s(headers: Mapping[str, str], clock: Callable[[], float] = time.time) -> float | None:
-    """Return how long a server wants to be left alone: seconds, or a date; None where it says nothing of use."""
+    """Return the wait that a server asks for, in seconds or as a date; None if it gives no usable one."""
     value = headers.get("retry-after", "").strip()
     try:
         wait = float(value)

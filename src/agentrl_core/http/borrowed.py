@@ -1,4 +1,8 @@
-"""HTTP clients that all episodes of a process share: a borrower's close closes nothing, the end of the run does."""
+"""Shared httpx and aiohttp clients for agents: one per event loop, which only its owner can close.
+
+They sit beside the injected `http_client` (httpx2), for SDKs that need the old httpx or aiohttp. An SDK that closes the
+client that it was given would otherwise close it for all other episodes.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,28 @@ if TYPE_CHECKING:
     import httpx
 
 _clients: dict[tuple[asyncio.AbstractEventLoop, str], Any] = {}
-"""A client belongs to the loop on which it was first used."""
+"""(event loop, kind) -> client. Connections belong to the loop on which they were opened."""
 
 
 def legacy_httpx_client() -> httpx.AsyncClient:
-    """Return the client of the old httpx for the running loop; `ImportError` where it is not installed."""
+    """Return the running loop's client of the old httpx; `ImportError` if httpx is not installed."""
     return cast("httpx.AsyncClient", _client("httpx", _make_httpx))
 
 
 def aiohttp_session() -> aiohttp.ClientSession:
-    """Return the session of aiohttp for the running loop."""
+    """Return the running loop's aiohttp session."""
     return cast("aiohttp.ClientSession", _client("aiohttp", _make_aiohttp))
 
 
 async def close_borrowed() -> None:
-    """Close the clients of the running loop; for their owner."""
+    """Close the running loop's clients; for the owner of the loop, at the end of the run."""
     loop = asyncio.get_running_loop()
     for key in [key for key in _clients if key[0] is loop]:
         await _clients.pop(key).close_for_good()
 
 
 def _client(kind: str, make: Any) -> Any:
+    # A client's connections cannot be used on another event loop, and a process may run several.
     key = (asyncio.get_running_loop(), kind)
     if key not in _clients:
         _clients[key] = make()
@@ -64,10 +69,10 @@ def _httpx_class() -> Any:
     import httpx
 
     class Borrowed(httpx.AsyncClient):
-        """Closed by its owner alone."""
+        """Client that only `close_for_good` closes."""
 
         async def aclose(self) -> None:
-            """Do nothing: the client is borrowed."""
+            """Do nothing: other episodes use the client too."""
 
         async def close_for_good(self) -> None:
             await super().aclose()
@@ -86,14 +91,14 @@ def _aiohttp_class() -> Any:
     import aiohttp
 
     with warnings.catch_warnings():
-        # A subclass is discouraged; without one, every borrower could close it.
+        # aiohttp warns about subclasses of its session, but only a subclass keeps borrowers from closing it.
         warnings.simplefilter("ignore", DeprecationWarning)
 
         class Borrowed(aiohttp.ClientSession):
-            """Closed by its owner alone."""
+            """Session that only `close_for_good` closes."""
 
             async def close(self) -> None:
-                """Do nothing: the session is borrowed."""
+                """Do nothing: other episodes use the session too."""
 
             async def close_for_good(self) -> None:
                 await super().close()

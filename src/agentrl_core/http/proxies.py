@@ -1,4 +1,4 @@
-"""Which proxy leads to a server: the one that its option names, else the environment's."""
+"""Choose the HTTP proxy for a server: from the config's option `proxy`, else from HTTPS_PROXY and its relatives."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 DIRECT = "direct"
-"""The option's value for no proxy at all."""
+"""Value of the option for no proxy at all."""
 
 
 @attrs.frozen(kw_only=True)
 class Proxy:
-    """A proxy and what it is told about who asks."""
+    """An HTTP proxy and its credentials."""
 
     url: str
-    """Without user and password."""
+    """Address without user and password."""
     user: str | None = None
     password: str = attrs.field(default="", repr=False)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers for the proxy alone: with CONNECT, or beside the request that it passes on."""
+        """Headers for the proxy alone: sent with CONNECT, or with the request that the proxy forwards."""
         if self.user is None:
             return {}
         credentials = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
@@ -33,20 +33,20 @@ class Proxy:
 
 
 OPTION = "http(s)://host:port of a proxy, without user or password (HTTPS_PROXY may have them), or direct for none"
-"""Values of the option. A config is stored with the run, so it holds no password."""
+"""Accepted values of the option. It has no place for a password, because a config is stored with the run."""
 
 
 def is_option(value: str) -> bool:
-    """Whether the option is as `OPTION` says."""
+    """Return whether a value of the option has one of the forms in `OPTION`."""
     found = _parsed(value)
     return value == DIRECT or (found is not None and found.user is None)
 
 
 def proxy_of(url: str, option: str | None) -> Proxy | None:
-    """Return the proxy to a server; ValueError where its address is none that can be used.
+    """Return the proxy to a server, None for none; ValueError if its address cannot be used.
 
-    Without an `option`, `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` decide, in either case, but this
-    machine's own servers are asked directly.
+    Without an `option`, `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` decide, in upper or lower case, but
+    servers on this machine never go through a proxy.
     """
     if option is not None:
         if not is_option(option):
@@ -62,14 +62,14 @@ def proxy_of(url: str, option: str | None) -> Proxy | None:
     found = _parsed(value if "://" in value else f"http://{value}")
     if found is None:
         raise ValueError(
-            f"{variable.upper()}_PROXY in the environment is no address of an HTTP proxy, http(s)://host:port (SOCKS "
-            "proxies cannot be used)"
+            f"{variable.upper()}_PROXY in the environment is not the address of an HTTP proxy; expected "
+            "http(s)://host:port (SOCKS proxies are not supported)"
         )
     return found
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host or address is this machine's own, reached by nobody else."""
+    """Return whether a host or address is this machine's loopback, which no other machine can reach."""
     if host == "localhost":
         return True
     try:
@@ -79,11 +79,12 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_exempt(host: str, port: int | None, no_proxy: str) -> bool:
-    """Whether `NO_PROXY` names a host: by its name, a domain of it, with a port, or by a network of addresses."""
+    """Return whether `NO_PROXY` names a host: by name, domain, host and port, or a network of addresses."""
     for entry in filter(None, map(str.strip, no_proxy.lower().split(","))):
         if entry == "*" or (port is not None and entry == f"{host}:{port}"):
             return True
-        if "/" in entry:  # the standard library's own reading knows no networks, which clusters exempt
+        # Clusters exempt networks, which the standard library's `proxy_bypass` does not understand.
+        if "/" in entry:
             with contextlib.suppress(ValueError):
                 if ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False):
                     return True
@@ -95,7 +96,7 @@ def _is_exempt(host: str, port: int | None, no_proxy: str) -> bool:
 
 
 def _parsed(value: str) -> Proxy | None:
-    """Read the address of a proxy; None where it is none."""
+    """Return the proxy with this address; None if it is not an HTTP proxy's."""
     parts = urlsplit(value)
     try:
         usable = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or True)

@@ -1,6 +1,8 @@
-"""The HTTP client for model servers, providers and judges: pooled connections, proxies, limits on silence and size.
+"""HTTP client for servers that answer for a long time: model servers, providers, LLM judges; built on aiohttp.
 
-No redirects, cookies or compression: what a server packs in spite of being asked not to is handed on as it is.
+Pools connections, uses proxies, retries failed connections, and limits silence and reply size. It does not follow
+redirects, keep cookies or decompress: a reply that is compressed although no compression was accepted is returned as it
+is.
 """
 
 from __future__ import annotations
@@ -27,22 +29,24 @@ if TYPE_CHECKING:
     import aiohttp
 
 Fault: TypeAlias = Literal["connect", "silent", "broken", "garbled", "too large"]
-"""No connection came about; nothing was heard for too long; the connection ended early; that was not HTTP; it was
-more than the caller takes."""
+"""`connect`: no connection was made. `silent`: nothing arrived for too long. `broken`: the connection ended early.
+`garbled`: the reply was not HTTP. `too large`: the reply exceeds the caller's limit."""
 
 MOST_BYTES = 16 << 20
-"""Of a reply, or of one event of a stream, where the caller sets no other limit: a million tokens are about 4 MB."""
+"""Default limit for a reply, or for one event of a stream: a million tokens are about 4 MB."""
 
 _RETRIES = Backoff(first_s=0.2)
+"""Waits before a request is sent again."""
 _KEPT_S = 4.0
-"""How long an idle connection is kept: uvicorn, on which most model servers run, closes it after 5 s."""
+"""Lifetime of an idle connection: below the 5 s after which uvicorn, on which most model servers run, closes it."""
 _MOST_AT_ONCE_BYTES = 1 << 20
-"""A larger body goes out in parts, as aiohttp asks for."""
+"""Larger bodies are sent in parts, because aiohttp warns about large bodies in one piece."""
 _MOST_SHOWN_CHARS = 300
+"""Characters of aiohttp's message that ours quotes."""
 
 
 class ExchangeError(Exception):
-    """A request got no whole reply; the message names the server, never a header."""
+    """A request got no complete reply; the message names the server, never a header, which may hold a key."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         super().__init__(message)
@@ -50,14 +54,14 @@ class ExchangeError(Exception):
 
 
 class ServerClient:
-    """Sends requests to one server from any number of event loops, each with connections of its own.
+    """Sends requests to one server from any number of event loops, with separate connections for each.
 
-    `headers` go with every request. `max_connections` counts per event loop. A request is sent anew, up to
-    `retries` times, where the connection failed before anything of the reply came. Connections close when their
-    event loop ends (as `asyncio.run` ends it) or with `close`.
+    `headers` are sent with every request. `max_connections` counts per event loop. If the connection fails before any
+    part of the reply has come, a request is sent again, up to `retries` times. Connections close with their event loop
+    (as `asyncio.run` ends it) or by `close`.
 
     `proxy` is the address of an HTTP proxy, or `direct` for none; without it the environment decides (`proxy_of`).
-    `ConfigError` where that, or the environment's CA certificates, cannot be used.
+    Raises `ConfigError` if the proxy, or the environment's CA certificates, cannot be used.
     """
 
     def __init__(
@@ -78,12 +82,12 @@ class ServerClient:
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"url: expected http(s)://host[:port][/path], found {url!r}")
         if parts.username or parts.password:
-            raise ValueError("url: a user name or password does not belong into it; name a variable in api_key_env")
+            raise ValueError("url: must not contain a user name or password; name a variable in api_key_env instead")
         self.url = url.rstrip("/")
         try:
             self._proxy = proxy_of(self.url, proxy)
         except ValueError as error:
-            raise ConfigError(f"{self.url}: no way to ask it: {error}") from error
+            raise ConfigError(f"{self.url}: no way to reach it: {error}") from error
         self._headers = headers
         self._is_secure = parts.scheme == "https"
         via_secure_proxy = self._proxy is not None and self._proxy.url.startswith("https:")
@@ -98,7 +102,7 @@ class ServerClient:
     async def request(
         self, method: str, path: str, body: bytes = b"", *, silence_s: float | None = None
     ) -> ServerReply:
-        """Return a reply whose status and headers have come; leave its `with` early to end the connection."""
+        """Return a reply whose status and headers have come; leaving its `with` early ends the connection."""
         import aiohttp
 
         silence_s = self._silence_s if silence_s is None else silence_s
@@ -106,7 +110,8 @@ class ServerClient:
         if body:
             fields["Content-Type"] = "application/json"
         to_proxy = {} if self._proxy is None else self._proxy.headers
-        if not self._is_secure:  # without a tunnel, the proxy takes its own out of the request
+        # Without a tunnel the proxy reads, and removes, its own headers from the request.
+        if not self._is_secure:
             fields |= to_proxy
         pool = await self._pool()
         await pool.limit.acquire()
@@ -129,7 +134,7 @@ class ServerClient:
     async def _head(
         self, pool: _Pool, send: Callable[..., Any], body: bytes, silence_s: float
     ) -> aiohttp.ClientResponse:
-        """Send a request until the head of a reply comes or nothing speaks for another attempt."""
+        """Send a request until the head of a reply comes, or the failure is not worth another attempt."""
         import aiohttp
 
         attempt = 0
@@ -143,23 +148,27 @@ class ServerClient:
                     return response
             except (aiohttp.ClientError, TimeoutError) as error:
                 failure = _told(self.url, self._proxy, silence_s, error)
-                begun = not isinstance(getattr(error, "message", ""), str)  # it is the part of the head that came
+                # If part of the head came, a ServerDisconnectedError has that as `message` instead of a text. The
+                # server has begun to answer, so the request must not be sent again.
+                begun = not isinstance(getattr(error, "message", ""), str)
                 last = attempt == self._retries and not connection.kept
                 if failure.fault not in {"connect", "broken"} or begun or last:
                     raise failure from error
-            if not connection.kept:  # one that was kept may have been closed by the server: that is no failure
+            # The server may close a kept connection at any time. That is not a failure: try again at once.
+            if not connection.kept:
                 await asyncio.sleep(_RETRIES.wait_s(attempt))
                 attempt += 1
         raise ExchangeError("broken", f"{self.url}: the connections were closed")
 
     def close(self) -> None:
-        """End all connections, whatever their event loop."""
+        """End all connections, on whichever event loop they are."""
         with self._lock:
             pools, self._pools = self._pools, {}
         for loop, pool in pools.items():
             try:
                 loop.call_soon_threadsafe(pool.begin_closing)
-            except RuntimeError:  # the loop is closed
+            except RuntimeError:
+                # The loop is closed already.
                 pool.forget()
 
     async def _pool(self) -> _Pool:
@@ -170,14 +179,15 @@ class ServerClient:
             for ended in [other for other in self._pools if other.is_closed()]:
                 self._pools.pop(ended).forget()
             pool = self._pools[loop] = _Pool(self._max_connections, self._ssl_context)
+        # An event loop closes only those async generators that were started on it.
         await anext(pool.keeper)
         return pool
 
 
 class ServerReply:
-    """A reply whose body may still be on its way.
+    """Reply whose body may still be arriving.
 
-    An iterator, not a generator: one that is left early leaves nothing behind for the collector to close.
+    An iterator, not an async generator: if it is left early, nothing remains for the garbage collector to close.
     """
 
     def __init__(
@@ -188,18 +198,18 @@ class ServerReply:
         self._pieces = response.content.iter_any()
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
-        """Their names in any case."""
+        """Case-insensitive."""
         pool.replies.add(self)
 
     async def read(self, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return the rest of the body; `ExchangeError` as soon as there is more of it than `most_bytes`."""
+        """Return the rest of the body; `ExchangeError` as soon as it exceeds `most_bytes`."""
         data = await self._up_to(most_bytes + 1)
         if len(data) > most_bytes:
             raise ExchangeError("too large", f"{self._url}: the reply has more than {most_bytes} bytes")
         return data
 
     async def read_beginning(self, most_bytes: int = 1 << 16) -> bytes:
-        """Return the first bytes of the body, which is all that is of interest in an error's."""
+        """Return the first bytes of the body; enough for the body of an error."""
         return (await self._up_to(most_bytes))[:most_bytes]
 
     async def _up_to(self, enough_bytes: int) -> bytes:
@@ -222,10 +232,11 @@ class ServerReply:
             raise _told(self._url, self._proxy, self._silence_s, error) from error
 
     def close(self) -> None:
-        """Keep the connection where the reply was read to its end; else end it. Idempotent."""
+        """Return the connection to the pool if the reply was read to its end, else end it. Idempotent."""
         if self in self._pool.replies:
             self._pool.replies.remove(self)
-            self._response.close()  # leaves alone what the end of the body has given back
+            # Does nothing if the connection went back to the pool at the end of the body.
+            self._response.close()
             self._pool.limit.release()
 
     def __enter__(self) -> Self:
@@ -236,7 +247,7 @@ class ServerReply:
 
 
 class _Pool:
-    """The connections of one event loop."""
+    """Connections of one event loop."""
 
     def __init__(self, most: int, context: ssl.SSLContext | None) -> None:
         import aiohttp
@@ -244,7 +255,8 @@ class _Pool:
         self.limit = asyncio.Semaphore(most)
         self.replies: set[ServerReply] = set()
         self.keeper = self._keep()
-        """Begun, it stays open until the event loop ends, which closes the generators that still are."""
+        """Async generator that is started and never finished. When the event loop ends it closes such generators,
+        and with this one the connections."""
         self._closing: asyncio.Task[None] | None = None
         trace = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_note_kept)
@@ -266,11 +278,12 @@ class _Pool:
             await self._close()
 
     def begin_closing(self) -> None:
-        """Close on the pool's own event loop, without waiting for it."""
+        """Start to close on the pool's own event loop; does not wait."""
         self._closing = asyncio.get_running_loop().create_task(self._close())
 
     def forget(self) -> None:
-        """Close after the event loop has: nothing is left to wait for."""
+        """Close after the event loop was closed; nothing is left to wait for."""
+        # No loop runs any more: `send` runs the coroutine `close` without one.
         with contextlib.suppress(StopIteration):
             self.session.close().send(None)
 
@@ -285,7 +298,7 @@ async def _note_kept(_session: object, context: SimpleNamespace, _params: object
 
 
 def _told(url: str, proxy: Proxy | None, silence_s: float, error: Exception) -> ExchangeError:
-    """Put what aiohttp says into our words."""
+    """Return our error for an exception of aiohttp."""
     import aiohttp
 
     said = " ".join(str(error).split())[:_MOST_SHOWN_CHARS] or type(error).__name__
@@ -295,10 +308,10 @@ def _told(url: str, proxy: Proxy | None, silence_s: float, error: Exception) -> 
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         return ExchangeError("connect", f"{url}: no connection{way}: {said}")
     if isinstance(error, TimeoutError):
-        return ExchangeError("silent", f"{url}: nothing was heard for {silence_s:g} s")
+        return ExchangeError("silent", f"{url}: nothing arrived for {silence_s:g} s")
     if isinstance(error, aiohttp.ClientResponseError):
         return ExchangeError("garbled", f"{url}: the reply is not HTTP: {said}")
-    return ExchangeError("broken", f"{url}: the connection ended before the reply was whole: {said}")
+    return ExchangeError("broken", f"{url}: the connection ended before the reply was complete: {said}")
 
 
 async def server_sent_events(
@@ -306,9 +319,10 @@ async def server_sent_events(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the data of each event of a `text/event-stream` body.
 
-    `ExchangeError` for an event that grows beyond `most_event_bytes`, and for a stream that does beyond `most_bytes`.
+    Raises `ExchangeError` for an event larger than `most_event_bytes`, and for a stream larger than `most_bytes`.
     """
-    begun: list[bytes] = []  # of a line whose end has not come: joined once, however many pieces it comes in
+    # Pieces of the line whose end has not come. Joined once per line, so that a long line takes linear time.
+    begun: list[bytes] = []
     data: list[bytes] = []
     begun_bytes = data_bytes = total_bytes = 0
     async for piece in pieces:

@@ -1,4 +1,4 @@
-"""The HTTP client that many borrow: what it keeps to itself, and who may close it."""
+"""The httpx2 client that all episodes share as the injected `http_client`; only its owner can close it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 TIMEOUT_S = 600.0
-"""As the OpenAI SDK's own default: a generation may take minutes."""
+"""The OpenAI SDK's own default: a generation may take minutes."""
 
 
 def no_cookies() -> http.cookiejar.CookieJar:
-    """Return a jar that keeps nothing: episodes share the client, not what a web site wants to remember of them."""
+    """Return a cookie jar that keeps nothing, because unrelated episodes share the client."""
     return http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
 
 
 class SharedClient(httpx2.AsyncClient):
-    """An `AsyncClient` whose closing is its owner's business.
+    """`AsyncClient` whose `aclose` does nothing.
 
-    `async with AsyncOpenAI(http_client=shared)` closes the client that it was given, which would take it
-    from every other agent. `options` are those of `AsyncClient`.
+    `async with AsyncOpenAI(http_client=shared)` closes the client that it was given, and would take it from all other
+    agents. `options` are those of `AsyncClient`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(timeout=TIMEOUT_S, cookies=no_cookies(), **options)
 
     async def aclose(self) -> None:
-        """Do nothing: the client is borrowed."""
+        """Do nothing: other episodes use the client too."""
 
     async def close_for_good(self) -> None:
         """Close the connections; for the owner, on the event loop that used them."""
@@ -40,7 +40,8 @@ class SharedClient(httpx2.AsyncClient):
     def __await__(self) -> Generator[None, None, Self]:
         """Return the client itself: AReaL's `get_httpx_client` is awaited."""
         return self
-        yield  # never reached; it makes this a generator, as `await` wants one
+        # Never reached. It makes this function a generator, which `await` requires.
+        yield
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,10 +1,10 @@
-"""One TLS context for all HTTP clients of a process that ask for nothing special.
+"""Share one TLS context among all HTTP clients of a process, because building one takes about 50 ms.
 
-Reading the CA certificates takes httpx and httpx2, and every SDK that builds a client of theirs, about 50 ms each
-time. What asks for a certificate, a bundle or no verification of its own is left alone, and so is the public
-`create_ssl_context`: whoever calls that may change what it returns.
+httpx and httpx2 read the CA certificates anew for every client, and so does every SDK that builds one of their clients.
+Only the default is shared: a client that asks for a certificate, a CA bundle or no verification gets its own context.
+The public `create_ssl_context` is not patched, because its callers may change the context that they get.
 
-Needs nothing but the standard library and runs on Python 3.8: workers in other interpreters load this file alone.
+Imports only the standard library and runs on Python 3.8: workers in other interpreters load this file alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import threading
 from typing import Any, Callable, Iterator
 
 _MODULES = ("httpx2._transports.default", "httpx._transports.default")
-"""Where a client that was given no context has one made, by a function of this name."""
+"""Modules whose function `create_ssl_context` makes the context of a client that was given none."""
 _FUNCTION = "create_ssl_context"
 _VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
+"""Environment variables that change the context, and so belong to the key under which it is shared."""
 
 _lock = threading.Lock()
 _users = 0
@@ -31,8 +32,8 @@ _contexts: dict[tuple[Any, ...], Any] = {}
 
 @contextlib.contextmanager
 def shared_tls() -> Iterator[None]:
-    """Let HTTP clients that are built inside share one context; may be nested, and entered from any thread."""
-    global _users  # noqa: PLW0603  (what is patched belongs to the process)
+    """Let HTTP clients that are built inside share one context. May be nested, and entered from any thread."""
+    global _users  # noqa: PLW0603  (the patch is per process)
     with _lock:
         _users += 1
         if _users == 1:
@@ -57,17 +58,19 @@ def _share(module: Any) -> None:
     _originals[module.__name__] = original
 
     def create_ssl_context(
-        verify: Any = True,  # noqa: FBT002 - httpx2's signature  (as the original's)
+        verify: Any = True,  # noqa: FBT002 - httpx2's signature
         cert: Any = None,
         trust_env: Any = True,  # noqa: FBT002 - httpx2's signature
         **others: Any,
     ) -> Any:
         if verify is not True or cert or others:
             return original(verify=verify, cert=cert, trust_env=trust_env, **others)
-        # The protocols to negotiate are written into the context before each handshake.
-        http2 = sys._getframe(1).f_locals.get("http2", False)  # noqa: SLF001  (the documented way)
+        # The protocols to negotiate are written into the context before each handshake, so clients with and without
+        # HTTP/2 must not share one. `http2` is no parameter of this function, so it is read from the caller's frame.
+        http2 = sys._getframe(1).f_locals.get("http2", False)  # noqa: SLF001  (documented by Python)
         key = (module.__name__, trust_env, bool(http2), *map(os.environ.get, _VARIABLES))
-        if key not in _contexts:  # two threads may both make one: either is good
+        # Without a lock: two threads may both build a context, and either one may stay.
+        if key not in _contexts:
             _contexts[key] = original(verify=True, trust_env=trust_env)
         return _contexts[key]
 
@@ -83,15 +86,16 @@ def _restore() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for the modules that are not imported yet."""
+    """Import hook that patches httpx's modules when they are imported later than `shared_tls` is entered."""
 
     def __init__(self) -> None:
         self._inside = threading.local()
 
     def find_spec(self, fullname: str, _path: Any, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """Find one of the modules as the others would, and see to it once it has run."""
+        """Find one of the modules as the other finders would, and patch it once it has run."""
         if fullname not in _MODULES or getattr(self._inside, "busy", False):
             return None
+        # `importlib.util.find_spec` asks all finders again, this one included.
         self._inside.busy = True
         try:
             spec = importlib.util.find_spec(fullname)
@@ -107,11 +111,11 @@ class _Loader(importlib.abc.Loader):
         self._loader = loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
-        """Leave it to the loader."""
+        """Leave the creation to the original loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        """Run the module, and let it share."""
+        """Run the module, and patch it."""
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         with _lock:

@@ -1,4 +1,4 @@
-"""The TLS context of the process, which all clients of its own share."""
+"""The TLS context that agentrl's own HTTP clients share, with the CA certificates that the environment names."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ if TYPE_CHECKING:
     import ssl
 
 _OF_REQUESTS = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""Variables of requests and curl, which people set for all of their programs: a file, or a directory."""
+"""CA variables of requests and curl (a file or a directory), which people set for all their programs."""
 
 
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
-    """Return the context; reading the CA certificates takes about 45 ms.
+    """Return the shared context; the first call takes about 45 ms to read the CA certificates.
 
-    `SSL_CERT_FILE` and `SSL_CERT_DIR` name other certificates than the system's, without them `REQUESTS_CA_BUNDLE` and
-    `CURL_CA_BUNDLE`. `ConfigError` where the one that is set names nothing that can be read.
+    `SSL_CERT_FILE` and `SSL_CERT_DIR` name other certificates than the system's; if neither is set,
+    `REQUESTS_CA_BUNDLE` and `CURL_CA_BUNDLE` do. Raises `ConfigError` if the one that is set names nothing readable.
     """
     import ssl
 
     import httpx2
 
+    # The order decides: OpenSSL's own variables before those of other programs.
     variable = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", *_OF_REQUESTS) if os.environ.get(name)), None)
     if variable is None:
         return httpx2.create_ssl_context()
     path = Path(os.environ[variable])
-    if not path.exists():  # OpenSSL takes a missing directory for an empty one
-        raise ConfigError(f"{variable}: there is no {path}; name a file or a directory of CA certificates")
+    # OpenSSL treats a missing directory like an empty one.
+    if not path.exists():
+        raise ConfigError(f"{variable}: {path} does not exist; name a file or a directory of CA certificates")
     try:
         if path.is_dir():
             return ssl.create_default_context(capath=path)

@@ -1,4 +1,4 @@
-"""What agentrl-core itself plugs in, by the same hooks as any other package; light: names and strings only."""
+"""Registration of agentrl-core's own components, by the same hooks as any package; holds names and strings only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from agentrl_core.plugins.hookspecs import Register
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "init": ("Write a demo, or a config for an agent that there is.", "agentrl_core.cli.init:init"),
+    "init": ("Write a demo, or a config for an existing agent.", "agentrl_core.cli.init:init"),
     "run": ("Train an agent from a config file.", "agentrl_core.cli.run:run"),
     "sft": ("Fine-tune a model on demonstrations.", "agentrl_core.cli.sft:sft"),
     "config": ("Show and check configs.", "agentrl_core.cli.config:app"),
@@ -25,34 +25,36 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 @hookimpl
 def register_workflows(register: Register[Any]) -> None:
-    """Register the agents that need no Python of a user's."""
+    """Register the ready-made agents."""
     turns = "agentrl_core.rollout.ready_made.turns"
-    register("single_turn", f"{turns}:SingleTurn", summary="one question, one answer, judged by the task's scorer")
+    register("single_turn", f"{turns}:SingleTurn", summary="one question, one answer, scored by the task's scorer")
     register("multi_turn", f"{turns}:MultiTurn", summary="asks again, with feedback, until the answer is right")
 
 
 @hookimpl
 def register_scorers(register: Register[Any]) -> None:
-    """Register the scorers of answers, and those that put others together."""
+    """Register the scorers of answers, and those that combine other scorers."""
     scorers = "agentrl_core.scorers"
-    register("exact_match", f"{scorers}.text:exact_match", summary="1 if the answer is the reference")
+    register("exact_match", f"{scorers}.text:exact_match", summary="1 if the answer equals the reference")
     register("numeric", f"{scorers}.text:numeric", summary="1 if the answer equals the reference as a number")
-    register("choice", f"{scorers}.choice:Choice", summary="1 if the answer picks the right one of several options")
-    register("f1", f"{scorers}.f1:F1", summary="overlap of the words of answer and reference, as SQuAD counts it")
+    register("choice", f"{scorers}.choice:Choice", summary="1 if the answer picks the right option")
+    register("f1", f"{scorers}.f1:F1", summary="word overlap of answer and reference, as in SQuAD")
     register("regex", f"{scorers}.regex:Regex", summary="1 if a pattern matches the answer, or the whole reply")
-    register("json_match", f"{scorers}.json_match:JsonMatch", summary="the answer's JSON against the reference's")
+    register("json_match", f"{scorers}.json_match:JsonMatch", summary="compares the answer's JSON with the reference's")
     register("weighted", f"{scorers}.compose:Weighted", summary="a weighted sum of other scorers")
-    register("gated", f"{scorers}.compose:Gated", summary="one scorer, if another one lets it")
-    register("scheduled", f"{scorers}.schedule:Scheduled", summary="a scorer by a field of the task, or by the step")
+    register("gated", f"{scorers}.compose:Gated", summary="one scorer, unless another scores too low")
+    register(
+        "scheduled", f"{scorers}.schedule:Scheduled", summary="chooses a scorer by a field of the task, or by the step"
+    )
 
 
 @hookimpl
 def register_losses(register: Register[Any]) -> None:
-    """Register the surrogates on sampled tokens."""
+    """Register the policy-gradient losses."""
     losses = "agentrl_core.losses"
     register("grpo", f"{losses}.grpo:GRPO", summary="clipped importance ratio per token")
-    register("dr_grpo", f"{losses}.dr_grpo:DrGRPO", summary="grpo divided by neither length nor spread")
-    register("dapo", f"{losses}.dapo:DAPO", summary="grpo that clips rises later than falls")
+    register("dr_grpo", f"{losses}.dr_grpo:DrGRPO", summary="grpo without division by length or std")
+    register("dapo", f"{losses}.dapo:DAPO", summary="grpo with a wider upper clip bound")
     register("gspo", f"{losses}.gspo:GSPO", summary="clipped importance ratio per sequence")
     register("cispo", f"{losses}.cispo:CISPO", summary="REINFORCE with a clipped importance weight")
     register("sapo", f"{losses}.sapo:SAPO", summary="a smooth gate on the importance ratio")
@@ -66,14 +68,16 @@ def register_losses(register: Register[Any]) -> None:
 
 @hookimpl
 def register_corrections(register: Register[Any]) -> None:
-    """Register what wraps a loss."""
+    """Register the corrections that wrap a loss."""
     importance = "agentrl_core.losses.importance"
-    register("truncated_is", f"{importance}:TruncatedIS", summary="times proximal / behaviour, truncated")
-    register("masked_is", f"{importance}:MaskedIS", summary="times proximal / behaviour within bounds, else nothing")
-    register("lag_decay", "agentrl_core.losses.lag_decay:LagDecay", summary="stale tokens count for less")
-    register("kl", "agentrl_core.losses.kl:KL", summary="stay near a reference policy")
+    register("truncated_is", f"{importance}:TruncatedIS", summary="weights by proximal / behaviour, truncated")
     register(
-        "entropy_bonus", "agentrl_core.losses.entropy_bonus:EntropyBonus", summary="rewards an uncertain distribution"
+        "masked_is", f"{importance}:MaskedIS", summary="weights by proximal / behaviour; drops tokens outside bounds"
+    )
+    register("lag_decay", "agentrl_core.losses.lag_decay:LagDecay", summary="gives stale tokens less weight")
+    register("kl", "agentrl_core.losses.kl:KL", summary="penalty for leaving a reference policy")
+    register(
+        "entropy_bonus", "agentrl_core.losses.entropy_bonus:EntropyBonus", summary="rewards the entropy of the policy"
     )
 
 
@@ -84,16 +88,20 @@ def register_advantages(register: Register[Any]) -> None:
     register("grpo", f"{advantages}:GRPO", summary="reward minus the group's mean, over its std")
     register("dr_grpo", f"{advantages}:DrGRPO", summary="reward minus the group's mean")
     register("leave_one_out", f"{advantages}:LeaveOneOut", summary="reward minus the others' mean")
-    register("agentcpm", f"{advantages}:AgentCPM", summary="leave_one_out, and what is wrong never gains")
+    register(
+        "agentcpm", f"{advantages}:AgentCPM", summary="leave_one_out; wrong records never get a positive advantage"
+    )
     register("per_turn", f"{advantages}:PerTurn", summary="grpo with a baseline for every turn")
-    register("reinforce_pp", f"{normalisation}:ReinforcePP", summary="minus the group's mean, whitened over the step")
-    register("norm", f"{normalisation}:Norm", summary="mean and std over group, step or nothing")
+    register(
+        "reinforce_pp", f"{normalisation}:ReinforcePP", summary="reward minus the group's mean, whitened over the step"
+    )
+    register("norm", f"{normalisation}:Norm", summary="normalizes by mean and std of group, step or nothing")
     register("none", f"{advantages}:NoBaseline", summary="the reward itself")
 
 
 @hookimpl
 def register_credits(register: Register[Any]) -> None:
-    """Register the ways to share a reward among interactions."""
+    """Register the ways to share a record's reward among its interactions."""
     register(
         "tree", "agentrl_core.batching.credit:TreeCredit", summary="discounted from every branch's leaf to its root"
     )
@@ -106,30 +114,36 @@ def register_credits(register: Register[Any]) -> None:
 
 @hookimpl
 def register_shapings(register: Register[Any]) -> None:
-    """Register what may be done to rewards before the baseline."""
+    """Register the transformations of rewards before the baseline."""
     shaping = "agentrl_core.batching.shaping"
-    register("overlong", f"{shaping}:Overlong", summary="less for responses near their limit of tokens")
-    register("rank", f"{shaping}:Rank", summary="more for short right records and for long wrong ones")
-    register("affine", f"{shaping}:Affine", summary="another scale, and clipped")
-    register("malformed", f"{shaping}:Malformed", summary="calls with malformed tool calls never gain")
+    register("overlong", f"{shaping}:Overlong", summary="lowers rewards of responses near the token limit")
+    register("rank", f"{shaping}:Rank", summary="raises rewards of short right and long wrong records")
+    register("affine", f"{shaping}:Affine", summary="scales, shifts and clips rewards")
+    register("malformed", f"{shaping}:Malformed", summary="malformed tool calls never get a positive advantage")
 
 
 @hookimpl
 def register_filters(register: Register[Any]) -> None:
-    """Register the choices of groups to train on."""
-    register("zero_variance", "agentrl_core.batching.filters:ZeroVariance", summary="drops groups with one reward")
+    """Register the rules that choose groups, or records, to train on."""
+    register(
+        "zero_variance",
+        "agentrl_core.batching.filters:ZeroVariance",
+        summary="drops groups whose rewards are all equal",
+    )
     register(
         "balance_sample",
         "agentrl_core.batching.filters:BalanceSample",
         summary="trains about as many wrong records as right ones",
     )
-    register("overlong", "agentrl_core.batching.filters:Overlong", summary="leaves out records that were cut")
-    register("min_turns", "agentrl_core.batching.filters:MinTurns", summary="leaves out what was right at once")
+    register(
+        "overlong", "agentrl_core.batching.filters:Overlong", summary="drops records that were cut at their length"
+    )
+    register("min_turns", "agentrl_core.batching.filters:MinTurns", summary="drops right records of too few calls")
 
 
 @hookimpl
 def register_engines(register: Register[Any]) -> None:
-    """Register the engines in this process, and the one in front of a server."""
+    """Register the engine in this process, the one for a server, and the scripted one for tests."""
     register(
         "embedded", "agentrl_core.engines.embedded:EmbeddedEngine", summary="any Hugging Face causal LM, in process"
     )
@@ -138,7 +152,7 @@ def register_engines(register: Register[Any]) -> None:
         "agentrl_core.engines.openai_compatible:OpenAICompatibleEngine",
         summary="a vLLM or SGLang server",
     )
-    register("scripted", "agentrl_core.engines.scripted:ScriptedEngine", summary="says what a test wrote down")
+    register("scripted", "agentrl_core.engines.scripted:ScriptedEngine", summary="plays replies that a test wrote down")
 
 
 @hookimpl
@@ -149,7 +163,7 @@ def register_stores(register: Register[Any]) -> None:
 
 @hookimpl
 def register_trackers(register: Register[Any]) -> None:
-    """Register the receivers of a run's numbers."""
+    """Register the receivers of a run's metrics."""
     register("console", "agentrl_core.trackers.console:ConsoleTracker", summary="live progress on the terminal")
     register("jsonl", "agentrl_core.trackers.jsonl:JsonlTracker", summary="one line per event in metrics.jsonl")
     register("curve", "agentrl_core.trackers.curve:CurveTracker", summary="the reward curve as reward.png")
@@ -172,7 +186,7 @@ def register_tool_parsers(register: Register[Any]) -> None:
 
 @hookimpl
 def register_models(register: Register[Any]) -> None:
-    """Register the policies built from nothing."""
+    """Register the builders of models with random weights."""
     register("tiny", "agentrl_core.models.tiny:build", summary="a tiny Qwen3 and its tokenizer")
 
 

@@ -1,4 +1,4 @@
-"""What the metadata of the installed distributions says about plugging in; nothing is imported."""
+"""Read from package metadata which installed distributions plug into agentrl, without importing any of them."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ import attrs
 
 CORE = "agentrl-core"
 GROUP = "agentrl"
-"""Entry-point group of hook modules; `agentrl.<kind>` are those of single components."""
+"""Entry-point group of hook modules; the groups `agentrl.<kind>` hold single components."""
 
 _CORE_REQUIREMENT = re.compile(r"agentrl[-_.]core(?![\w.-])\s*(?:\[[^]]*])?\s*\(?([^;)]*)", re.IGNORECASE)
+"""A requirement on agentrl-core; the group is its version range."""
 
 
 @attrs.frozen(kw_only=True)
 class Distribution:
-    """What the metadata of one distribution says about plugging in."""
+    """An installed distribution with entry points for agentrl."""
 
     name: str
     version: str
     requires: str
-    """The range of agentrl-core that it declares; empty for none."""
+    """Range of agentrl-core that it declares; empty for none."""
     entry_points: Collection[EntryPoint]
 
     @property
     def is_core(self) -> bool:
-        """Whether this is agentrl-core, which cannot be blocked."""
+        """True for agentrl-core itself, which cannot be blocked."""
         return canonical(self.name) == CORE
 
 
 def canonical(distribution: str) -> str:
-    """Return a distribution's name in the spelling by which package indexes compare it."""
+    """Return a distribution's name in the normal form by which package indexes compare names."""
     return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
 
 
@@ -46,10 +47,11 @@ def core_version() -> str:
 
 
 def find_distributions() -> list[Distribution]:
-    """Return the distributions that declare entry points of agentrl, by name, core among them."""
+    """Return the distributions that declare entry points for agentrl, sorted by name, including core."""
     points: dict[str, list[EntryPoint]] = {}
     found = entry_points()
-    for group in sorted(found.groups):  # a set, whose order changes from process to process
+    # `groups` is a set, whose order changes from process to process.
+    for group in sorted(found.groups):
         if group == GROUP or group.startswith(f"{GROUP}."):
             for point in found.select(group=group):
                 points.setdefault(_distribution_name(point), []).append(point)
@@ -57,7 +59,7 @@ def find_distributions() -> list[Distribution]:
 
 
 def declared_commands(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the commands that packages declare under `agentrl.commands`, each with its package."""
+    """Return command -> package, for the commands that packages declare under `agentrl.commands`."""
     blocked_by = block_rule((), environ)
     return {
         point.name: item.name
@@ -68,10 +70,10 @@ def declared_commands(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def block_rule(block: Collection[str], environ: Mapping[str, str]) -> Callable[[Distribution], str]:
-    """Return the function from a distribution to what blocks it, empty for nothing.
+    """Return a function that maps a distribution to the setting that blocks it; empty if none does.
 
-    `block` are names from the config; `AGENTRL_BLOCK_PLUGINS=a,b` adds to them, and `AGENTRL_LOAD_PLUGINS=a,b`
-    names the only ones to load. Core is never blocked.
+    `block` has names from the config. `AGENTRL_BLOCK_PLUGINS=a,b` adds to them, and `AGENTRL_LOAD_PLUGINS=a,b` names
+    the only ones to load. Core is never blocked.
     """
     configured = {canonical(name) for name in block}
     by_variable = _names(environ.get("AGENTRL_BLOCK_PLUGINS", ""))
@@ -95,14 +97,14 @@ def _names(text: str) -> set[str]:
 
 
 def _distribution_name(point: EntryPoint) -> str:
-    # A damaged dist-info folder has no name: the module still tells whose it is.
+    # A damaged dist-info folder has no name. The module's name still shows which package it is.
     return _header(point, "Name") or point.value.partition(":")[0]
 
 
 def _header(point: EntryPoint, name: str) -> str:
-    """A header of the metadata of the point's distribution, empty where it is missing."""
+    """Return a metadata header of the point's distribution; empty if it is missing."""
     headers = point.dist.metadata if point.dist else None
-    # Asked first: from Python 3.12 on, to read one that is missing is deprecated.
+    # Tested first: since Python 3.12, reading a missing header is deprecated.
     return headers[name] if headers is not None and name in headers else ""
 
 
@@ -119,7 +121,7 @@ def _distribution(name: str, points: list[EntryPoint]) -> Distribution:
 
 
 def _with_core(found: list[Distribution]) -> list[Distribution]:
-    """Make sure that core is there: a checkout on the import path has no metadata, or stale ones."""
+    """Add core if it is missing: a checkout on the import path has no metadata, or outdated metadata."""
     if any(item.is_core and GROUP in {point.group for point in item.entry_points} for item in found):
         return found
     own = EntryPoint(name=CORE, value="agentrl_core.plugins.builtins", group=GROUP)

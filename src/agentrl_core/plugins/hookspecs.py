@@ -1,11 +1,11 @@
 """The hooks that a plugin package may implement, each with an example that runs.
 
-A package names a light module under the entry-point group `agentrl`; functions in it that carry `@hookimpl` and
-the name of a hook below are called. An implementation may take fewer arguments than its hook, never others. All
-hooks are synchronous and cheap: what is heavy or waits lives in the objects that they register.
+A package names a light module under the entry-point group `agentrl`. Functions in it that carry `@hookimpl` and the
+name of a hook below are called. An implementation may take fewer arguments than its hook, never others. All hooks are
+synchronous and must be cheap: heavy or waiting code belongs in the objects that they register.
 
-A package with nothing but one component needs no hook: it declares the component under the entry-point group of
-its kind, `[project.entry-points."agentrl.scorers"]` for one.
+A package with a single component needs no hook: it declares the component under the entry-point group of its kind, for
+example `[project.entry-points."agentrl.scorers"]`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Register(Protocol[T_contra]):
-    """What a `register_…` hook is given: one call adds one component under the calling package's name."""
+    """Callable that a `register_…` hook receives: one call adds one component under the calling package's name."""
 
     def __call__(self, name: str, obj: T_contra | str, *, summary: str = "") -> None:
         """Register `obj`, or a "module:attr" string that is imported on use, under `name` (`[a-z0-9][a-z0-9_-]*`).
@@ -63,10 +63,10 @@ def register_workflows(register: Register[Callable[..., Any]]) -> None:
 
 @hookspec
 def register_scorers(register: Register[Scorer]) -> None:
-    """Register scorers: callables that judge one finished episode.
+    """Register scorers: callables that score one finished episode.
 
-    A task names its scorer in the field `scorer`. Two packages may use one name; a task that says the bare name
-    is then refused, and `distribution/name` is what it must say. Added in 0.1.
+    A task names its scorer in the field `scorer`. Two packages may use one name; a task with the bare name is then
+    refused, and must say `distribution/name`. Added in 0.1.
 
         from agentrl_core import hookimpl
 
@@ -92,9 +92,10 @@ def register_losses(register: Register[Callable[..., LossCalculator]]) -> None:
 
 @hookspec
 def register_corrections(register: Register[Callable[..., Correction]]) -> None:
-    """Register corrections: what wraps any loss, listed in `loss: {corrections: [{use: NAME, …}]}`.
+    """Register corrections: wrappers of any loss, listed in `loss: {corrections: [{use: NAME, …}]}`.
 
-    A factor on the loss's terms, a mask, or a term of its own; the first in the list is applied first. Added in 0.1.
+    A correction is a factor on the loss's terms, a mask, or an added term; the first in the list is applied first.
+    Added in 0.1.
 
         from agentrl_core import hookimpl
 
@@ -120,7 +121,7 @@ def register_advantages(register: Register[Callable[..., Any]]) -> None:
 
 @hookspec
 def register_credits(register: Register[Callable[..., Any]]) -> None:
-    """Register credit assignments: how a record's reward is shared among its interactions, `credit: {use: NAME}`.
+    """Register credit assignments: they share a record's reward among its interactions, `credit: {use: NAME}`.
 
     Added in 0.1.
 
@@ -134,9 +135,10 @@ def register_credits(register: Register[Callable[..., Any]]) -> None:
 
 @hookspec
 def register_shapings(register: Register[Callable[..., Any]]) -> None:
-    """Register shapings: what the advantages see in place of the rewards, in the order of the config's `shaping`.
+    """Register shapings: transformations of rewards before the baseline, in the order of the config's `shaping`.
 
-    A class with `shape(group, rewards)`, or a function of a group and its rewards, its options keyword-only.
+    A shaping is a class with `shape(group, rewards)`, or a function of a group and its rewards with keyword-only
+    options.
 
     Added in 0.1.
 
@@ -150,9 +152,10 @@ def register_shapings(register: Register[Callable[..., Any]]) -> None:
 
 @hookspec
 def register_filters(register: Register[Callable[..., Any]]) -> None:
-    """Register filters: which groups are worth a training step, in the order of the config's `filters`.
+    """Register filters: rules that choose which groups are trained, in the order of the config's `filters`.
 
-    A class with `keep(group, advantages)` and `reason`, or a function of a group, its options keyword-only.
+    A filter is a class with `keep(group, advantages)` and `reason`, or a function of a group with keyword-only
+    options.
 
     Added in 0.1.
 
@@ -180,7 +183,7 @@ def register_engines(register: Register[Callable[..., Engine]]) -> None:
 
 @hookspec
 def register_stores(register: Register[Callable[..., Store]]) -> None:
-    """Register stores: where runs, records and interactions are kept, chosen by `store: {use: NAME}`.
+    """Register stores: storage of runs, records and interactions, chosen by `store: {use: NAME}`.
 
     Built with `path`, the run's database file, beside the config's options. Added in 0.1.
 
@@ -194,7 +197,7 @@ def register_stores(register: Register[Callable[..., Store]]) -> None:
 
 @hookspec
 def register_trackers(register: Register[Callable[..., Tracker]]) -> None:
-    """Register trackers: receivers of a run's numbers, listed in the config's `trackers`.
+    """Register trackers: receivers of a run's metrics, listed in the config's `trackers`.
 
     Built with `run_dir` beside the config's options. Added in 0.1.
 
@@ -208,7 +211,7 @@ def register_trackers(register: Register[Callable[..., Tracker]]) -> None:
 
 @hookspec
 def register_tool_parsers(register: Register[Callable[..., Any]]) -> None:
-    """Register tool-call parsers: from a sampled reply's text to content and tool calls.
+    """Register tool-call parsers: they split a sampled reply's text into content and tool calls.
 
     Chosen by `gateway.tool_parser`; a parser is an `agentrl_core.chat.ToolParser`. Added in 0.1.
 
@@ -222,7 +225,7 @@ def register_tool_parsers(register: Register[Callable[..., Any]]) -> None:
 
 @hookspec
 def register_models(register: Register[Callable[..., None]]) -> None:
-    """Register model builders: functions that write a model directory from nothing, `model: {use: NAME}`.
+    """Register model builders: functions that write a model with random weights, `model: {use: NAME}`.
 
     Called with `directory`, `seed` and `conversations` beside the config's options. Added in 0.1.
 
@@ -266,11 +269,12 @@ def register_adapters(register: Register[Callable[..., Workflow]]) -> None:
 def register_worker_adapters(register: Register[Any]) -> None:
     """Register adapters that run in another interpreter (`rollout.agent.python`), each as a "module:attr" string.
 
-    The function is called there as `adapt(agent, options)`, and with the keyword `factory` where it takes that:
-    what makes another agent, or None. It returns an object with `run(data, …)`, or None if the agent is not its
-    own. Its package is loaded there from its folder alone, so the module may import the standard library, the
-    framework and its own package, never agentrl_core. A function `prepare()` beside it is called before the agent's
-    module is imported, to set up the process: variables that the framework reads, for one. Added in 0.1.
+    The function is called there as `adapt(agent, options)`, and, if it has that parameter, with the keyword
+    `factory`: a callable that makes another agent, or None. It returns an object with `run(data, …)`, or None if the
+    agent is of another framework. The package is loaded there from its folder alone, so the module may import the
+    standard library, the framework and its own package, never agentrl_core. If the module has a function
+    `prepare()`, it is called before the agent's module is imported, for example to set variables that the framework
+    reads. Added in 0.1.
 
         from agentrl_core import hookimpl
 
@@ -284,8 +288,8 @@ def register_worker_adapters(register: Register[Any]) -> None:
 def register_commands(register: Register[Any]) -> None:
     """Register commands of the `agentrl` command line: a `typer.Typer`, or a function with typer's annotations.
 
-    A command declared under the entry-point group `agentrl.commands` is shown by `agentrl --help` too; one
-    registered here runs all the same. Added in 0.1.
+    `agentrl --help` lists only commands that are declared under the entry-point group `agentrl.commands`; a command
+    that is registered here runs as well. Added in 0.1.
 
         from agentrl_core import hookimpl
 
@@ -301,11 +305,11 @@ def adapt_agent(
 ) -> Workflow | None:
     """Turn a framework's agent object, or a factory of one, into a workflow; None if it is not yours.
 
-    Asked for what the config's `workflow` names when that has no `run` of its own; `options` are the options
-    beside its `use`, and `factory` made the agent and makes another like it, where a function was named: for
-    frameworks whose agents are good for one conversation. Relative paths in options start from `base_dir`, the
-    config's folder. Recognise the framework without importing it: an object of it exists only if its module is in
-    `sys.modules` already. The first answer wins. Added in 0.1.
+    Called if the object that the config's `workflow` names has no `run(data)` of its own. `options` are the options
+    beside its `use`. If the config names a function, `factory` is that function: it made the agent and can make
+    another one, for frameworks whose agents serve one conversation only. Relative paths in options start from
+    `base_dir`, the config's folder. Recognise the framework without importing it: its objects exist only if its
+    module is in `sys.modules` already. The first result that is not None is used. Added in 0.1.
 
         from agentrl_core import hookimpl
 
@@ -353,7 +357,7 @@ def run_started(run: RunInfo) -> None:
 def record_scored(run: RunInfo, record: Record) -> None:
     """Follow the records: called after each episode that ended with a reward.
 
-    Called on the thread that runs the agents; whatever takes long stalls them. Added in 0.1.
+    Called on the thread that runs the agents: slow code here stalls them. Added in 0.1.
 
         from agentrl_core import hookimpl
 

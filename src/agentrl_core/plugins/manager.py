@@ -1,8 +1,8 @@
-"""Find the installed packages that plug in, load them apart from each other, and call their hooks.
+"""Find the installed plugin packages, load each in isolation, and call their hooks.
 
-One pass over the metadata of all distributions finds two doors: the group `agentrl` names light modules with hook
-implementations, imported here one by one; the groups `agentrl.<kind>` name single components, imported on use.
-What a package does wrong is kept with it and stops nothing but its own use.
+One pass over the metadata of all distributions finds two kinds of entry points. The group `agentrl` names light modules
+with hook implementations, which are imported here one by one. The groups `agentrl.<kind>` name single components, which
+are imported on use. A fault of a package is stored with that package and stops only its own use.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from agentrl_core.plugins.registry import KINDS, Entry, Package, Registry
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+"""Names of components."""
 _LAZY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""Location of a component: `module:attr`."""
 _UNKNOWN_ARGUMENTS = re.compile(r"Argument\(s\) {(.+)} are declared in the hookimpl")
+"""Part of pluggy's message about arguments that a hook does not have."""
 
 
 def load_registry(
@@ -38,11 +41,11 @@ def load_registry(
     on_error: Literal["stop", "warn"] = "stop",
     environ: Mapping[str, str] = os.environ,
 ) -> Registry:
-    """Discover the installed packages and let each register what it has.
+    """Discover the installed packages and let each register its components.
 
-    `block` names distributions that are left out, as do `AGENTRL_BLOCK_PLUGINS=a,b` and, by naming the only ones
-    to load, `AGENTRL_LOAD_PLUGINS=a,b` (empty: none); core always loads. `AGENTRL_TRACE_PLUGINS=1` prints hook
-    calls to stderr. `on_error` decides what a lifecycle hook that raises does to the run.
+    `block` names distributions to leave out, as do `AGENTRL_BLOCK_PLUGINS=a,b` and, by naming the only ones to load,
+    `AGENTRL_LOAD_PLUGINS=a,b` (empty: none); core always loads. `AGENTRL_TRACE_PLUGINS=1` prints hook calls to stderr.
+    `on_error` decides whether a lifecycle hook that raises stops the run.
     """
     manager = PluginManager(on_error=on_error, trace=environ.get("AGENTRL_TRACE_PLUGINS", "") not in ("", "0"))
     blocked_by = block_rule(block, environ)
@@ -52,9 +55,9 @@ def load_registry(
 
 
 class PluginManager(pluggy.PluginManager):
-    """Registers packages one by one and calls hooks implementation by implementation.
+    """Registers packages one by one, and calls each implementation of a hook separately.
 
-    pluggy's own `hook.name(…)` ends at the first implementation that raises and does not tell whose it was.
+    pluggy's own `hook.name(…)` stops at the first implementation that raises, and does not say which one it was.
     """
 
     def __init__(self, *, on_error: Literal["stop", "warn"] = "stop", trace: bool = False) -> None:
@@ -65,7 +68,7 @@ class PluginManager(pluggy.PluginManager):
         self._on_error, self._trace = on_error, trace
 
     def add(self, item: Distribution, *, blocked_by: str = "") -> Package:
-        """Load a distribution: import its hook modules, and take note of its direct entry points."""
+        """Load a distribution: import its hook modules, and list its direct entry points."""
         package = self.add_package(item.name, item.version, item.requires)
         if blocked_by:
             package.status, package.reason = "blocked", blocked_by
@@ -75,18 +78,18 @@ class PluginManager(pluggy.PluginManager):
                     self._add_direct(package, point)
                 elif not blocked_by:
                     self.add_module(package, point.load(), point.name)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is the package's own
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # any failure is recorded with its package
                 package.fail(error)
         return package
 
     def add_package(self, distribution: str, version: str, requires: str = "") -> Package:
-        """Take note of a package that has nothing yet."""
+        """Add a package without components."""
         package = Package(distribution=distribution, version=version, requires=requires)
         self.packages.append(package)
         return package
 
     def add_module(self, package: Package, plugin: object, name: str) -> None:
-        """Register one module, class or object of a package that carries hook implementations.
+        """Register one module, class or object of a package that has hook implementations.
 
         Raises what the implementations raise, and `PluginError` for those that fit no hook.
         """
@@ -117,7 +120,8 @@ class PluginManager(pluggy.PluginManager):
     ) -> Any:
         """Return the first workflow that a package makes of `agent`; None if no package knows it.
 
-        An `AgentRLError` that an adapter raises passes as it is, anything else as `PluginError` naming the package.
+        An `AgentRLError` of an adapter passes unchanged; any other exception becomes a `PluginError` that names the
+        package.
         """
         arguments = {"agent": agent, "options": options, "factory": factory, "base_dir": base_dir}
         for implementation in self._calling_order("adapt_agent"):
@@ -134,8 +138,8 @@ class PluginManager(pluggy.PluginManager):
     def notify(self, hook_name: str, **arguments: object) -> None:
         """Call a lifecycle hook of every package.
 
-        An `AgentRLError` that one raises is meant to stop the run and does. Anything else stops it as `RunError`
-        naming the package; with `on_error="warn"` it is logged, and the others are still called.
+        An `AgentRLError` that a hook raises is meant to stop the run, and does. Any other exception stops it as a
+        `RunError` that names the package; with `on_error="warn"` it is logged, and the other packages are still called.
         """
         for implementation in self._calling_order(hook_name):
             try:
@@ -155,11 +159,11 @@ class PluginManager(pluggy.PluginManager):
         else:
             hint = did_you_mean(kind, KINDS)
             package.notes.append(
-                f"entry-point group '{point.group}': there is no kind '{kind}'{hint}; '{point.name}' is left out"
+                f"entry-point group '{point.group}': there is no kind '{kind}'{hint}; '{point.name}' is ignored"
             )
 
     def _note_near_misses(self, package: Package, plugin: object) -> None:
-        """Take note of functions that look like hook implementations and are none."""
+        """Note functions that look like hook implementations but are none."""
         hooks = [name for name in vars(hookspecs) if self.parse_hookspec_opts(hookspecs, name) is not None]
         own_module = getattr(plugin, "__name__", "")
         for name in dir(plugin):
@@ -179,7 +183,8 @@ class PluginManager(pluggy.PluginManager):
                         yield caller.name, implementation
 
     def _calling_order(self, hook_name: str) -> Iterator[pluggy.HookImpl]:
-        """Yield the implementations of one hook by packages that loaded, as pluggy would call them."""
+        """Yield the implementations of one hook by packages that loaded, in pluggy's calling order."""
+        # pluggy lists implementations in the order of registration, and calls the last one first.
         for implementation in reversed(getattr(self.hook, hook_name).get_hookimpls()):
             if self._owners[implementation.plugin_name].status == "ok":
                 yield implementation
@@ -222,7 +227,8 @@ def registrar(package: Package, kind: str) -> hookspecs.Register[Any]:
 
 
 def _explain(error: pluggy.PluginValidationError, package: Package) -> str:
-    """Put pluggy's message in the user's terms: an unknown argument means a hook of a later version."""
+    """Return pluggy's message in the user's terms: an unknown argument means a hook of a later version."""
+    # pluggy gives the names only in its text. If the wording changes, its own message is shown.
     unknown = _UNKNOWN_ARGUMENTS.search(str(error))
     hook = re.search(r"for hook '(\w+)'", str(error))
     if unknown is None or hook is None:

@@ -1,4 +1,4 @@
-"""Build a component from the options beside its name, checked against what its constructor takes."""
+"""Build a component from its config options, checked against the types of its constructor's parameters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cattrs import Converter
 
 Where: TypeAlias = str | Callable[[str], str]
-"""Where a component stands in the config, for messages: its key (`loss`, `config.yaml:9: loss`), or a callable
-from an option's name ("" for the component itself) to the like (`config.yaml:10: loss.clip`)."""
+"""Place of a component in the config, for messages: its key (`loss`, `config.yaml:9: loss`), or a callable from an
+option's name ("" for the component itself) to the option's place (`config.yaml:10: loss.clip`)."""
 
 _ANY = inspect.Parameter.empty
 
@@ -29,11 +29,11 @@ _ANY = inspect.Parameter.empty
 def construct(
     target: object, options: Mapping[str, Any], *, name: str, where: Where, injected: Mapping[str, Any]
 ) -> Any:
-    """Build `target` with `options`, and with those of `injected` that it takes; an option wins over an injected one.
+    """Build `target` with `options`, and with those of `injected` that it takes; an option wins over an injected value.
 
-    A class is constructed; of a function the keyword-only parameters are the options, and it is returned with
-    them bound. Any other object is returned as it is and takes no options. Raises `ConfigError` for an unknown,
-    missing or wrongly typed option, and for a value that the constructor refuses.
+    A class is constructed. A function's keyword-only parameters are its options, and it is returned with them bound.
+    Any other object is returned as it is and takes no options. Raises `ConfigError` for an unknown, missing or wrongly
+    typed option, and for a value that the constructor refuses.
     """
     values = bind(target, options, name=name, where=where, injected=injected)
     if inspect.isclass(target):
@@ -44,13 +44,14 @@ def construct(
 def bind(
     target: object, options: Mapping[str, Any], *, name: str, where: Where, injected: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments that `construct` builds `target` with; raises `ConfigError` as it does before it builds."""
+    """Return the arguments with which `construct` builds `target`; raises the `ConfigError`s that need no building."""
     if not (inspect.isclass(target) or inspect.isroutine(target) or isinstance(target, functools.partial)):
         if options:
             option = next(iter(options))
             raise ConfigError(f"{place(where, option)}: {name} is an object, not a class: it takes no options")
         return {}
     named, open_ended = _parameters(target)
+    # A function's positional parameters are its arguments (a task, a group), not options.
     own = {key: item for key, item in named.items() if inspect.isclass(target) or item.kind is item.KEYWORD_ONLY}
     unknown = [key for key in options if key not in own and (key in named or not open_ended)]
     if unknown:
@@ -68,14 +69,14 @@ def bind(
 
 
 def place(where: Where, option: str = "") -> str:
-    """Return the start of a message about an option of the component at `where`, or about the component."""
+    """Return the beginning of a message about an option of the component at `where`, or about the component."""
     if callable(where):
         return where(option)
     return f"{where}.{option}" if option else where
 
 
 def _call(target: type, values: Mapping[str, Any], options: Mapping[str, Any], name: str, where: Where) -> Any:
-    """Construct; what a validator refuses is a fault of the config."""
+    """Construct; turn the constructor's ValueError or TypeError into a `ConfigError`."""
     try:
         return target(**values)
     except (ValueError, TypeError) as error:
@@ -86,10 +87,11 @@ def _call(target: type, values: Mapping[str, Any], options: Mapping[str, Any], n
 
 
 def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the parameters that can be given by name, and whether any other name is taken too."""
+    """Return the parameters that can be given by name, and whether any other name is accepted."""
     try:
         parameters = inspect.signature(target).parameters.values()
-    except ValueError:  # a type written in C that does not tell what it takes
+    except ValueError:
+        # A type written in C whose signature cannot be read.
         return {}, True
     named = {item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
     return named, any(item.kind is item.VAR_KEYWORD for item in parameters)
@@ -102,7 +104,7 @@ def _near_option(option: str, known: Collection[str]) -> str:
 
 
 def _type_of(target: Any, parameter: inspect.Parameter) -> Any:
-    """Return the type of a parameter; `_ANY` where it has none, or one that exists for type checkers only."""
+    """Return the type of a parameter; `_ANY` if it has none, or one that exists only for type checkers."""
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
     holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
@@ -113,10 +115,11 @@ def _type_of(target: Any, parameter: inspect.Parameter) -> Any:
 
 
 def _namespace(target: Any, name: str) -> dict[str, Any]:
-    """Return the globals of the module that wrote the annotation of `target`'s parameter `name`."""
+    """Return the globals of the module in which the annotation of `target`'s parameter `name` was written."""
     if not inspect.isclass(target):
         return dict(getattr(inspect.unwrap(getattr(target, "func", target)), "__globals__", {}))
-    names = {name, f"_{name}"}  # attrs drops the underscore of a private field
+    # attrs drops the underscore of a private field in its parameter's name.
+    names = {name, f"_{name}"}
     owners = (base for base in target.__mro__ if names & inspect.get_annotations(base).keys())
     return vars(sys.modules[next(owners, target).__module__])
 
@@ -124,25 +127,27 @@ def _namespace(target: Any, name: str) -> dict[str, Any]:
 def _checked(value: Any, kind: Any, where: str) -> Any:
     """Return `value` as a `kind`.
 
-    Ints serve as floats, lists as tuples, mappings as attrs classes; text never serves as a number.
+    Ints are accepted as floats, lists as tuples, mappings as attrs classes; text is never accepted as a number.
     """
     if kind in (_ANY, Any, object) or (inspect.isclass(kind) and type(value) is kind):
         return value
     from cattrs.errors import StructureHandlerNotFoundError
 
     refusal = f"{where}: expected {_kind_name(kind)}, found {describe(value)}"
-    if isinstance(value, str) and _is_list(kind):  # Python would take it letter by letter
+    # Otherwise each letter of the text would become an item.
+    if isinstance(value, str) and _is_list(kind):
         raise ConfigError(refusal)
     try:
         return _converter().structure(value, kind)
     except StructureHandlerNotFoundError:
-        return value  # a protocol or a callable: only the constructor can tell
+        # A protocol or a callable: only the constructor can check it.
+        return value
     except Exception as error:
         raise ConfigError(refusal) from error
 
 
 def _is_list(kind: Any) -> bool:
-    """Whether `kind` holds items and takes no text."""
+    """Return whether `kind` is a collection type that does not accept a text."""
     members = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
     origins = [typing.get_origin(member) for member in members]
     return str not in members and any(inspect.isclass(item) and issubclass(item, Iterable) for item in origins)

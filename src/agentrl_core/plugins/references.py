@@ -1,8 +1,8 @@
-"""Objects named by where they are: `module:attr`, `file.py:attr`, `pkg.mod.Attr`.
+"""Import objects that a config names by their location: `module:attr`, `file.py:attr`, `pkg.mod.Attr`.
 
-Modules are looked for in the folder of the config and in the working directory before the installed packages;
-both folders, and the folder of a named file, go to the front of the import path, as Python does for scripts.
-What is not there is told apart from what is there and cannot be imported.
+Modules are searched in the config's folder and in the working directory before the installed packages. Both folders,
+and the folder of a named file, go to the front of the import path, as Python does for scripts. Messages distinguish a
+module that does not exist from one that cannot be imported.
 """
 
 from __future__ import annotations
@@ -38,34 +38,35 @@ _PACKAGES = {
     "pydantic_ai": "pydantic-ai",
     "smolagents": "smolagents",
 }
-"""Module -> package, of the libraries that agents are written with."""
+"""Module -> package to install, for the libraries that agents are written with."""
 
 
 @attrs.frozen(kw_only=True)
 class Reference:
-    """An imported object and where it was found."""
+    """An imported object and its location."""
 
     value: object
     path: str
-    """`module:attr`."""
+    """Location as `module:attr`."""
     file: str
-    """File of the module; empty where it has none."""
+    """File of the module; empty if it has none."""
 
 
 def is_reference(text: str) -> bool:
-    """Return whether `text` says where an object is, rather than what it is registered as."""
+    """Return whether `text` is an object's location rather than a registered name."""
     return ":" in text or text.endswith(".py") or ("." in text and "/" not in text)
 
 
 def resolve(text: str, folders: Sequence[Path] = ()) -> Reference:
-    """Import what `text` names; files and modules are looked for in `folders` first, see `user_folders`.
+    """Import the object that `text` names; searches `folders` first, see `user_folders`.
 
-    Raises `PluginError`: what was looked for and where, or what the import of a module raised.
+    Raises `PluginError` with the names and places that were searched, or with the error of the module's import.
     """
+    # Python caches the listings of folders: without this, a file that was just written may not be found.
     importlib.invalidate_caches()
     head, colon, attr = text.rpartition(":")
     if text.endswith(".py"):
-        raise PluginError(f"'{text}' names a file; say which object in it: {text}:NAME")
+        raise PluginError(f"'{text}' names a file; name the object in it: {text}:NAME")
     if head.endswith(".py"):
         module, rest = _load_file(head, folders), attr.split(".")
     elif colon:
@@ -83,7 +84,7 @@ def resolve(text: str, folders: Sequence[Path] = ()) -> Reference:
 
 
 def import_module(text: str, folders: Sequence[Path] = ()) -> ModuleType:
-    """Import a module by its dotted name, or a file, as `resolve` does. Raises `PluginError` as `resolve` does."""
+    """Import a module by its dotted name, or a file. Raises `PluginError` as `resolve` does."""
     importlib.invalidate_caches()
     if text.endswith(".py"):
         return _load_file(text, folders)
@@ -94,13 +95,13 @@ def import_module(text: str, folders: Sequence[Path] = ()) -> ModuleType:
 
 
 def user_folders(base_dir: Path | None) -> list[Path]:
-    """Return where a user's own files and modules are: in the config's folder, then in the working directory."""
+    """Return the folders of a user's own files and modules: the config's folder, then the working directory."""
     cwd = Path.cwd()
     return [cwd] if base_dir is None or base_dir.resolve() == cwd else [base_dir.resolve(), cwd]
 
 
 def one_line(error: BaseException) -> str:
-    """Put an exception in one line: its type and the first line of what it says, of a SyntaxError its source line."""
+    """Return an exception as one line: its type and message's first line; for a SyntaxError also the source line."""
     lines = str(error).strip().splitlines()
     told = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     source = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
@@ -146,23 +147,25 @@ def _refuse_missing(dotted: str, module: ModuleType | None, rest: list[str], fol
 
 
 def _refuse_other_copy(top: str, folders: Sequence[Path]) -> None:
-    """One process holds one module of a name: never hand out another folder's in silence."""
+    """Raise if another folder's module of that name is loaded: a process holds one module per name."""
     places = (folder / name for folder in folders for name in (Path(top, "__init__.py"), f"{top}.py"))
     wanted = next((path for path in places if path.is_file()), None)
     loaded = sys.modules.get(top)
     if wanted and loaded and _file_of(loaded) and Path(_file_of(loaded)).resolve() != wanted.resolve():
         raise PluginError(
             f"module '{top}' is already imported from {_file_of(loaded)}, so {wanted} cannot be imported under "
-            f"that name too; name it as a file ({wanted.name}:NAME) or rename it"
+            f"that name too; refer to it as a file ({wanted.name}:NAME) or rename it"
         )
 
 
 def _load_file(text: str, folders: Sequence[Path]) -> ModuleType:
-    """Return the module of a file, run once however often it is named or imported by its siblings."""
+    """Return the module of a file; it runs once, even if it is named several times or imported by its siblings."""
     paths = [(folder / Path(text).expanduser()).resolve() for folder in folders]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise PluginError(f"there is no file {' or '.join(str(path) for path in dict.fromkeys(paths))}")
+    # A sibling may have imported the file already, under another name. A second copy would have its own state and
+    # classes.
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType) and vars(module).get("__file__") == str(path):
             return module
@@ -177,23 +180,25 @@ def _load_file(text: str, folders: Sequence[Path]) -> ModuleType:
     try:
         _run(lambda: loader.exec_module(module), str(path))
     except BaseException:
+        # As Python's own import does: the next try must not find a module that ran only in part.
         del sys.modules[name]
         raise
     return module
 
 
 def _module_name(path: Path) -> str:
-    """Return the name by which siblings would import the file, unless another module owns it."""
+    """Return the name by which sibling files would import this file, unless another module has that name."""
     stem = path.stem
     if stem.isidentifier() and stem not in sys.modules and stem not in sys.stdlib_module_names:
         spec = importlib.util.find_spec(stem)
         if spec is not None and spec.origin == str(path):
             return stem
+    # crc32, because `hashlib` would load OpenSSL. The name only has to differ between paths.
     return f"{FILE_MODULE}{zlib.crc32(str(path).encode()):08x}"
 
 
 def _run(load: Callable[[], object], what: str) -> None:
-    """Import something; what goes wrong in there is the module's own fault and is said to be."""
+    """Import something; report what it raises as a fault of the imported module."""
     try:
         load()
     except (Exception, SystemExit) as error:
@@ -201,7 +206,7 @@ def _run(load: Callable[[], object], what: str) -> None:
 
 
 def _remedy(error: BaseException) -> str:
-    """Say what to install where a module is missing; a name that is not known may be misspelt, so it is no command."""
+    """Return advice on a missing module. An unknown name may be misspelt, so only known ones get an install command."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     top = (name or "").partition(".")[0]
     if not top or top in of_another_interpreter() or top in sys.modules or importlib.util.find_spec(top) is not None:
@@ -212,7 +217,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def _origin(error: BaseException) -> str:
-    """` at file:line` of the innermost frame outside the import machinery."""
+    """Return ` (at file:line)` of the innermost frame outside the import machinery."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     ours = [frame for frame in frames if frame.filename not in (__file__, importlib.__file__)]
     return f" (at {ours[-1].filename}:{ours[-1].lineno})" if ours else ""

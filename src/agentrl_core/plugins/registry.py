@@ -1,4 +1,4 @@
-"""The table of everything that can be named in a config: who registered it, and how to get it."""
+"""Table of all registered components: which package registered a name, and how to import and build it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS: Mapping[str, str] = {
     "worker_adapters": "worker adapter",
     "commands": "command",
 }
-"""Kind of component -> what one of them is called."""
+"""Kind of component -> its name in the singular, for messages."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,15 +47,15 @@ class Entry:
     kind: str
     name: str
     distribution: str
-    """The package that registered it; empty for an object named by its path."""
+    """Package that registered it; empty for an object named by its path."""
     version: str
     value: object
-    """The component, or the "module:attr" where it is."""
+    """The component itself, or its location as "module:attr"."""
     summary: str = ""
 
     @property
     def path(self) -> str:
-        """`module:attr` of the component."""
+        """Location of the component as `module:attr`."""
         if isinstance(self.value, str):
             return self.value
         holder = self.value if hasattr(self.value, "__qualname__") else type(self.value)
@@ -64,65 +64,65 @@ class Entry:
 
 @attrs.define(kw_only=True, eq=False)
 class Package:
-    """One installed distribution that plugs in, and how that went."""
+    """An installed distribution that plugs in, and the result of loading it."""
 
     distribution: str
     version: str
     requires: str = ""
-    """The range of agentrl-core that it declares, `>=0.1,<0.2`; empty for none."""
+    """Range of agentrl-core that it declares, `>=0.1,<0.2`; empty for none."""
     status: Literal["ok", "error", "blocked"] = "ok"
     reason: str = ""
-    """One line: the error, or what blocks it."""
+    """One line: the error, or the setting that blocks the package."""
     error: BaseException | None = None
     entries: list[Entry] = attrs.field(factory=list)
-    """What it registered; for a blocked package, what its metadata says that it would."""
+    """Components that it registered; for a blocked package, those that its metadata declares."""
     hooks: list[str] = attrs.field(factory=list)
-    """The other hooks that it implements."""
+    """Other hooks that it implements."""
     notes: list[str] = attrs.field(factory=list)
-    """Near misses: a name that is almost a hook or a kind."""
+    """Near misses: names that are almost a hook or a kind."""
 
     def fail(self, error: BaseException, reason: str = "") -> None:
-        """Set the package aside; the first error counts."""
+        """Mark the package as broken; the first error counts."""
         if self.error is None:
             self.status, self.error = "error", error
             self.reason = reason or (str(error) if isinstance(error, PluginError) else one_line(error))
 
     @property
     def trouble(self) -> str:
-        """Why nothing of a package that is not `ok` can be used, as a verb phrase."""
+        """Reason why a package that is not `ok` cannot be used, as a verb phrase."""
         return f"is blocked by {self.reason}" if self.status == "blocked" else f"failed to load: {self.reason}"
 
 
 PROGRAM = Package(distribution="python", version="")
-"""What the running program itself registered, by `agentrl_core.register_scorer`."""
+"""Holds the components that the running program registered itself, by `agentrl_core.register_scorer`."""
 
 
 class Registry:
-    """What the installed packages and the program registered, and what a config may name by its path.
+    """Components of the installed packages and of the program, and objects that a config names by their path.
 
-    A reference is one of `module:attr`, `file.py:attr`, `pkg.mod.Attr`, `distribution/name` and a bare name. A
-    bare name that two packages use is refused. `base_dir` is the folder from which relative files start.
+    A reference is one of `module:attr`, `file.py:attr`, `pkg.mod.Attr`, `distribution/name` and a bare name. A bare
+    name that two packages use is refused. Relative files start from `base_dir`.
     """
 
     def __init__(self, packages: Iterable[Package], hooks: PluginManager) -> None:
         self.packages: Sequence[Package] = tuple(packages)
-        """All that were found, by name."""
+        """All packages that were found, sorted by name."""
         self._sources = (*self.packages, PROGRAM)
         self.hooks = hooks
         """Calls `adapt_agent` and the lifecycle hooks of the packages that loaded."""
 
     def entries(self, kind: str) -> list[Entry]:
-        """Return what the packages that loaded registered of one kind, by name."""
+        """Return the components of one kind from the packages that loaded, sorted by name."""
         found = (entry for package in self._sources if package.status == "ok" for entry in package.entries)
         return sorted(
             (entry for entry in found if entry.kind == kind), key=lambda entry: (entry.name, entry.distribution)
         )
 
     def find(self, kind: str, ref: str, *, base_dir: Path | None = None, where: Where = "") -> Entry:
-        """Return the component that `ref` names; one named by its path is imported, a registered one is not.
+        """Return the component that `ref` names; imports it only if it is named by its path.
 
-        Raises `PluginError`: unknown (with the nearest name), ambiguous (with what to write), or of a package
-        that is broken (from the original error) or blocked.
+        Raises `PluginError` if it is unknown (with the nearest name), ambiguous (with the unambiguous names), or of a
+        package that is broken (with the original error) or blocked.
         """
         prefix = _prefix(where)
         if is_reference(ref):
@@ -132,7 +132,9 @@ class Registry:
         if slash:
             return self._find_in(self.package(distribution, where=where), kind, name, prefix)
         named = [(package, entry) for package in self._sources for entry in _named(package, kind, name)]
+        # A blocked package does not make a name ambiguous. If only blocked ones have the name, the error says which.
         usable = [(package, entry) for package, entry in named if package.status != "blocked"]
+        # Never pick one silently: which package wins would depend on the installation.
         if len(usable) > 1:
             raise PluginError(f"{prefix}{_ambiguity([entry for _, entry in usable])}")
         for package, entry in usable or named:
@@ -141,7 +143,7 @@ class Registry:
         raise self._unknown(kind, name, prefix)
 
     def load(self, kind: str, ref: str, *, base_dir: Path | None = None, where: Where = "") -> Any:
-        """Import the component that `ref` names. Raises `PluginError` as `find` does, or if it cannot be imported."""
+        """Import the component that `ref` names. Raises `PluginError` as `find` does, or if the import fails."""
         entry = self.find(kind, ref, base_dir=base_dir, where=where)
         prefix = _prefix(where)
         value = entry.value
@@ -156,16 +158,16 @@ class Registry:
     def build(
         self, kind: str, component: Component, *, where: Where = "", base_dir: Path | None = None, **injected: Any
     ) -> Any:
-        """Construct a component from its options and those of `injected` that its signature accepts.
+        """Construct a component from its options, and from those of `injected` that its signature accepts.
 
-        A class becomes an instance; a function is returned with its keyword-only options bound. Raises
-        `PluginError` as `load` does and `ConfigError` for the options; messages start with `where`.
+        A class becomes an instance; a function is returned with its keyword-only options bound. Raises `PluginError` as
+        `load` does, and `ConfigError` for the options; messages start with `where`.
         """
         target = self.load(kind, component.use, base_dir=base_dir, where=where)
         return construct(target, component.options, name=component.use, where=where or KINDS[kind], injected=injected)
 
     def describe(self, kind: str, ref: str, *, base_dir: Path | None = None) -> str:
-        """Return what `ref` stands for: `dist==version module:attr`, or `module:attr (file)` where unpackaged."""
+        """Return the origin of `ref`: `dist==version module:attr`, or `module:attr (file)` if it is in no package."""
         if is_reference(ref):
             found = _resolve(ref, user_folders(base_dir))
             return f"{found.path} ({found.file})" if found.file else found.path
@@ -181,7 +183,7 @@ class Registry:
         return [_ambiguity(entries) for entries in names.values() if len(entries) > 1]
 
     def package(self, distribution: str, *, where: Where = "") -> Package:
-        """Return an installed package by any spelling of its name. Raises `PluginError` with the nearest one."""
+        """Return an installed package by any spelling of its name. Raises `PluginError` with the nearest name."""
         wanted = canonical(distribution)
         for package in self._sources:
             if canonical(package.distribution) == wanted:
@@ -198,7 +200,7 @@ class Registry:
         raise PluginError(f"{prefix}{package.distribution} {package.version} has no {KINDS[kind]} '{name}'{hint}")
 
     def _unknown(self, kind: str, name: str, prefix: str) -> PluginError:
-        """Say what is near, and which packages could not say what they have."""
+        """Return the error for an unknown name, with the nearest known one and the packages that failed to load."""
         known = sorted({entry.name for entry in self.entries(kind)})
         hint = did_you_mean(name, known) or (f" (known: {', '.join(known)})" if known else "")
         absent = [package for package in self.packages if package.status != "ok"]

@@ -1,4 +1,4 @@
-"""Running a user's agent under a time limit, so that whatever it does comes back as a value."""
+"""Run an agent or a scorer under a time limit; return its result or error, even if it ignores its cancellation."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 GRACE_S = 5.0
-"""Time that a cancelled agent has to clean up."""
+"""Seconds that a cancelled agent has to clean up."""
 
 SIBLING_FAILED = "sibling_failed"
-"""What an episode is cancelled with because another one of its group failed; any other was ended with the run."""
+"""Cancellation message, and reason, of an episode that is cancelled because another one of its group failed. Without
+it, an episode was cancelled because the run ended."""
 
 _abandoned: set[asyncio.Task[Any]] = set()
-"""Agents that ignored their cancellation; kept so that the loop does not lose them."""
+"""Agents that ignored their cancellation. Event loops hold tasks weakly, so something must keep them alive."""
 
 
 @attrs.frozen(kw_only=True)
 class Attempt:
-    """How the agent's part of an episode ended."""
+    """Result of the agent's part of an episode."""
 
     value: Any = None
-    """What it returned."""
+    """Return value of the workflow."""
     error: BaseException | None = None
-    """What it raised."""
+    """Exception that the workflow raised."""
     timed_out: bool = False
     detail: str = ""
-    """Which limit was met, where it is not the episode's."""
+    """Name of the limit that was exceeded, if it is not the episode's own."""
 
 
 async def run_agent(
@@ -45,13 +46,14 @@ async def run_agent(
     grace_s: float = GRACE_S,
     who: str = "an agent",
 ) -> Attempt:
-    """Await `run()` in a task of its own with `context`.
+    """Await `run()` in a new task with `context`.
 
-    At the limit, or when the caller is cancelled, the agent is cancelled and has `grace_s` to clean up; one
-    that ignores that is left behind, and the log says so of `who`. Never raises what the agent raises.
+    At the time limit, or when the caller is cancelled, the agent is cancelled and has `grace_s` to clean up. An agent
+    that ignores the cancellation is left running, and the log names it by `who`. Never raises what the agent raises.
     """
     agent = asyncio.create_task(_caught(run), context=context)
     try:
+        # Not `asyncio.wait_for`: after its timeout it waits without a limit for the cancelled task to end.
         await asyncio.wait({agent}, timeout=timeout_s)
         timed_out = not agent.done()
     finally:
@@ -65,7 +67,7 @@ async def run_agent(
 
 
 async def unbroken(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` to its end even if the caller is cancelled meanwhile; the cancellation is raised after it."""
+    """Await `work` to its end even if the caller is cancelled meanwhile; raise the cancellation afterwards."""
     task = asyncio.create_task(work)
     cancellation: asyncio.CancelledError | None = None
     while not task.done():
@@ -80,14 +82,15 @@ async def unbroken(work: Coroutine[Any, Any, T]) -> T:
 
 
 def cancelled_for(cancellation: asyncio.CancelledError) -> str:
-    """Return the reason that a cancelled record has."""
+    """Return the reason that the record of a cancelled episode gets."""
     return SIBLING_FAILED if cancellation.args == (SIBLING_FAILED,) else ""
 
 
 async def _caught(run: Callable[[], Awaitable[Any]]) -> Attempt:
-    """Return what the agent raised; its `sys.exit` or KeyboardInterrupt ends the episode, not the process.
+    """Return the agent's result or exception as a value.
 
-    Ctrl-C itself is raised on the main thread, never on that of the agents.
+    `sys.exit` or KeyboardInterrupt in an agent ends its episode, not the process. A real Ctrl-C is raised on the main
+    thread, never on the agents' thread.
     """
     try:
         return Attempt(value=await run())

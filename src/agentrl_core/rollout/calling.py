@@ -1,4 +1,4 @@
-"""How a workflow's function is called: with the arguments that it accepts, on the loop or on a thread."""
+"""Check a workflow's signature once; call it with the injected arguments that it accepts, on the loop or a thread."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 class WorkflowCall:
-    """A workflow's function, ready to be called once per episode.
+    """Workflow function that is checked and ready to be called once per episode.
 
-    Raises `ConfigError` where the function cannot be called with one task's data.
+    Raises `ConfigError` if the function cannot be called with a task's data.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, *, where: str = "workflow") -> None:
         self.function = function
-        """As it was given, its options bound."""
+        """The function as it was given, with its options bound."""
         self._is_async = _is_async(function)
         signature = _signature(function, name, where)
         if not takes_data(signature):
@@ -41,6 +41,7 @@ class WorkflowCall:
         else:
             self.accepted = frozenset(item.name for item in parameters if item.kind in _BY_NAME) & set(INJECTED)
         try:
+            # A dry run: a parameter that no episode gives is refused before anything starts.
             signature.bind({}, **dict.fromkeys(self.accepted))
         except TypeError as error:
             raise ConfigError(
@@ -49,7 +50,7 @@ class WorkflowCall:
             ) from None
 
     async def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Any:
-        """Return what the workflow returns; a sync function runs on a thread of its own."""
+        """Return the workflow's return value; a sync function runs on a new thread."""
         arguments = {name: value for name, value in injected.items() if name in self.accepted}
         if self._is_async:
             return await self.function(data, **arguments)
@@ -58,9 +59,9 @@ class WorkflowCall:
 
 
 class EngineCall:
-    """The `arun_episode` of a workflow that calls the engine itself.
+    """The `arun_episode` of a token-level workflow, which calls the engine itself.
 
-    Raises `ConfigError` where it cannot be called with the engine and one task's data.
+    Raises `ConfigError` if it cannot be called with the engine and a task's data.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, *, where: str = "workflow") -> None:
@@ -76,7 +77,7 @@ class EngineCall:
             raise ConfigError(f"{where}: {name}{signature} {problem}")
 
     async def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Any:
-        """Return what the workflow returns; `EpisodeError` where that rejects the episode."""
+        """Return the workflow's return value; `EpisodeError` if it rejects the episode by returning None."""
         returned = await self._function(injected["engine"], data)
         if returned is None:
             raise EpisodeError(
@@ -88,7 +89,7 @@ class EngineCall:
 
 
 def takes_data(signature: inspect.Signature) -> bool:
-    """Whether the first parameter must be given by position, as a task's data is."""
+    """Return whether the first parameter must be given by position, as a task's data is."""
     first = next(iter(signature.parameters.values()), None)
     if first is None:
         return False
@@ -98,8 +99,8 @@ def takes_data(signature: inspect.Signature) -> bool:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    """Whether a function, or the call of an object, is a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 (its call is looked at, not whether it has one)
+    """Return whether a function, or an object's `__call__`, is a coroutine function."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 (reads `__call__`, does not test for it)
 
 
 def _signature(function: Callable[..., Any], name: str, where: str) -> inspect.Signature:

@@ -1,4 +1,4 @@
-"""How many groups may start: AReaL's staleness formula, with tasks as units."""
+"""Bound the number of groups that may start: AReaL's staleness formula, with tasks as units."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ class Capacity:
     """Policy versions that a group may lag behind."""
     tasks_per_step: int
     total_steps: int | None = None
-    """No group is started that only a later step could consume; None: no end."""
+    """Steps of the run: no group is started that only a later step could consume. None: no end."""
     steps_done: int = 0
     accepted: int = 0
     """Usable groups since the start of the run."""
     running: int = 0
 
     def groups(self) -> int:
-        """Groups that may start now; not positive while sampling is as far ahead as it may be."""
+        """Return the number of groups that may start now; not positive while sampling is as far ahead as it may be."""
         steps = self.max_head_offpolicyness + self.steps_done + 1
+        # Near the end of the run the bound would admit groups that no step will consume.
         if self.total_steps is not None:
             steps = min(steps, self.total_steps)
         return steps * self.tasks_per_step - (self.accepted + self.running)
 
     def go_on_after(self, steps_done: int) -> None:
-        """Begin where a run stands whose every step consumed `tasks_per_step` groups."""
+        """Continue a run whose every step so far consumed `tasks_per_step` groups."""
         self.steps_done = steps_done
         self.accepted = steps_done * self.tasks_per_step
 
     def replaced(self, groups: int) -> None:
-        """Make room for as many groups as those that were taken and that no step will consume."""
+        """Make room for `groups` groups in place of groups that were taken but that no step will consume."""
         self.accepted -= groups
 
     def started(self) -> None:
-        """Count a group in."""
+        """Count a group that starts."""
         self.running += 1
 
     def finished(self, *, usable: bool) -> None:
-        """Count a group out; one that is not usable makes room for another."""
+        """Count a group that ended; an unusable one makes room for another."""
         self.running -= 1
         self.accepted += usable

@@ -1,4 +1,4 @@
-"""What a scorer tells beside its verdict, as JSON of a bounded size: anything that it gives can be stored."""
+"""Make a scorer's details storable: any objects become JSON of a bounded size, without secrets."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 LARGEST_BYTES = 65_536
-"""Of a record's details as JSON: a judge's prompt and replies fit, and ten thousand records stay below a gigabyte."""
+"""Largest size of a record's details as JSON. A judge's prompt and replies fit, and ten thousand records stay below
+a gigabyte."""
 
 _CUTS = (20_000, 4_000, 500, 60)
-"""Characters that a text keeps, and a tenth of it items that a list keeps; the first with which all fits is taken."""
+"""Characters that are kept of a text; of a list, a tenth of that number of items. The first one with which
+everything fits is used."""
 _DEEPEST = 8
+"""Levels of nesting that are kept; deeper values become text."""
 
 
 def storable(details: Any, clean: Callable[[str], str] = str) -> dict[str, Any]:
-    """Return `details` with what JSON lacks as text, each text through `clean`, and cut until all of it fits."""
+    """Return `details` as JSON values of at most `LARGEST_BYTES`.
+
+    Values that JSON lacks become text, every text passes through `clean`, and texts and lists are cut until all fits.
+    """
     if not isinstance(details, Mapping):
         details = {"details": details}
     for most in _CUTS:
@@ -42,15 +48,16 @@ def _kept(value: Any, most: int, depth: int, clean: Callable[[str], str]) -> Any
 
 
 def _number(value: numbers.Real) -> int | float | str:
+    # numpy's numbers are `numbers.Real` too, but `json` accepts Python's own only.
     number = int(value) if isinstance(value, numbers.Integral) else float(value)
     return number if math.isfinite(number) else str(number)
 
 
 def _text(value: Any, most: int, clean: Callable[[str], str]) -> str:
-    """Return a text of at most about `most` characters; a scorer's `__str__` may raise."""
+    """Return a text of about `most` characters at most; a scorer's `__str__` may raise."""
     try:
         text = clean(str(value))
-    except Exception as error:  # noqa: BLE001 - a user's code
+    except Exception as error:  # noqa: BLE001 - user code may raise anything
         return f"({type(value).__name__}, whose text cannot be shown: {type(error).__name__})"
     if len(text) <= most:
         return text

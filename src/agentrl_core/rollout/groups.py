@@ -1,4 +1,4 @@
-"""The episodes of one group: which are tried again, and what the failure of one means for the others."""
+"""Run the episodes of one group: retry failed slots, or cancel the whole group at the first failure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from agentrl_core.types import Record
 
 StartSlot: TypeAlias = "Callable[[asyncio.TaskGroup, int, int], asyncio.Task[Record | None]]"
-"""Start an episode in a task group, of a slot and an attempt; its record is None where no agent came to do it."""
+"""Function that starts one episode in a task group, given slot and attempt number. Its record is None if no online
+agent took the slot."""
 
 
 async def run_group(start: StartSlot, config: RolloutConfig, *, tries: int = 0) -> bool:
-    """Run every slot of a group, and tell whether it is usable.
+    """Run every slot of a group, and return whether the group is usable.
 
-    `tries` groups of this task ended unusable before: attempts are numbered on from theirs, so that none is sampled
-    with the random numbers of an earlier one.
+    `tries` counts the earlier groups of this task that ended unusable. Attempt numbers continue after theirs, so that
+    no episode is sampled with the random numbers of an earlier one.
     """
     slots = range(config.group_size)
     first = tries * (config.retries + 1)
@@ -30,15 +31,18 @@ async def run_group(start: StartSlot, config: RolloutConfig, *, tries: int = 0) 
     missing: list[int] = list(slots)
     for attempt in range(first, first + config.retries + 1):
         async with asyncio.TaskGroup() as group:
+            # A TaskGroup, so that a fault that is not an episode's own cancels the other episodes and is raised.
             running = {slot: start(group, slot, attempt) for slot in missing}
         missing = [slot for slot, item in running.items() if not _scored(item)]
+        # A slot that no online agent took in time is not retried: the group would wait again for agents that do not
+        # come.
         if not missing or any(item.result() is None for item in running.values()):
             break
     return config.group_size - len(missing) >= config.min_group_size
 
 
 async def _all_or_nothing(start: StartSlot, slots: Iterable[int], attempt: int) -> bool:
-    """Run all slots; once one did not end scored, cancel the others with their generations."""
+    """Run all slots; when one ends without a score, cancel the others with their generations."""
     async with asyncio.TaskGroup() as group:
         running = [start(group, slot, attempt) for slot in slots]
         pending = set(running)
@@ -52,7 +56,7 @@ async def _all_or_nothing(start: StartSlot, slots: Iterable[int], attempt: int) 
 
 
 def _scored(item: asyncio.Task[Record | None]) -> bool:
-    """Whether a finished slot has a reward; raises what no episode can be blamed for."""
+    """Return whether a finished slot has a reward; raise faults that are not an episode's own."""
     if item.cancelled():
         return False
     record = item.result()

@@ -1,4 +1,4 @@
-"""Asking a task's scorer about a finished episode; whatever goes wrong there is *no score*, never zero."""
+"""Ask a task's scorer for the reward of an episode; every failure there is *no score*, never a reward of 0."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """What a scorer said."""
+    """Checked result of a scorer."""
 
     reward: GivenReward
     parts: Mapping[str, float] = attrs.field(factory=dict)
-    """Named components, finite."""
+    """Named components of the value, finite."""
     details: Mapping[str, Any] = attrs.field(factory=dict)
-    """The answer that was judged (`judged`), and what the scorer tells beside its value, as it gave it."""
+    """The scored answer (under `judged`), and whatever details the scorer gave, unchanged."""
 
 
 async def judge(
     scorer: NormalizedScorer, task: Task, episode: Episode, *, timeout_s: float, answer: Answer | None = None
 ) -> Verdict:
-    """Ask a scorer about `answer`, or the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
+    """Score `answer`, or the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
     request = score_request(task, episode, answer)
     try:
         verdict = await ask_scorer(scorer, request, episode.interactions, timeout_s=timeout_s)
@@ -48,12 +48,13 @@ async def judge(
 async def ask_scorer(
     scorer: NormalizedScorer, request: ScoreRequest, interactions: Sequence[Interaction] = (), *, timeout_s: float
 ) -> Verdict:
-    """Ask a scorer; `interactions` are those that it may reward by their ids."""
+    """Call a scorer; `interactions` are those that it may reward by id."""
     name = f"scorer '{scorer.name}'"
     context = contextvars.copy_context()
+    # Under the same rules as an agent: neither a hang nor `sys.exit` in a scorer may stop the run.
     judged = await run_agent(lambda: scorer(request), context, timeout_s=timeout_s, who=name)
     if judged.timed_out:
-        raise EpisodeError("no_score", f"{name} gave no verdict within rollout.timeout_s = {timeout_s:g} s")
+        raise EpisodeError("no_score", f"{name} gave no score within rollout.timeout_s = {timeout_s:g} s")
     if isinstance(judged.error, EpisodeError):
         raise EpisodeError("no_score", str(judged.error), details=judged.error.details) from judged.error
     if judged.error is not None:
@@ -70,7 +71,7 @@ async def ask_scorer(
 
 
 def score_request(task: Task, episode: Episode, answer: Answer | None = None) -> ScoreRequest:
-    """Return what a scorer sees of an episode: its last trainable interaction, with the answer cut out."""
+    """Return the request to a scorer for an episode: its last trainable interaction, with the answer extracted."""
     last = next(item for item in reversed(episode.interactions) if item.trainable)
     found = find_answer(text_of(last.output) if answer is None else answer.text, task.answer_schema)
     if answer is not None and found.source != "schema":
@@ -79,7 +80,7 @@ def score_request(task: Task, episode: Episode, answer: Answer | None = None) ->
 
 
 def early_request(task: Task, record: Record, reply: str, messages: Sequence[Message]) -> ScoreRequest:
-    """Return what a scorer sees of a reply while its episode goes on: what it would see if that were the last."""
+    """Return the request to a scorer for a reply during an episode, as if that reply were the last one."""
     return _request(task, record, find_answer(reply, task.answer_schema), tuple(messages))
 
 
@@ -96,7 +97,7 @@ def _request(task: Task, record: Record, found: FoundAnswer, messages: Sequence[
 
 
 def _with_answer(request: ScoreRequest, details: Any) -> dict[str, Any]:
-    """Return a scorer's details after the answer that it was given, for the trace."""
+    """Return a scorer's details, preceded by the answer that it scored, for the trace."""
     looked_for = shown(request.task.answer_schema)
     judged = {"answer": request.answer, "from": request.answer_from, "looked_for": looked_for}
     return {"judged": judged, **(details if isinstance(details, Mapping) else {"details": details})}

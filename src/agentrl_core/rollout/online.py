@@ -1,4 +1,8 @@
-"""Wait for agents that run elsewhere, in place of running one: they take a slot, make its calls, and are rewarded."""
+"""Online mode: fill the slots of groups with episodes of agents that run elsewhere and open their sessions over HTTP.
+
+Takes the place of a workflow in the runner. An agent takes a slot, makes its LLM calls, ends its session, and posts the
+reward.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,12 @@ if TYPE_CHECKING:
     from agentrl_core.types import Record, Task
 
 
-class NobodyCame(Exception):  # noqa: N818 - no error: what an agent leaves undone
-    """A slot of a group was taken by no agent in time."""
+class NobodyCame(Exception):  # noqa: N818 - not an error
+    """No agent took a slot of a begun group in time."""
 
 
 class Visitors:
-    """Fills the slots of a run with the sessions that agents open by themselves."""
+    """Offers the slots of a run to agents that open sessions by themselves, and waits for their rewards."""
 
     def __init__(self, gateway: Gateway, config: RolloutConfig, gateway_config: GatewayConfig) -> None:
         self._gateway = gateway
@@ -36,14 +40,14 @@ class Visitors:
         self._ttl_s = gateway_config.session_ttl_s
         self._lease_timeout_s = config.agent.lease_timeout_s
         self._first: dict[str, Lease] = {}
-        """Group -> its first slot, of groups whose task is what their first agent works on."""
+        """Group -> the slot that its first agent took, for groups whose task that agent chose."""
         self._unplanned: set[str] = set()
-        """Those groups."""
+        """Groups whose task their first agent chose."""
         gateway.leases.training = True
 
     @contextlib.asynccontextmanager
     async def group(self, group_id: str) -> AsyncIterator[Task]:
-        """Let the next agent say what a group works on; its other slots are for agents that work on the same."""
+        """Wait for the next agent and yield its task; the group's other slots are reserved for that task."""
         with self._gateway.leases.offer(None) as lease:
             await _taken(lease)
             if lease.task is None:
@@ -58,41 +62,44 @@ class Visitors:
 
     @contextlib.asynccontextmanager
     async def next(self, task: Task, group_id: str, *, is_eval: bool) -> AsyncIterator[Lease]:
-        """Offer a slot, and wait for the agent that takes it.
+        """Offer a slot of a group, and wait for the agent that takes it.
 
-        For ever, as nothing runs out while nobody works; but `NobodyCame` where a group that an agent has begun
-        finds no other in time.
+        Waits without a limit, because nothing expires while no agent works. But in a group that an agent has begun,
+        raises `NobodyCame` if no other agent takes the slot within `rollout.agent.lease_timeout_s`.
         """
         first = self._first.pop(group_id, None)
         if first is not None:
             yield first
             return
+        # The first agent of such a group chose the task. Agents that work on other tasks must not get its other slots.
         reserved = group_id in self._unplanned
         with self._gateway.leases.offer(task, is_eval=is_eval, reserved=reserved) as lease:
             try:
                 async with asyncio.timeout(self._lease_timeout_s if reserved else None):
                     await _taken(lease)
             except TimeoutError:
-                if not lease.claimed.done():  # not in the last moment
+                # An agent may have taken the slot at the moment of the timeout: then the slot is its own.
+                if not lease.claimed.done():
                     raise NobodyCame from None
             yield lease
 
     async def open(
         self, lease: Lease, record: Record, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None
     ) -> Session:
-        """Open the session of the agent that took a slot, and tell it."""
+        """Open the session of the agent that took a slot, and answer the agent's request with it."""
         try:
             session = await self._gateway.open_visit(
                 record, lease.claimed.result(), seed_key=seed_key, sampling=sampling
             )
-        except RequestError as refusal:  # the agent's key was taken meanwhile: it is told, and the slot is lost
+        except RequestError as refusal:
+            # The key that the agent chose was taken meanwhile. The agent is told so, and its slot is lost.
             lease.opened.set_exception(refusal)
             raise EpisodeError("no_session", str(refusal)) from refusal
         lease.opened.set_result(session)
         return session
 
     async def attempt(self, task: Task, session: Session) -> Attempt:
-        """Wait until the agent has ended its session and its reward is there."""
+        """Wait until the agent has ended its session and posted its reward."""
         visit = session.visit
         if visit is None:
             raise TypeError("the session was not opened by an agent from elsewhere")
@@ -101,36 +108,34 @@ class Visitors:
             return Attempt(timed_out=True, detail=f"the agent left its session {bound}; it must POST /rl/end_session")
         last = last_call(session)
         if last is None or (task.scorer is not None and not visit.rewards):
-            return Attempt()  # there is nothing to reward, or the task's scorer does that
+            # There is nothing to reward, or the task's scorer gives the reward.
+            return Attempt()
         end = time.monotonic() + self._reward_timeout_s
         if not await visit.until(lambda: bool(visit.rewards), timeout_s=self._reward_timeout_s):
             return Attempt(
                 error=EpisodeError(
                     "no_reward",
                     f"no reward came within rollout.agent.reward_timeout_s = {self._reward_timeout_s:g} s after the "
-                    "session's end; POST /rl/set_reward before it ends, or soon after",
+                    "session's end; POST /rl/set_reward before the end of the session, or soon after",
                 )
             )
         await self._more_rewards(visit, session, end)
         return Attempt(value=_reward(visit.settle(session), last.id))
 
     async def _more_rewards(self, visit: Visit, session: Session, end: float) -> None:
-        """Wait for the rewards of single calls, which come one by one: until all are there, or none has come for long.
-
-        To settle with the first would refuse the others, and train what one call was worth as if it were all.
-        """
+        """Wait for the rewards of single calls, which come one by one, until all are there or none came for a while."""
         came = True
         while came and not visit.has_all_rewards(session):
             seen = visit.num_rewards
             patience_s = min(self._reward_grace_s, end - time.monotonic())
-            came = await visit.until(lambda: visit.num_rewards != seen, timeout_s=patience_s)  # noqa: B023  (it ends here)
+            came = await visit.until(lambda: visit.num_rewards != seen, timeout_s=patience_s)  # noqa: B023  (awaited within the iteration)
 
 
 async def _taken(lease: Lease) -> None:
-    # Shielded: a future that this wait cancelled could not be taken any more.
+    # Shielded: cancelling this wait would cancel the lease's future, and no agent could take the slot any more.
     await asyncio.shield(asyncio.wrap_future(lease.claimed))
 
 
 def _reward(rewards: Mapping[str, float], last: str) -> float | dict[str, float]:
-    """Return the reward of the last call alone as that of the whole record."""
+    """Return the rewards; a single one, of the last call, counts as that of the whole record."""
     return rewards[last] if set(rewards) == {last} else dict(rewards)

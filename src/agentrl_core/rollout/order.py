@@ -1,4 +1,4 @@
-"""The order in which tasks are submitted, fixed by the seed: the same position is always the same task."""
+"""Order in which tasks are sampled, fixed by the seed: a position always has the same task, also after a resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TaskOrder:
-    """Every task once per epoch, each epoch shuffled anew. Position 0 is the run's first group."""
+    """Sequence of tasks over epochs; each epoch has every task once, shuffled anew. Position 0 is the first group's."""
 
     def __init__(self, tasks: Sequence[Task], *, seed: int, shuffle: bool = True) -> None:
         if not tasks:
@@ -39,20 +39,20 @@ class TaskOrder:
 
 @attrs.frozen(kw_only=True)
 class Turn:
-    """A position in the order, and the task that stands there."""
+    """A position in the order and its task."""
 
     index: int
     task: Task
     tries: int = 0
-    """Groups at this position that ended unusable."""
+    """Groups of this position that ended unusable."""
 
 
 class TaskQueue:
-    """What is submitted next: the positions of an order, and those that were put back.
+    """Queue of the turns to sample: positions that were put back, then the next ones of the order.
 
-    A position that is put back waits for `release` and then comes before all new ones, by position: when its group
-    ended makes no difference. `left` are the positions before `start_index` that an earlier process did not finish,
-    with their tries. Without an order, positions go to tasks that others bring.
+    A position that is put back waits for `release`, and then precedes all new ones, sorted by position. So the order
+    does not depend on when its group ended. `left` holds the positions before `start_index` that an earlier process did
+    not finish, with their tries. Without an order, `turn_for` gives positions to tasks that online agents bring.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TaskQueue:
         self.release()
 
     def next(self) -> Turn:
-        """Return the next turn of the order."""
+        """Return the next turn; only with an order."""
         if self._released:
             return heapq.heappop(self._released)[1]
         if self._order is None:
@@ -78,24 +78,25 @@ class TaskQueue:
         return self.turn_for(self._order[self._next])
 
     def turn_for(self, task: Task) -> Turn:
-        """Return the next position as that of `task`."""
+        """Return the next position, with `task` as its task."""
         self._next += 1
         return Turn(index=self._next - 1, task=task)
 
     def put_back(self, turn: Turn) -> bool:
-        """Let a turn whose group ended unusable come again; False where it may not."""
+        """Schedule the turn of an unusable group again; return False if it has no tries left."""
         if self._order is None or turn.tries >= self._requeue:
             return False
         self._waiting.append(attrs.evolve(turn, tries=turn.tries + 1))
         return True
 
     def release(self) -> None:
-        """Let what was put back so far come next."""
+        """Make the positions that were put back so far the next ones."""
         for turn in self._waiting:
-            heapq.heappush(self._released, (turn.index, turn))  # a position waits at most once
+            # A position waits at most once, so the heap never compares two turns.
+            heapq.heappush(self._released, (turn.index, turn))
         self._waiting.clear()
 
 
 def stable_hash(text: str) -> int:
-    """Return 63 bits of `text`, equal in every process."""
+    """Return a 63-bit hash of `text` that is equal in every process, unlike `hash`."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

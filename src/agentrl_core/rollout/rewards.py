@@ -1,4 +1,4 @@
-"""What a workflow or a scorer gave, as checked numbers: one per record, or one per interaction."""
+"""Check the value that a workflow or a scorer returned as reward: a finite number, or one per interaction."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from agentrl_core.types import Interaction
 
 _SHOWN_IDS = 8
-"""Known ids that a message lists before it stops."""
+"""Known ids that a message lists."""
 
 
 @attrs.frozen(kw_only=True)
 class GivenReward:
-    """A finite reward."""
+    """A checked, finite reward."""
 
     value: float
-    """Of the whole record; the sum of `by_interaction` where that was given."""
+    """Reward of the whole record; the sum of `by_interaction` if that was given."""
     by_interaction: Mapping[str, float] = attrs.field(factory=dict)
-    """Interaction id → reward, empty where one number was given."""
+    """Interaction id → reward; empty if one number was given."""
 
 
 def read_reward(given: Any, interactions: Sequence[Interaction], *, giver: str = "the workflow") -> GivenReward | None:
-    """Check what `giver` returned: a number, `{interaction id or turn index: number}`, or None for no reward.
+    """Check the value that `giver` returned: a number, `{interaction id or turn index: number}`, or None for no reward.
 
     Raises `EpisodeError` with reason `not_finite`, `unknown_interaction` or `reward_type`.
     """
@@ -59,6 +59,7 @@ def _number(given: Any, giver: str) -> float:
 
 
 def _find(key: Any, interactions: Sequence[Interaction], giver: str) -> Interaction:
+    # `numbers.Integral` includes numpy's integers. It includes bool as well, but True is no turn index.
     if isinstance(key, numbers.Integral) and not isinstance(key, bool):
         turn = int(key)
         if 0 <= turn < len(interactions):
@@ -71,6 +72,6 @@ def _find(key: Any, interactions: Sequence[Interaction], giver: str) -> Interact
     more = len(interactions) - len(known)
     raise EpisodeError(
         "unknown_interaction",
-        f"{giver} gave a reward to {key!r}, which is no interaction of this record; known are "
-        f"{', '.join(known)}{f' and {more} more' if more else ''}, or turn indices 0 to {len(interactions) - 1}",
+        f"{giver} gave a reward to {key!r}, which is not an interaction of this record; expected "
+        f"{', '.join(known)}{f' and {more} more' if more else ''}, or a turn index from 0 to {len(interactions) - 1}",
     )

@@ -1,4 +1,4 @@
-"""One episode from its task to its stored record: session, agent, reward, outcome."""
+"""Run one episode from its task to its stored record: open a session, run the agent, score it, store the outcome."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LONGEST_DETAIL = 2_000
-"""Characters of what is wrong with a reward or a score: it may quote what a workflow returned."""
+"""Characters kept of the message about a bad reward or score, which may quote what a workflow returned."""
 
 
 class Runner:
-    """Runs episodes, many at a time, on the event loop of the agents.
+    """Runs episodes, many at a time, on the agents' event loop.
 
-    `run(data, injected)` awaits the workflow; or else `run` are visitors: agents from elsewhere that come by
-    themselves. `scorer_for(task)` gives the task's scorer, or the default one for
-    a task that names none; a `UsageError` or `RunError` that it raises stops the run.
+    `run(data, injected)` awaits the workflow. In online mode `run` is a `Visitors`: agents that run elsewhere and open
+    their own sessions. `scorer_for(task)` returns the task's scorer, or the default one for a task that names none; a
+    `UsageError` or `RunError` that it raises stops the run.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Runner:
         task_set: str = "train",
         sampling: SamplingConfig | None = None,
     ) -> Episode:
-        """Run the workflow once on `task` and store how it ended.
+        """Run the workflow once on `task` and store its outcome.
 
-        Whatever the agent or the scorer does wrong is in the record's outcome. Cancelling this cancels the
-        agent and aborts its generations, and the record ends `cancelled`. Raises `RunError` where the engine,
-        the gateway or the store has failed: then no record's outcome could be trusted.
+        Faults of the agent or the scorer end up in the record's outcome. Cancelling this call cancels the agent and
+        aborts its generations; the record ends `cancelled`. Raises `RunError` if the engine, the gateway or the store
+        has failed: then no record's outcome could be trusted.
         """
         record = Record(
             id=uuid.uuid4().hex[:16],
@@ -107,7 +107,8 @@ class Runner:
             somebody = run.next(task, group_id, is_eval=is_eval)
         elif isinstance(run, ResolvedWorkflow) and run.workers is not None:
             somebody = run.workers.seat()
-        async with somebody as lease:  # the episode begins when somebody is there to do it
+        # The clock starts once a worker is free or an online agent has come: waiting for one is not the episode's time.
+        async with somebody as lease:
             return await self._run_record(
                 task, attrs.evolve(record, started_at=self._clock()), lease, seed_key, sampling
             )
@@ -129,17 +130,20 @@ class Runner:
             try:
                 done = await self._attempt(task, record, session)
             finally:
+                # Even in a cancelled episode: its calls stay stored, and generations that still run are aborted.
                 interactions = await unbroken(self._gateway.close_session(session))
             self._check_gateway()
             ended = await self._judged(task, Episode(record=record, interactions=interactions), done)
-            if session.refusal and ended.outcome is not Outcome.SCORED:  # agents on plain HTTP see the status alone
+            # An agent on plain HTTP often raises with the status alone: add the reason that the gateway gave.
+            if session.refusal and ended.outcome is not Outcome.SCORED:
                 ended = attrs.evolve(ended, detail=f"{ended.detail}; the gateway's last refusal: {session.refusal}")
             details = storable(ended.score_details, lambda text: _without_secrets(text, session))
             ended = attrs.evolve(ended, detail=_without_secrets(ended.detail, session), score_details=details)
         except asyncio.CancelledError as cancellation:
             ended = attrs.evolve(ended, reason=cancelled_for(cancellation))
             raise
-        except EpisodeError as error:  # there was no session
+        except EpisodeError as error:
+            # Only `_open_session` raises it here: there was no session.
             ended = _rejected(record, error)
             return Episode(record=ended, interactions=())
         finally:
@@ -158,7 +162,7 @@ class Runner:
         return await self._run.open(lease, record, seed_key=seed_key, sampling=sampling)
 
     async def _attempt(self, task: Task, record: Record, session: Session) -> Attempt:
-        """The agent's part, in a context that knows the episode."""
+        """Run the agent's part, in a context that knows the episode."""
         run = self._run
         if isinstance(run, Visitors):
             return await run.attempt(task, session)
@@ -175,22 +179,24 @@ class Runner:
             judge=lambda reply, messages: self._early_score(task, record, reply, messages),
             **injected,
         )
+        # A copy, so that the episode is known to the agent's tasks and threads alone.
         context = contextvars.copy_context()
         context.run(workflow_context.enter, here)
-        data = copy.deepcopy(dict(task.data))  # an agent may change its input: other records must not see that
+        # An agent may change its input, and other records of the group must not see that.
+        data = copy.deepcopy(dict(task.data))
         injected["engine"] = RecordEngine(self._gateway, session)
         return await run_agent(
             lambda: run(data, injected), context, timeout_s=self._config.timeout_s, grace_s=self._grace_s
         )
 
     async def _early_score(self, task: Task, record: Record, reply: str, messages: Sequence[Message]) -> float:
-        """What the task's scorer says of a reply in the middle of an episode."""
+        """Return the task's scorer's value for a reply in the middle of an episode."""
         request = early_request(task, record, reply, messages)
         verdict = await ask_scorer(self._scorer_for(task), request, timeout_s=self._config.timeout_s)
         return verdict.reward.value
 
     async def _judged(self, task: Task, episode: Episode, done: Attempt) -> Record:
-        """The record with its outcome and rewards."""
+        """Return the record with its outcome and rewards."""
         record, calls = episode.record, len(episode.interactions)
         if done.timed_out:
             detail = done.detail or (
@@ -209,7 +215,7 @@ class Runner:
             return _rejected(record, error)
 
     async def _scored(self, task: Task, episode: Episode, value: Any) -> Record:
-        """The workflow's reward; without one the scorer's. Raises `EpisodeError` if there is none to use."""
+        """Return the record with the workflow's reward, else the scorer's; `EpisodeError` if neither is usable."""
         record = attrs.evolve(episode.record, outcome=Outcome.SCORED)
         _check_called(episode.interactions)
         if is_tensor_rows(value):
@@ -223,6 +229,7 @@ class Runner:
             given = verdict.reward
             record = attrs.evolve(record, score_parts=verdict.parts, score_details=verdict.details)
         elif task.scorer is not None:
+            # Only a scorer that the task names is asked beside the workflow's reward; the default scorer is not.
             try:
                 verdict = await judge(self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s)
             except EpisodeError as error:
@@ -235,7 +242,7 @@ class Runner:
         return attrs.evolve(record, reward=given.value, rewards=given.by_interaction)
 
     def _check_gateway(self) -> None:
-        """Raise what ended the gateway or the engine: an agent that fails because of it is not at fault."""
+        """Raise the error that ended the gateway or the engine: an agent that fails because of it is not at fault."""
         if self._gateway.fatal is not None:
             raise self._gateway.fatal
 
@@ -252,14 +259,15 @@ def _check_called(interactions: Sequence[Interaction]) -> None:
         raise EpisodeError(
             "no_llm_call",
             "the agent returned without an LLM call to the policy; its client must use the injected `base_url` "
-            "(a parameter of `run`, or workflow_context.get().base_url), and be made in each episode: one that all "
-            "share would call in the name of another episode",
+            "(a parameter of `run`, or workflow_context.get().base_url). Create the client inside `run`: a client "
+            "that episodes share would make its calls for another episode",
         )
 
 
 def _without_secrets(text: str, session: Session) -> str:
-    """Take a session's key, and its address, which is as good as the key, out of a text."""
+    """Replace a session's key, and its address, which grants the same access, in a text."""
     for secret, name in ((session.api_key, "<api_key>"), (session.token, "<session>")):
-        cut = re.escape(secret[:8]) + r"[\w-]*(?=…)"  # what is left of it where the text was cut
+        # Where the text was cut in the middle of the secret, its beginning is left.
+        cut = re.escape(secret[:8]) + r"[\w-]*(?=…)"
         text = re.sub(cut, name, text.replace(secret, name))
     return text

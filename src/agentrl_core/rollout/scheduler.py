@@ -1,7 +1,7 @@
-"""Which task runs next, and when: groups in a fixed order, as far ahead of the learner as allowed.
+"""Start the groups of a run in a fixed order, as far ahead of the learner as the staleness bound allows.
 
-Synchronous training is asynchronous training with a bound of 0; there is one code path. Nothing polls: the
-loop wakes when an episode or a group ends, and when the learner publishes.
+Synchronous training is asynchronous training with a bound of 0; there is one code path. Nothing polls: the loop wakes
+when an episode or a group ends, and when the learner publishes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _TASKS_AT_ONCE = 500
+"""Task rows that are stored between two turns of the event loop."""
 
 
 class Scheduler:
     """Runs the groups of a training run, and evaluations, within one limit of concurrent episodes.
 
-    `run` and `evaluate` belong to the agents' event loop; everything else may be called from any thread. The same
-    seed submits the same tasks in the same order with the same random keys; `start_index`, with the earlier positions
-    that are `left` and their tries, goes on with exactly that. A task whose group ended unusable is put back
-    `rollout.requeue` times; it comes again with the next policy version. `total_steps` keeps groups from being
-    sampled that no step would consume. `on_scored(record)`, and for every
-    outcome `on_ended(record)`, are called on the agents' loop. Without tasks, `visitors`
-    say what they work on.
+    `run` and `evaluate` belong to the agents' event loop; all other methods may be called from any thread. The same
+    seed submits the same tasks in the same order with the same random keys. A resumed run continues that order from
+    `start_index`, after the earlier positions in `left` (position -> tries), which were not finished. A task whose
+    group ended unusable is put back up to `rollout.requeue` times and comes again with the next policy version. With
+    `total_steps`, no group is sampled that no step would consume. `on_scored(record)`, and for every outcome
+    `on_ended(record)`, are called on the agents' loop. Without tasks, the online agents (`visitors`) say which task
+    they work on.
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class Scheduler:
         )
         self._version = 0
         self._slots = asyncio.Semaphore(config.max_concurrent_rollouts)
-        self._pending = 0  # episodes that hold a slot, wait for one, or are about to
+        # Episodes that hold a slot, wait for one, or are about to.
+        self._pending = 0
         self._groups: set[asyncio.Task[None]] = set()
         self._evaluations: set[asyncio.Task[object]] = set()
         self._wake = asyncio.Event()
@@ -96,14 +98,16 @@ class Scheduler:
         self._error: BaseException | None = None
 
     async def run(self) -> None:
-        """Keep groups running until `stop`; on the way out cancel what runs and close the store's sampling.
+        """Run groups until `stop`; at the end cancel the running ones and close the store's sampling.
 
-        Raises what no episode can be blamed for: `RunError` (too many failures, engine, store), a fault of ours.
+        Raises errors that no episode is to blame for: `RunError` (too many failures, engine, store), or a programming
+        error.
         """
         self._loop, self._begun = asyncio.get_running_loop(), True
         try:
             await self._add_tasks(self._tasks)
             while not self._halted:
+                # Before filling: an event that arrives during `_fill` must wake the loop once more.
                 self._wake.clear()
                 await self._fill()
                 await self._wake.wait()
@@ -114,9 +118,9 @@ class Scheduler:
             raise self._error
 
     def publish(self, version: int, steps_done: int) -> None:
-        """Tell that the engine samples from `version` after `steps_done` optimizer steps.
+        """Announce that the engine samples from `version` after `steps_done` optimizer steps.
 
-        Before `run`, this says where a resumed run stands.
+        Before `run`, this sets the point at which a resumed run continues.
         """
         if not self._begun:
             self._version = version
@@ -125,20 +129,20 @@ class Scheduler:
             self._on_loop(self._published, version, steps_done)
 
     def replace(self, groups: int) -> None:
-        """Sample so many groups more for this step: as many that were taken are not worth it."""
+        """Sample `groups` more groups for this step, in place of groups that were taken and then filtered out."""
         self._on_loop(self._replaced, groups)
 
     def stop(self) -> None:
-        """Start no more episodes and cancel those that run; `run` returns once their records are stored."""
+        """Start no more episodes and cancel the running ones; `run` returns once their records are stored."""
         self._stopping = True
         self._on_loop(self._stopped)
 
     def drain_outcomes(self) -> dict[str, int]:
-        """Outcome (with reason) -> records since the last call, evaluation and retries included."""
+        """Return outcome (with reason) -> records since the last call, including evaluation and retries."""
         return self._tally.records.drain()
 
     def drain_answers(self) -> dict[str, int]:
-        """Count judged training records since the last call by the place of their answer (`tally.answer_name`)."""
+        """Return place of the answer -> scored training records since the last call (`tally.answer_name`)."""
         return self._tally.answers.drain()
 
     @property
@@ -147,7 +151,7 @@ class Scheduler:
         return self._tally.records.totals
 
     def drain_groups(self) -> dict[str, int]:
-        """`sampled`, `unusable`, `requeued` -> training groups that ended so since the last call."""
+        """Return `sampled`, `unusable`, `requeued` -> training groups that ended so since the last call."""
         return self._tally.groups.drain()
 
     @property
@@ -158,14 +162,14 @@ class Scheduler:
     async def evaluate(
         self, tasks: Sequence[Task], *, name: str, seed: int, sampling: SamplingConfig | None = None
     ) -> Evaluation:
-        """Run every task once; `name` is that of their set in `data.eval`, `eval` where it has no other.
+        """Run every task once and return the mean reward; `name` is that of their set in `data.eval`, else `eval`.
 
-        The random keys depend on `seed` and the task alone, so evaluations compare policies on equal terms.
-        `sampling` takes the place of the policy's own parameters. Raises as `run` does.
+        The random keys depend on `seed` and the task alone, so evaluations compare policies on equal terms. `sampling`
+        replaces the policy's own sampling parameters. Raises as `run` does.
         """
         self._loop = asyncio.get_running_loop()
         if self._stopping:
-            raise RunError(f"evaluation '{name}' asked for after the scheduler was stopped")
+            raise RunError(f"evaluation '{name}' was requested after the scheduler was stopped")
         this = asyncio.current_task()
         if this is not None:
             self._evaluations.add(this)
@@ -178,6 +182,7 @@ class Scheduler:
                     for index, task in enumerate(tasks)
                 ]
         except BaseExceptionGroup as errors:
+            # A TaskGroup wraps even a single error; callers handle the error itself.
             raise root_cause(errors) from None
         finally:
             if this is not None:
@@ -192,7 +197,7 @@ class Scheduler:
         return self._stopping or self._error is not None
 
     async def _add_tasks(self, tasks: Sequence[Task], task_set: str = "train") -> None:
-        """Store task rows a part at a time: a large data set must not hold up the loop."""
+        """Store task rows in parts, so that a large data set does not hold up the event loop."""
         for start in range(0, len(tasks), _TASKS_AT_ONCE):
             await self._store.add_tasks(self._run_id, tasks[start : start + _TASKS_AT_ONCE], task_set=task_set)
             await asyncio.sleep(0)
@@ -200,7 +205,7 @@ class Scheduler:
     async def _fill(self) -> None:
         """Start groups while the staleness bound admits them and an episode slot is free.
 
-        A group starts no earlier than one of its episodes can: its version is the one that it samples from.
+        A group does not start before one of its episodes can: its recorded version is the one that it samples from.
         """
         while not self._halted and self._pending < self._config.max_concurrent_rollouts and self._capacity.groups() > 0:
             group_id = uuid.uuid4().hex[:16]
@@ -220,7 +225,7 @@ class Scheduler:
         await self._store.add_group(self._run_id, group_id, turn.task.id, index=turn.index, size=size, version=version)
 
     async def _run_unplanned_group(self, group_id: str) -> None:
-        """Run a group on what the agent works on that comes next."""
+        """Run a group on the task that the next online agent brings."""
         visitors = self._visitors
         if visitors is None:
             raise TypeError("there are neither tasks nor visitors")
@@ -231,9 +236,12 @@ class Scheduler:
             await self._run_group(turn, group_id)
 
     async def _run_group(self, turn: Turn, group_id: str) -> None:
-        """Run a group to its end; the task of one that is not usable may come again."""
+        """Run a group to its end; put the task of an unusable group back."""
+        # Until here the group's episodes were counted in advance, so that `_fill` did not start too many groups. From
+        # now on `_spawn` counts each of them.
         self._pending -= self._config.group_size
-        training_step.set(self._capacity.steps_done)  # in the context of this group alone
+        # Each group is an asyncio task with its own context, so this value is seen by its episodes alone.
+        training_step.set(self._capacity.steps_done)
 
         def start(group: asyncio.TaskGroup, slot: int, attempt: int) -> asyncio.Task[Record | None]:
             return self._spawn(group, self._run_slot(turn, group_id, slot, attempt))
@@ -245,7 +253,8 @@ class Scheduler:
         self._capacity.finished(usable=usable)
 
     async def _run_slot(self, turn: Turn, group_id: str, slot: int, attempt: int) -> Record | None:
-        """Run one slot; None where no agent came to do it."""
+        """Run one slot; return None if no online agent took it."""
+        # The first number keeps training (0) and evaluation (1) from sharing random numbers.
         key = (0, stable_hash(turn.task.id), turn.index, slot, attempt)
         try:
             return await self._episode(turn.task, group_id, key, sample_index=slot, attempt=attempt)
@@ -276,9 +285,9 @@ class Scheduler:
         task_set: str = "train",
         sampling: SamplingConfig | None = None,
     ) -> Record:
-        """Run one episode in a slot, which stays taken for a while where most fail, and count it.
+        """Run one episode in a concurrency slot, and count it; after failures the slot stays taken for a pause.
 
-        Raises `RunError` once too many failed.
+        Raises `RunError` once too many episodes failed.
         """
         async with self._slots:
             try:
@@ -298,6 +307,7 @@ class Scheduler:
             if self._on_ended is not None:
                 self._on_ended(episode.record)
             self._tally.add(episode.record)
+            # Inside the semaphore: the pause keeps the slot from starting another episode.
             await self._sleep(self._tally.pause_s(episode.record))
         if self._on_scored is not None and episode.record.outcome is Outcome.SCORED:
             self._on_scored(episode.record)
@@ -315,6 +325,7 @@ class Scheduler:
 
     def _group_ended(self, group: asyncio.Task[None]) -> None:
         self._groups.discard(group)
+        # The first error ends the run; later ones are not raised.
         if not group.cancelled() and (error := group.exception()) is not None and self._error is None:
             self._error = root_cause(error)
         self._wake.set()
@@ -326,7 +337,7 @@ class Scheduler:
             await asyncio.wait(self._groups)
 
     def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
-        """Call on the agents' loop; nothing is left to tell a loop that is not there yet or any more."""
+        """Call on the agents' loop; does nothing before the loop exists and after it is closed."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(call, *arguments)

@@ -1,4 +1,4 @@
-"""Counting how records and groups end, and telling when too many records end badly."""
+"""Count how records and groups end, and stop or slow down a run in which too many episodes fail."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 
 def label(record: Record) -> str:
-    """Return what a record counts as: `scored`, `timed_out`, `failed(ValueError)`, `rejected(not_finite)`, …."""
+    """Return the name that a record counts under: `scored`, `timed_out`, `failed(ValueError)`, …."""
     return f"{record.outcome.value}({record.reason})" if record.reason else record.outcome.value
 
 
 def answer_name(record: Record) -> str:
-    r"""Return what the answer of a judged record counts as; empty where no scorer was asked for its reward.
+    r"""Return where a scored record's answer was found, for counting; empty if no scorer gave its reward.
 
-    `schema <answer>…</answer>` where the reply has it; `nowhere \boxed{…}` where it lacks the schema that the task
-    names; `reply` where the whole reply was judged and got something, `reply 0` where it got nothing; `workflow`.
+    `schema <answer>…</answer>`: the reply has the schema. `nowhere \boxed{…}`: it lacks the schema that the task names.
+    `reply`: the whole reply was scored and got more than 0. `reply 0`: it got nothing. `workflow`: the workflow
+    returned the answer.
     """
     judged = record.score_details.get("judged")
     if not isinstance(judged, dict) or record.score is not None or record.reward is None:
@@ -36,7 +37,7 @@ def answer_name(record: Record) -> str:
 
 
 class Counts:
-    """Counts by name; filled on one thread, read from any."""
+    """Counters by name; filled on one thread, read from any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +45,7 @@ class Counts:
         self._drained: Counter[str] = Counter()
 
     def add(self, name: str, count: int = 1) -> None:
-        """Count under `name`."""
+        """Add to the count of `name`."""
         with self._lock:
             self._totals[name] += count
 
@@ -55,16 +56,18 @@ class Counts:
             return dict(self._totals)
 
     def drain(self) -> dict[str, int]:
-        """Name -> count since the last call."""
+        """Return name -> count since the last call."""
         with self._lock:
+            # Under the lock: the difference and the new baseline must come from the same state.
             news = self._totals - self._drained
             self._drained = self._totals.copy()
         return dict(news)
 
 
 _PACED = 64
-"""Ended records by which the pace of failures is set."""
+"""Last records from which the pause after a failure is computed."""
 _LONGEST_PAUSE_S = 10.0
+"""Pause after a failure when all of the last records failed."""
 
 
 class Tally:
@@ -75,14 +78,14 @@ class Tally:
         self._recent: deque[Record] = deque(maxlen=config.failure_window)
         self._failed: deque[bool] = deque(maxlen=_PACED)
         self.records = Counts()
-        """By outcome."""
+        """Records by outcome."""
         self.groups = Counts()
-        """`sampled`, `unusable` ones among them, and `requeued` ones among those."""
+        """`sampled` groups, the `unusable` among them, and the `requeued` among the unusable."""
         self.answers = Counts()
-        """Of training records that a scorer judged: where their answers were found (`answer_name`)."""
+        """Training records that a scorer rewarded, by the place where their answer was found (`answer_name`)."""
 
     def add(self, record: Record) -> None:
-        """Count a finished record. Raises `RunError` once too many of the last ones, or all, did not end scored."""
+        """Count a finished record. Raises `RunError` once too many of the last ones, or all, ended without a score."""
         self.records.add(label(record))
         if not record.is_eval and (name := answer_name(record)):
             self.answers.add(name)
@@ -90,14 +93,16 @@ class Tally:
         self._failed.append(record.outcome is not Outcome.SCORED)
         failures = [item for item in self._recent if item.outcome is not Outcome.SCORED]
         most = min(self._limit * len(self._recent), len(self._recent) - 1)
+        # Only a full window counts, so that a few failures at the start do not stop the run.
         if len(self._recent) == self._recent.maxlen and len(failures) > most:
             raise RunError(self._reasons(failures))
 
     def pause_s(self, record: Record) -> float:
-        """Return how long the slot of a record stays empty.
+        """Return how long the record's slot stays empty.
 
-        After a failure it is 10 s where the last 64 records have all failed, and half of that for every four that
-        have not, less the time that the record took: an agent that fails at once must not fill the store.
+        After a failure the slot pauses for 10 s if the last 64 records have all failed, half as long for every four
+        that have not. The record's own duration is subtracted. Without this, an agent that fails at once would fill the
+        store.
         """
         if record.outcome is Outcome.SCORED or len(self._failed) < _PACED:
             return 0.0
@@ -105,7 +110,7 @@ class Tally:
         return max(0.0, pause_s - (record.finished_at - record.started_at))
 
     def add_cancelled(self, reason: str = "") -> None:
-        """Count a record that was cut off because the run stopped or a sibling failed: no failure of its own."""
+        """Count a record that was cancelled because the run stopped or a sibling failed: it is not a failure."""
         name = Outcome.CANCELLED.value
         self.records.add(f"{name}({reason})" if reason else name)
 
@@ -121,10 +126,11 @@ class Tally:
         counts = Counter(label(record) for record in failures).most_common()
         example = next(record for record in reversed(failures) if label(record) == counts[0][0])
         allowed = f"more than rollout.max_failure_rate = {self._limit:g} allows"
+        # With a limit of 1, `most` is one less than all: only a window without a single score stops the run.
         if self._limit == 1:
             allowed = "and rollout.max_failure_rate = 1 allows any share but all"
         return (
             f"{len(failures)} of the last {len(self._recent)} episodes gave no reward, {allowed}: "
             f"{', '.join(f'{name} {count}' for name, count in counts)}. For example, task '{example.task_id}': "
-            f"{example.detail or label(example)}. Look closer with `{command_line('trace', 'show', example.id)}`"
+            f"{example.detail or label(example)}. To see its trace, run `{command_line('trace', 'show', example.id)}`"
         )

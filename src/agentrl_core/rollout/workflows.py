@@ -1,8 +1,8 @@
-"""From what a user named or passed as `workflow` to something that runs one episode.
+"""Turn the config's `workflow` (a name, class, function, object or framework agent) into a checked callable.
 
-What has `run(data, …)` or `arun_episode(engine, data)`, or is a function of a task's data, runs as it is. A class is
-built once with its options. A function without a parameter, and a class without `run`, make an agent; that, and any
-other object, goes to the `adapt_agent` hook of the packages that know agent frameworks.
+Objects with `run(data, …)` or `arun_episode(engine, data)`, and functions of a task's data, are workflows as they are.
+A class is built once with its options. A function without parameters, or a class without `run`, makes an agent. That
+agent, like any other object, goes to the `adapt_agent` hook of the packages that know agent frameworks.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class ResolvedWorkflow:
     """A workflow that is ready to run: built once, called once per episode."""
 
     name: str
-    """Where it came from: `dist==version module:attr`."""
+    """Origin of the workflow, for the trace: `dist==version module:attr`."""
     call: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]]
     workers: Workers | None = None
-    """The processes that it runs in, if not in this one."""
+    """Processes that the workflow runs in; None if it runs in this one."""
 
     def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Awaitable[Any]:
-        """Run one episode on `data`; of `injected`, the workflow gets what its signature accepts."""
+        """Run one episode on `data`; of `injected`, the workflow gets the arguments that its signature accepts."""
         return self.call(data, injected)
 
 
@@ -58,14 +58,14 @@ def resolve_workflow(
     run: RunConfig | None = None,
     has_engine: bool = True,
 ) -> ResolvedWorkflow:
-    """Find, build and check a workflow; nothing of it runs yet but its constructor or factory.
+    """Find, build and check a workflow; of the user's code, only its constructor or factory runs.
 
-    `workflow` is a component or its name (`pkg.mod.Agent`, `file.py:Agent`, a registered name), a class, an
-    instance, whose state is kept, a function, or an agent of a framework; `options` go beside those of the
-    component, and those that a `RolloutWorkflow` takes from the `run`. One that calls the engine itself is refused
-    where `has_engine` is false, as in the processes of the mode subproc.
+    `workflow` is a component or its name (`pkg.mod.Agent`, `file.py:Agent`, a registered name), a class, an instance,
+    whose state is kept, a function, or an agent of a framework. `options` are added to those of the component, and to
+    those that a `RolloutWorkflow` takes from the `run`. With `has_engine=False`, as in worker processes, a workflow
+    that calls the engine itself is refused.
 
-    Raises `PluginError` for what cannot be found or is nothing that runs, `ConfigError` for wrong options or a wrong
+    Raises `PluginError` if the workflow cannot be found or is not one, `ConfigError` for wrong options or a wrong
     signature.
     """
     if isinstance(workflow, str):
@@ -83,7 +83,8 @@ def resolve_workflow(
         )
     else:
         if inspect.isclass(found) and issubclass(found, RolloutWorkflow):
-            if not has_engine:  # before it is built, for which it may need the run
+            # Refused before it is built: its constructor may need things that only the run's process has.
+            if not has_engine:
                 raise _refusal_without_engine(name, where)
             if run is not None:
                 here = functools.partial(place, where)
@@ -97,13 +98,13 @@ def resolve_workflow(
 
 def _refusal_without_engine(name: str, where: Where) -> ConfigError:
     return ConfigError(
-        f"{place(where)}: {name} calls the engine itself (arun_episode), and that is in the process of the run; use "
-        "rollout.agent.mode inline"
+        f"{place(where)}: {name} calls the engine itself (arun_episode), which only the run's own process has; use "
+        "rollout.agent.mode: inline"
     )
 
 
 def with_options(workflow: object, options: Mapping[str, Any], *, where: Where = "workflow") -> object:
-    """Return what a workflow is with further options, as one object that another process can be given."""
+    """Return a workflow with further options as one object that can be sent to another process."""
     if not options:
         return workflow
     if isinstance(workflow, str):
@@ -118,7 +119,7 @@ def with_options(workflow: object, options: Mapping[str, Any], *, where: Where =
 
 
 def _load(use: str, registry: Registry, base_dir: Path, where: Where) -> Any:
-    """Import what the config names; where its framework is missing, tell that it may live elsewhere."""
+    """Import the configured workflow; if its framework is missing, say that it may live in another interpreter."""
     try:
         return registry.load("workflows", use, base_dir=base_dir, where=where)
     except PluginError as error:
@@ -128,13 +129,13 @@ def _load(use: str, registry: Registry, base_dir: Path, where: Where) -> Any:
             raise
         package = providers("frameworks")[framework]
         raise PluginError(
-            f"{error}; {framework} has an environment of its own: set rollout.agent.mode to subproc and "
+            f"{error}; {framework} needs an environment of its own: set rollout.agent.mode to subproc and "
             f"rollout.agent.python to the interpreter that has it, and {pip_install(package)} here"
         ) from missing
 
 
 def _is_workflow_function(found: Any) -> bool:
-    """Whether `found` is a function to call with each task; one that takes nothing makes an agent instead."""
+    """Return whether `found` is a function of a task; one without parameters makes an agent instead."""
     if not _is_function(found):
         return False
     return inspect.iscoroutinefunction(found) or takes_data(inspect.signature(found))
@@ -147,7 +148,7 @@ def _is_function(found: Any) -> bool:
 def _with_options(
     function: Callable[..., Any], options: Mapping[str, Any], use: str, where: Where
 ) -> Callable[..., Any]:
-    """Bind the options of a workflow function: keyword-only parameters other than those that each episode injects."""
+    """Bind the options of a workflow function: its keyword-only parameters, except those that each episode injects."""
     if not options:
         return function
     checked = construct(function, options, name=use, where=where, injected=dict.fromkeys(INJECTED))
@@ -157,10 +158,12 @@ def _with_options(
 def _built(
     found: Any, options: Mapping[str, Any], use: str, where: Where
 ) -> tuple[object, Mapping[str, Any], Callable[[], object] | None]:
-    """The object that a class or a factory makes, the options that were not its own, and what makes another."""
+    """Return the built object, the options that its constructor did not take, and its factory (None for an object)."""
     if not (inspect.isclass(found) or _is_function(found)):
         return found, options, None
     parameters = inspect.signature(found).parameters
+    # A workflow class is given all options, so that one that it does not know is refused. Of the options of an agent's
+    # class or factory, those that it does not take are left to the adapter.
     takes_all = any(callable(getattr(found, name, None)) for name in ("run", "arun_episode")) or any(
         item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()
     )
@@ -179,10 +182,12 @@ def _call_of(
     factory: Callable[[], object] | None,
     base_dir: Path | None,
 ) -> WorkflowCall | EngineCall:
-    """What a workflow object does with a task, or what an adapter makes of a framework's agent."""
+    """Return the call of a workflow object, or of the workflow that an adapter makes of a framework's agent."""
+    # Samplers keep the state of their episode on `self`, so the workflow needs the factory for one per episode.
     if isinstance(agent, AsyncSampler):
         agent = SamplerWorkflow(agent, factory)
     arun_episode = getattr(agent, "arun_episode", None)
+    # An object with both methods runs by `run`, unless it is declared as a token-level workflow.
     if callable(arun_episode) and (isinstance(agent, RolloutWorkflow) or not callable(getattr(agent, "run", None))):
         _refuse_options(options, use, where)
         return EngineCall(arun_episode, f"{use}.arun_episode", where=place(where))
@@ -202,36 +207,38 @@ def _call_of(
 
 
 def _refuse_options(options: Mapping[str, Any], use: str, where: Where) -> None:
-    """Refuse what nobody takes."""
+    """Raise `ConfigError` if options are left that nothing takes."""
     if options:
         raise ConfigError(
-            f"{place(where, next(iter(options)))}: {use} is an object that exists already and takes no options; "
-            "name its class"
+            f"{place(where, next(iter(options)))}: {use} is an existing object and takes no options; "
+            "name its class instead"
         )
 
 
 def _runs_on_data(agent: object) -> bool:
-    """Whether `agent.run` takes `data`: frameworks have a `run` too, with a prompt or a query in its place."""
+    """Return whether `agent.run` takes `data`: frameworks have a `run` too, with a prompt or a query in its place."""
     run = getattr(agent, "run", agent)
     if not callable(run) or inspect.isclass(run):
         return False
     try:
         parameters = inspect.signature(run).parameters
-    except (TypeError, ValueError):  # not introspectable, so nothing that a user wrote
+    except (TypeError, ValueError):
+        # A signature that cannot be read is that of C code, so no workflow of a user.
         return False
     return next(iter(parameters), None) == "data"
 
 
 def _not_a_workflow(agent: object, use: str) -> str:
-    """Say what the object is, which package may know it, and what a workflow looks like."""
+    """Return the message that names the object's type, the package that may adapt it, and the form of a workflow."""
     modules = {base.__module__.partition(".")[0] for base in type(agent).__mro__}
+    # All base classes count: a user's agent is often a subclass of the framework's class.
     adapters = providers("frameworks")
     packages = sorted({adapters[module] for module in modules if module in adapters})
     if packages:
         advice = f"{pip_install(*packages)} to train it as it is, or write {_EXAMPLE}"
     else:
         known = sorted(set(adapters.values()))
-        advice = f"write {_EXAMPLE}; agents of frameworks need their adapter: {', '.join(known)}"
+        advice = f"write {_EXAMPLE}; agents of a framework need its adapter package: {', '.join(known)}"
     return (
         f"'{use}' is of type {_qualified_name(type(agent))}, which has no `run(data)`, and no installed package "
         f"adapts it; {advice}"
@@ -239,6 +246,6 @@ def _not_a_workflow(agent: object, use: str) -> str:
 
 
 def _qualified_name(found: object) -> str:
-    """`module.Name` of a class or function, or of an object's class."""
+    """Return `module.Name` of a class or function, or of an object's class."""
     holder = found if hasattr(found, "__qualname__") else type(found)
     return f"{holder.__module__}.{holder.__qualname__}"

@@ -1,4 +1,4 @@
-"""Await a reward function under a time limit, however it computes: in a process that can be killed, or on the loop."""
+"""AReaL's `AsyncRewardWrapper`: await a sync or async reward function with a time limit and retries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncRewardWrapper:
-    """A reward function to be awaited, built once or in each episode: all share their worker processes.
+    """Reward function that can be awaited. All wrappers share worker processes, so one may be built in each episode.
 
         class MathWorkflow(RolloutWorkflow):
             def __init__(self, reward_fn):
@@ -27,10 +27,10 @@ class AsyncRewardWrapper:
                 ...
                 return await self.reward(prompt, completion, **data)
 
-    A sync function runs in a process of its own (see `agentrl_core.concurrency.processes`) that is killed at the
-    limit, an async one on the event loop. What it raises is tried again up to `max_retries` times, and raised after
-    that. A timeout is not tried again: the episode is rejected (`reward_timeout`), or with `on_timeout="zero"` gets
-    0.0, as in AReaL.
+    A sync function runs in a process of its own (see `agentrl_core.concurrency.processes`) that is killed at the time limit, an
+    async one on the event loop. After an exception the function is called again, up to `max_retries` times, and then
+    the exception is raised. A timeout is not retried: the episode is rejected (`reward_timeout`), or, with
+    `on_timeout="zero"`, the reward is 0.0 as in AReaL.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AsyncRewardWrapper:
         *,
         on_timeout: Literal["reject", "zero"] = "reject",
     ) -> None:
-        """Check the function: `TypeError` where it is sync and no other process could call it."""
+        """Check the function: `TypeError` if it is sync and cannot be sent to another process."""
         if timeout_seconds <= 0 or max_retries < 0 or on_timeout not in ("reject", "zero"):
             raise ValueError(
                 "expected timeout_seconds above 0, max_retries of at least 0 and on_timeout 'reject' or 'zero', found "
@@ -50,16 +50,17 @@ class AsyncRewardWrapper:
             )
         self._function = reward_fn
         self._is_async = inspect.iscoroutinefunction(reward_fn) or inspect.iscoroutinefunction(
-            getattr(reward_fn, "__call__", None)  # noqa: B004 (its call is looked at, not whether it has one)
+            getattr(reward_fn, "__call__", None)  # noqa: B004 (reads `__call__`, does not test for it)
         )
         if not self._is_async:
+            # Fails here, not in the first episode.
             pack(reward_fn)
         self._name = getattr(reward_fn, "__qualname__", type(reward_fn).__qualname__)
         self._timeout_s, self._max_workers = timeout_seconds, max_workers
         self._max_retries, self._on_timeout = max_retries, on_timeout
 
     async def __call__(self, *args: Any, **kwargs: Any) -> float:
-        """Return the reward of these arguments; `EpisodeError` where it takes too long or is no finite number."""
+        """Return the reward for these arguments; `EpisodeError` if it takes too long or is not a finite number."""
         call = functools.partial(self._function, *args, **kwargs)
         for attempt in range(self._max_retries + 1):
             try:
@@ -67,11 +68,12 @@ class AsyncRewardWrapper:
             except (CallTimeoutError, TimeoutError) as error:
                 return self._timed_out(error)
             except EpisodeError:
+                # Not retried: the function returned something other than a finite number, or rejected the episode.
                 raise
             except Exception as error:
                 if attempt == self._max_retries:
                     raise
-                logger.info("reward function %s is called again: %s: %s", self._name, type(error).__name__, error)
+                logger.info("calling reward function %s again after %s: %s", self._name, type(error).__name__, error)
         raise AssertionError("the last attempt returned or raised")
 
     async def _called(self, call: Callable[[], Any]) -> Any:

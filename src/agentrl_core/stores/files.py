@@ -1,4 +1,4 @@
-"""The files of a run: only their owner reads them, and what others rely on is on the disk first."""
+"""Private and durable files for a run: readable by their owner only, and flushed before others rely on them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,36 @@ _OWNER_ONLY = 0o700
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file as `open(…, opener=private_opener)` does; whatever the umask, only its owner reads and writes it."""
+    """Open a file for `open(…, opener=private_opener)` that only its owner can read and write, whatever the umask."""
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder, with its parents, that only its owner enters; `FileExistsError` if it is there already."""
+    """Create a folder, and its parents, that only its owner can enter; `FileExistsError` if it exists already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=_OWNER_ONLY)
-    path.chmod(_OWNER_ONLY)  # a umask may have taken even that
+    # `mkdir` applies the umask, which may have removed even the owner's rights.
+    path.chmod(_OWNER_ONLY)
 
 
 def make_private(root: Path) -> None:
-    """Take everyone else's access to a file, or to a folder and all below it; not through links, nor other users'."""
+    """Remove all others' access to a file, or to a folder and everything below it.
+
+    Does not follow links, and leaves other users' files alone.
+    """
     if not root.is_dir():
         _restrict(str(root))
     for folder, _, names in os.walk(root):
         for path in (folder, *(os.path.join(folder, name) for name in names)):  # noqa: PTH118 - as os.walk gives them
-            with contextlib.suppress(FileNotFoundError):  # the log of a reader that just closed the store, for one
+            # A file may vanish meanwhile, such as the log of a reader that just closed the store.
+            with contextlib.suppress(FileNotFoundError):
                 _restrict(path)
 
 
 def flush_to_disk(root: Path) -> None:
-    """Return once a file, or a folder with all below it, survives a power cut; the folder around it is not included."""
+    """Return once a file, or a folder with everything below it, survives a power cut; its parent is not included."""
     for folder, _, names in os.walk(root):
         for path in (*(os.path.join(folder, name) for name in names), folder):  # noqa: PTH118 - as os.walk gives them
             flush_entry(path)
@@ -44,7 +49,7 @@ def flush_to_disk(root: Path) -> None:
 
 
 def flush_entry(path: str | Path) -> None:
-    """Return once the content of one file, or the names in one folder, are on the disk."""
+    """Return once the content of one file, or the list of names in one folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,8 @@
-"""Locks of folders that one process writes: others can tell whether it is alive.
+"""Advisory lock of a folder that one process writes; other processes can tell whether that process is alive.
 
-A lock ends with its process, however that ends. Other machines see it only where their network filesystem carries
-`flock` (NFS does, Lustre with the mount option `flock`): without that, what another machine holds looks abandoned here.
+A lock ends with its process, even if that crashes. Other machines see it only if their network filesystem supports
+`flock` (NFS does, Lustre with the mount option `flock`). Without that, a folder that another machine holds looks
+abandoned here.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ if TYPE_CHECKING:
 _LOCK = ".lock"
 
 _TRIES, _PAUSE_S = 20, 0.01
-"""Whoever asks whether a folder is abandoned holds its lock for a moment; who wants it tries again for so long."""
+"""`is_abandoned` holds the lock for a moment, so `folder_lock` tries again that often, with that pause."""
 
 
 class FolderInUseError(Exception):
-    """Another process holds the folder's lock; the message is its id."""
+    """Another process holds the folder's lock; the message is its pid."""
 
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; `FolderInUseError` where another process does, `OSError` where none can be made."""
+    """Hold the lock of a folder; `FolderInUseError` if another process has it, `OSError` if locking is impossible."""
     with open(folder / _LOCK, "a+", encoding="ascii", opener=private_opener) as file:
         for tries_left in reversed(range(_TRIES)):
             try:
@@ -41,6 +42,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
                     file.seek(0)
                     raise FolderInUseError(file.read().strip() or "?") from None
             time.sleep(_PAUSE_S)
+        # The pid is only for messages. The lock itself is `flock`'s, which the kernel releases at the end of the
+        # process.
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -48,10 +51,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Return whether the process that held the folder's lock is gone; False where that cannot be told."""
+    """Return whether the process that held the folder's lock is gone; False if that cannot be told."""
     try:
         with (folder / _LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # it is held; there is none; the filesystem has no locks
+    except OSError:
+        # The lock is held, or there is none, or the filesystem has no locks.
         return False
     return True

@@ -167,5 +167,5 @@ def test_a_view_reads_like_an_object_and_is_json():
     assert type(reply.model_dump()["choices"][0]) is dict
     message.content = "b"
     assert message["content"] == "b"
-    with pytest.raises(AttributeError, match="there is no 'contents' here, but content, n"):
+    with pytest.raises(AttributeError, match="there is no field 'contents'; the fields are: content, n"):
         _ = message.contents

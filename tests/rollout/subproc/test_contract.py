@@ -95,7 +95,7 @@ def test_what_an_agent_does_wrong_is_told_as_inline(agents, play, name):
     told = {mode: play(where, mode, count=7) for mode in MODES}
     for records in zip(*(told[mode] for mode in MODES), strict=True):
         assert len({(record.outcome, record.reason) for record in records}) == 1
-        (detail,) = {record.detail.split("known are")[0] for record in records}
+        (detail,) = {record.detail.split("; expected")[0] for record in records}
         assert detail
     assert [record.reason for record in told["subproc"]] == [
         "Unable", "SystemExit", "reward_type", "not_finite", "unknown_interaction", "no_llm_call", "ValueError",

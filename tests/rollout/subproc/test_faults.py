@@ -231,7 +231,7 @@ def test_nothing_that_an_agent_starts_outlives_its_episode(agents, resolve, rehe
     assert len(pids) == 3
     assert all(map(gone, pids))
     if number == 0:
-        assert "the agent left processes running, which were ended" in caplog.text
+        assert "the agent left processes running; they were ended" in caplog.text
 
 
 def test_of_an_agent_that_forks_itself_the_first_answers(agents, play):

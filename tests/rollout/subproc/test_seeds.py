@@ -210,11 +210,13 @@ def test_the_ready_made_agents_run_in_workers_with_a_reward_function(play, resol
     (record,) = play(workflow)
     assert record.reward == 1.0, record.detail
     (record,) = play("multi_turn")
-    assert "the task's scorer is in the process of the run: use rollout.agent.mode inline" in record.detail
+    assert (
+        "the task's scorer can be asked in the run's own process only: use rollout.agent.mode: inline" in record.detail
+    )
 
 
 def test_a_workflow_that_calls_the_engine_is_refused_in_a_worker(resolve, guide):
-    with pytest.raises(ConfigError, match=r"MyWorkflow.* calls the engine itself .*mode inline"):
+    with pytest.raises(ConfigError, match=r"MyWorkflow.* calls the engine itself .*mode: inline"):
         resolve(f"{guide}:MyWorkflow")
 
 

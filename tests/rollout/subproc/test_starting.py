@@ -219,7 +219,7 @@ def train():
         ("if __name__ == '__main__':\n    train()\n", "resolved __main__.Agent"),
         (
             "try:\n    train()\nexcept AgentRLError as error:\n    print(error)\n    raise\n",
-            "put that under `if __name__ == '__main__':`",
+            "put the training under `if __name__ == '__main__':`",
         ),
     ],
     ids=["guarded", "unguarded"],

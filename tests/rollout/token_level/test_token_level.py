@@ -152,7 +152,10 @@ def test_what_ends_a_reply_is_the_workflows_to_choose(play, engine):
     ("make", "told"),
     [
         (lambda: GenerationHyperparameters(use_beam_search=True), "use_beam_search"),
-        (lambda: ModelRequest(input_ids=[1], image_data=["aGk="]), "image_data: a call in token ids shows no images"),
+        (
+            lambda: ModelRequest(input_ids=[1], image_data=["aGk="]),
+            "image_data: a call in token ids cannot have images",
+        ),
         (lambda: ModelRequest(input_ids=[1], vision_msg_vllm=[{}]), "vision_msg_vllm: a call in token ids"),
     ],
 )
@@ -180,8 +183,8 @@ class Ends:
         ([1, 2], "length", [1, 2], False),
         ([1, 7], "length", [1, 7], True),
         ([], "stop", [], False),
-        ([7], "stop", "nothing but", True),
-        ([1, 2], "stop", "no end", False),
+        ([7], "stop", "consists of end", True),
+        ([1, 2], "stop", "not with the tokenizer's end", False),
     ],
 )
 def test_a_reply_without_the_tokens_that_ended_it(tokens, reason, kept, ended):
@@ -196,7 +199,7 @@ def test_a_reply_without_the_tokens_that_ended_it(tokens, reason, kept, ended):
 
 
 def test_a_reply_without_a_tokenizer_has_no_known_end():
-    with pytest.raises(ValueError, match="needs the tokenizer"):
+    with pytest.raises(ValueError, match="needs a tokenizer"):
         _ = ModelResponse(output_tokens=[1]).output_tokens_without_stop
 
 
@@ -282,7 +285,7 @@ def test_a_call_may_be_left_out_of_training(play):
         (lambda r: {"input_ids": np.array([r.output_tokens])}, "not the prompt and output of any"),
         (lambda r: {"input_ids": np.array(r.output_tokens)}, r"'input_ids' must be of shape \[B, L\]"),
         (lambda r: {"loss_mask": np.ones((1, r.input_len + r.output_len))}, "does not mark exactly the tokens"),
-        (lambda r: {"loss_mask": np.ones((1, 2))}, "'loss_mask' has another shape"),
+        (lambda r: {"loss_mask": np.ones((1, 2))}, "'loss_mask' must have the shape"),
         (lambda r: {"logprobs": np.full((1, r.input_len + r.output_len), 0.5)}, "has logprob 0.5 at"),
         (lambda r: {"versions": np.full((1, r.input_len + r.output_len), 9)}, "has version 9 at"),
         (lambda r: {"rewards": np.array([1.0, 2.0])}, r"'rewards' must be of shape \[1\]"),

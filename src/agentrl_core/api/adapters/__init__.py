@@ -1,1 +1,1 @@
-"""What adapters of agent frameworks have in common: clients that lead to the episode, objects that are called."""
+"""Shared parts of the adapters for agent frameworks: redirect an SDK's clients, and call a user's object per record."""

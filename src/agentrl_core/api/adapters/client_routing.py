@@ -1,8 +1,8 @@
-"""Sends the requests of an SDK's client objects to the episode in whose context they are made.
+"""Redirect the calls of an SDK's existing client objects to the policy session of the current episode.
 
-A client that lives in a module was bound to its provider long before any episode, and many records share it. So
-the redirection sits in the classes' `request`, where every call passes, and acts only inside `routed()`: outside
-of it every client behaves as ever. It knows no SDK; OpenAI's and Anthropic's clients have the same shape.
+A client in a user's module was bound to its provider long before any episode, and many records share it. So the
+redirection patches `request` of the client classes, which every call passes, and acts only inside `routed()`. Outside,
+every client behaves as usual. This module knows no SDK; the clients of OpenAI and Anthropic have the same shape.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from agentrl_core.http.tls_context import ssl_context
 
 @attrs.define(kw_only=True, eq=False)
 class _Route:
-    """One episode's way from an SDK's clients to the policy."""
+    """Redirection of one episode: which clients, and to where."""
 
     episode: WorkflowContext
     addresses: frozenset[str]
-    """Where a client must lead to be redirected, see `_plain`."""
+    """Base URLs, as `_plain` returns them, of the clients that are redirected."""
     client: Any
-    """An async client of the SDK that is bound to the episode."""
+    """Async client of the SDK, bound to the episode."""
     blocking: list[Any] = attrs.field(factory=list)
-    """The sync one, once it is needed."""
+    """At most one sync client, made on first use."""
 
 
 class ClientRouting:
     """Redirects the clients of one SDK.
 
-    `async_class`, `sync_class`: the SDK's clients, whose `request(cast_to, options, …)` takes every call.
-    `suffix`: what the SDK expects at the end of a base URL. `paths`: the beginnings of the paths that a policy
-    answers; calls of others, as for embeddings, stay as they are. `addresses()`: the base URLs of clients that
-    were given none. `PluginError` for classes of another shape.
+    `async_class`, `sync_class`: the SDK's clients; all their calls go through `request(cast_to, options, …)`. `suffix`:
+    the end of a base URL that the SDK expects. `paths`: beginnings of the paths that a policy answers; other calls,
+    such as embeddings, are not redirected. `addresses()`: the base URLs of clients that were given none. Raises
+    `PluginError` for classes of another shape.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class ClientRouting:
 
     @contextmanager
     def routed(self, base_urls: Iterable[str] | None = None) -> Iterator[None]:
-        """Let clients that are called in this context reach the current episode's policy.
+        """Redirect clients that are called in this context to the current episode's policy.
 
-        Those are redirected that lead to one of `base_urls`, or, where that is None, to the provider's own
-        address. Raises `LookupError` outside an episode.
+        Affects clients whose base URL is one of `base_urls`, or, if that is None, the provider's own. Raises
+        `LookupError` outside an episode.
         """
         episode = current_episode()
         wanted = self._addresses() if base_urls is None else base_urls
@@ -84,12 +84,12 @@ class ClientRouting:
                 client.close()
 
     def current(self) -> Any | None:
-        """Return the async client of the episode in whose `routed()` the caller is; None outside."""
+        """Return the async client of the episode whose `routed()` the caller is in; None outside."""
         route = self._route.get()
         return None if route is None else route.client
 
     def client(self, episode: WorkflowContext) -> Any:
-        """Return an async client of the SDK that is bound to an episode and tries nothing twice."""
+        """Return an async client of the SDK that is bound to an episode and never retries."""
         return self._async_class(
             base_url=f"{episode.base_url}{self._suffix}",
             api_key=episode.api_key,
@@ -101,8 +101,8 @@ class ClientRouting:
     def _blocking_client(self, route: _Route) -> Any:
         """Return the sync client of an episode; `RuntimeError` on a thread that runs an event loop.
 
-        It goes by a socket: a thread that waited for the episodes' event loop could wait for ever, as that loop
-        may be waiting for the thread.
+        It uses a socket, not the in-process transport: a thread that waited for the episodes' event loop could wait for
+        ever, because that loop may be waiting for the thread.
         """
         try:
             asyncio.get_running_loop()
@@ -111,11 +111,13 @@ class ClientRouting:
         else:
             raise RuntimeError(
                 f"a call of a synchronous {self._sync_class.__name__} client on the thread of an event loop would "
-                f"stop all episodes: use {self._async_class.__name__} there, or make the function a plain one"
+                f"block all episodes: use {self._async_class.__name__} there, or make the function synchronous"
             )
+        # An agent may call from several threads at once.
         with self._making:
             if not route.blocking:
-                http_client = httpx2.Client(verify=ssl_context(), trust_env=False)  # no proxy leads to this machine
+                # Without the environment's proxies: the gateway is on this machine.
+                http_client = httpx2.Client(verify=ssl_context(), trust_env=False)
                 made = self._sync_class(
                     base_url=f"{route.episode.base_url}{self._suffix}",
                     api_key=route.episode.api_key,
@@ -127,7 +129,7 @@ class ClientRouting:
         return route.blocking[0]
 
     def _redirect(self, client_class: type[Any]) -> None:
-        """Put the redirection before a class's `request`."""
+        """Patch a client class's `request` with the redirection."""
         original = getattr(client_class, "request", None)
         if original is None:
             raise PluginError(
@@ -138,9 +140,11 @@ class ClientRouting:
 
         @functools.wraps(original)
         def request(client: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
-            # whatever comes back (a result, a coroutine, a stream) is handed on as it is
+            # Not async: the original may return a result, a coroutine or a stream, and each is passed on unchanged.
             route = self._route.get()
             if route is not None and self._is_policys(route, client, options):
+                # Only the client is replaced. `cast_to` and `options` stay the caller's, and so does the type of the
+                # result.
                 client = self._blocking_client(route) if blocking else route.client
             return original(client, cast_to, options, **kwargs)
 
@@ -151,5 +155,5 @@ class ClientRouting:
 
 
 def _plain(base_url: object) -> str:
-    """Return an address as it is compared: clients write a slash behind it."""
+    """Return a base URL in the form in which it is compared: SDK clients append a slash."""
     return str(base_url).rstrip("/").lower()

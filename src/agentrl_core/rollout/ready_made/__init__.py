@@ -1,1 +1,1 @@
-"""Workflows to begin with: agents of one or several turns, and the base of samplers in AgentRL's style."""
+"""Ready-made workflows: single-turn and multi-turn agents, and the base class of samplers as in AgentCPM's AgentRL."""

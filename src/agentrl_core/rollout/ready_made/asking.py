@@ -1,4 +1,4 @@
-"""Ask the policy for a chat completion with nothing but an HTTP client: for workflows that bring no SDK."""
+"""One chat completion over plain HTTP, for the ready-made workflows, which use no SDK."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 async def ask(
     http_client: Any, base_url: str, api_key: str, messages: Sequence[Message], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the body of one chat completion; `fields` are further ones of the request, None stands for left out.
+    """Return the body of one chat completion; `fields` are further request fields, those that are None are left out.
 
-    `http_client` is an `AsyncClient` of httpx or httpx2. `RequestError` where the gateway refuses the call.
+    `http_client` is an `AsyncClient` of httpx or httpx2. Raises `RequestError` if the gateway refuses the call.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     response = await http_client.post(

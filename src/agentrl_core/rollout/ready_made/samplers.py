@@ -1,4 +1,7 @@
-"""Custom samplers in AgentRL's style: one object per episode that asks the policy, and then scores what it did."""
+"""Base class for custom samplers as in AgentCPM's AgentRL (another project), and the workflow that runs them.
+
+A sampler is created once per episode. It asks the policy, and then scores its own episode.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,20 @@ if TYPE_CHECKING:
     from agentrl_core.types import Message
 
 _OPTIONAL = ("content", "tool_calls", "reasoning_content", "usage", "finish_reason")
-"""Fields that OpenAI's objects have although a reply leaves them out; they are None then."""
+"""Fields that OpenAI's response objects always have, as None if the reply leaves them out."""
 
 
 class View(dict[str, Any]):
-    """JSON whose fields are attributes, too, as those of the objects of OpenAI's SDK: `reply.choices[0].message`."""
+    """JSON object whose fields are also attributes, as in the OpenAI SDK's objects: `reply.choices[0].message`."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field; None for one that is optional in a reply and not there."""
+        """Return a field; None for an optional field of a reply that is missing."""
         if name in self:
             return self[name]
         if name in _OPTIONAL:
             return None
         known = ", ".join(map(str, self))
-        raise AttributeError(f"there is no '{name}' here, but {known or 'nothing'}")
+        raise AttributeError(f"there is no field '{name}'; the fields are: {known or 'none'}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field."""
@@ -45,7 +48,7 @@ class View(dict[str, Any]):
 
 
 def view(value: Any) -> Any:
-    """Return JSON with its objects as views."""
+    """Return JSON with its objects as `View`s."""
     if isinstance(value, Mapping):
         return View({key: view(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
@@ -55,21 +58,21 @@ def view(value: Any) -> Any:
 
 @attrs.define(kw_only=True, eq=False)
 class SamplerRecord:
-    """What a sampler knows of its episode; its own notes go into `meta_infos`."""
+    """The state of one sampler's episode; a sampler puts its own notes into `meta_infos`."""
 
     id: str
     task: View
-    """The row; a copy, so that other episodes do not see what is changed in it."""
+    """The task's row; a copy, so that changes stay in this episode."""
     is_eval: bool
     traj: list[View] = attrs.field(factory=list)
-    """The calls so far, `{request, response}` each."""
+    """Calls so far, `{request, response}` each."""
     meta_infos: dict[str, Any] = attrs.field(factory=dict)
     score: float | None = None
-    """What `evaluate_record` returned."""
+    """Return value of `evaluate_record`."""
 
 
 class AsyncSampler:
-    """Base of a sampler: `run` asks the policy by `create_chat_completions`, `evaluate_record` scores the episode.
+    """Base class of a sampler: `run` asks the policy, `evaluate_record` scores the episode.
 
         class MathSampler(AsyncSampler):
             async def run(self, task):
@@ -80,9 +83,9 @@ class AsyncSampler:
             async def evaluate_record(self, record):
                 return float(record.meta_infos["answer"].strip() == record.task.answer)
 
-    It is named like any workflow; options beside `use` become `self.config`. Each episode has an instance of its
-    own, made as the first one was, so what `run` keeps on `self` is the episode's; what is heavy belongs into the
-    module. An instance that is passed in place of its class is copied (`copy.copy`) for each.
+    The config names it like any workflow; options beside `use` become `self.config`. Each episode gets a new instance,
+    made like the first one, so `run` may keep state on `self`. Load heavy things in the module, not in the instance. If
+    an instance is passed in place of its class, each episode gets a copy (`copy.copy`).
     """
 
     task: View
@@ -97,21 +100,21 @@ class AsyncSampler:
     def __init__(self, **config: Any) -> None:
         self.config = view(config)
 
-    async def run(self, task: View) -> None:  # noqa: ARG002 (for those who override it)
-        """Sample; a subclass may leave out `task`, which is `self.task` as well."""
+    async def run(self, task: View) -> None:  # noqa: ARG002 (for subclasses)
+        """Sample the episode; a subclass may leave out `task`, which is also `self.task`."""
         raise TypeError(f"{type(self).__qualname__} has no run(self, task)")
 
     async def evaluate_record(self, record: SamplerRecord) -> float | None:
-        """Return the score of the episode; by default None: the task's scorer decides."""
+        """Return the score of the episode; by default None, so that the task's scorer decides."""
 
     async def create_chat_completions(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **fields: Any
     ) -> View:
         """Ask the policy; `fields` are those of OpenAI's chat completions.
 
-        The reply reads like one of OpenAI's SDK: `.choices[0].message.content`, `.tool_calls`, `.model_dump()`.
-        `RequestError` where the gateway refuses the call. AgentRL's `priority`, `timeout` and `finish_status` are
-        accepted and change nothing.
+        The reply reads like one of OpenAI's SDK: `.choices[0].message.content`, `.tool_calls`, `.model_dump()`. Raises
+        `RequestError` if the gateway refuses the call. AgentCPM's options `priority`, `timeout` and `finish_status` are
+        accepted and ignored.
         """
         request = {key: value for key, value in fields.items() if key not in ("priority", "timeout", "finish_status")}
         if "repeat_penalty" in request:
@@ -121,7 +124,7 @@ class AsyncSampler:
         return cast("View", reply)
 
     async def __aenter__(self) -> Self:
-        """Begin the episode; a subclass opens here what it needs."""
+        """Begin the episode; a subclass opens its resources here."""
         return self
 
     async def __aexit__(
@@ -131,12 +134,14 @@ class AsyncSampler:
 
 
 class SamplerWorkflow:
-    """A sampler as a workflow."""
+    """Runs a sampler as a workflow."""
 
     def __init__(self, sampler: AsyncSampler, factory: Callable[[], object] | None) -> None:
         self._make = factory or (lambda: copy.copy(sampler))
         parameters = inspect.signature(sampler.run).parameters
         self._takes_task = bool(parameters)
+        # A class that does not override `run`, or that overrides it with other parameters, is refused before the run
+        # starts.
         if type(sampler).run is AsyncSampler.run or len(parameters) > 1:
             found = inspect.signature(sampler.run)
             raise ConfigError(
@@ -147,7 +152,7 @@ class SamplerWorkflow:
     async def run(
         self, data: dict[str, Any], *, base_url: str, api_key: str, http_client: Any, record_id: str, is_eval: bool
     ) -> float | None:
-        """Let a sampler of its own do one episode, and score it."""
+        """Run one episode with a new sampler, and return its score."""
         sampler = cast("AsyncSampler", self._make())
         sampler.task = view(data)
         sampler.record = SamplerRecord(id=record_id, task=sampler.task, is_eval=is_eval)

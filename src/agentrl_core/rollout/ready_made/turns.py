@@ -1,4 +1,4 @@
-"""Agents that are ready to train: they ask the policy for the task's messages, and leave the judging to its scorer."""
+"""Ready-made agents that need no Python: `single_turn` and `multi_turn` send the task's messages to the policy."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class SingleTurn:
     """One question, one answer; the task's scorer gives the reward."""
 
     leaves_scoring: ClassVar[bool] = True
+    """True: the reward comes from the task's scorer, so a run checks before it starts that there is one."""
     system: str | None = None
     """A system message before the task's messages."""
 
     async def run(self, data: dict[str, Any], *, base_url: str, api_key: str, http_client: Any) -> None:
-        """Ask once."""
+        """Ask once; leave the reward to the scorer."""
         await ask(http_client, base_url, api_key, opening(data, self.system), {})
 
 
@@ -42,30 +43,31 @@ class SingleTurn:
 class MultiTurn:
     """Asks again until the answer is right; the reward is that of the last answer.
 
-    What an earlier, wrong turn gets of it is `rollout.agent.turn_discount`'s business.
+    `rollout.agent.turn_discount` decides which share of it the earlier, wrong turns get.
     """
 
     leaves_scoring: ClassVar[bool] = True
-    """But for `reward_fn`."""
+    """True: the reward comes from the task's scorer, unless `reward_fn` is set."""
     system: str | None = None
     """A system message before the task's messages."""
     max_turns: int = field(default=3, validator=validators.ge(1))
     feedback: str = FEEDBACK
-    """What the user says after a wrong answer."""
+    """User message after a wrong answer."""
     right_at: float = 1.0
-    """The score from which an answer is right."""
+    """Score from which an answer counts as right."""
     reward_fn: Any = None
-    """`(answer, reference) -> number`, sync or async, or its path (`module:attr`, `file.py:attr`). It takes the place
-    of the task's scorer, which is not at hand in the mode `subproc`."""
+    """`(answer, reference) -> number`, sync or async, or its path (`module:attr`, `file.py:attr`). It replaces the
+    task's scorer, which is not available in the mode `subproc`."""
     _judge: Callable[..., Any] | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        """Find the reward function."""
+        """Import the reward function."""
         found = self.reward_fn
         if isinstance(found, str):
             found = resolve(found, user_folders(Path.cwd())).value
         if found is not None and not callable(found):
             raise TypeError(f"'reward_fn' must be a function of (answer, reference), found {type(found).__name__}")
+        # The class is frozen: only this way can a field be set.
         object.__setattr__(self, "_judge", found)
 
     async def run(self, data: dict[str, Any], *, base_url: str, api_key: str, http_client: Any) -> float | None:
@@ -74,6 +76,7 @@ class MultiTurn:
         for left in reversed(range(self.max_turns)):
             body = await ask(http_client, base_url, api_key, messages, {})
             messages.append(body["choices"][0]["message"])
+            # The run asks the scorer about the last answer anyway: asking here too would score it twice.
             if not left and self._judge is None:
                 break
             score = await self._score(data, messages)
@@ -94,6 +97,6 @@ class MultiTurn:
 
 
 def opening(data: dict[str, Any], system: str | None) -> list[dict[str, Any]]:
-    """Return the messages with which an episode begins."""
+    """Return the messages that an episode begins with."""
     messages = as_messages(agent_input(data))
     return messages if system is None else [{"role": "system", "content": system}, *messages]

@@ -1,4 +1,4 @@
-"""Reads a worker's messages within bounds and checks them: the agent's code can write to the same socket."""
+"""Parse and check the messages of an agent worker; the agent's own code can forge them, as it shares the socket."""
 
 from __future__ import annotations
 
@@ -13,39 +13,46 @@ from agentrl_core.rollout.failures import RemoteFailure, tell
 from agentrl_core.rollout.subproc.worker import DEEPEST_VALUE, MAX_ANSWER_BYTES
 
 READ_BYTES = 2**16
-"""Read from a worker's socket at a time."""
+"""Bytes read from a worker's socket at a time."""
 
 _PREFIX_BYTES = 8
+"""Bytes before a message: the lengths of its header and of its body, 4 bytes each."""
 _SHOWN = 100
+"""Characters of an unexpected message that an error quotes."""
 _NOT_FINITE = ("nan", "inf", "-inf")
+"""Numbers that JSON lacks, as the worker spells them."""
 _READY: Mapping[str, type] = {"name": str, "is_async": bool}
 _REFUSED: Mapping[str, type] = {"kind": str, "message": str, "place": str, "trace": str}
 _RAISED: Mapping[str, type] = {"type": str, "message": str, "place": str, "trace": str}
 
 
 class ProtocolError(Exception):
-    """A process said what no worker says; the message goes on from `the agent's process`."""
+    """The process sent a message that no worker sends; the text continues the words `the agent's process`."""
 
 
 class Frames:
-    """Cuts what is read into messages, and never holds more than one and what was read with its end."""
+    """Splits the bytes of a connection into messages; holds at most one message, and the piece read with its end."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """Take up to `READ_BYTES`, after `next` had nothing more."""
+        """Append up to `READ_BYTES`; only after `next` has returned None."""
         self._buffer += piece
 
     def next(self) -> dict[str, Any] | None:
-        """Return the next message, None while it is not complete. Raises `ProtocolError` for what is none."""
+        """Return the next message, or None while it is incomplete. Raises `ProtocolError` if it is malformed."""
         if len(self._buffer) < _PREFIX_BYTES:
             return None
         size, body = (int.from_bytes(self._buffer[start : start + 4], "big") for start in (0, 4))
         end = _PREFIX_BYTES + size
+        # Checked before the message is complete: what the agent writes could claim any length and fill the run's
+        # memory.
         if body or end > MAX_ANSWER_BYTES:
             found = tell(repr(bytes(self._buffer[:_SHOWN])), _SHOWN)
-            raise ProtocolError(f"wrote {found} to the run; expected a message of at most {MAX_ANSWER_BYTES} bytes")
+            raise ProtocolError(
+                f"wrote {found} to the run's connection; expected a message of at most {MAX_ANSWER_BYTES} bytes"
+            )
         if len(self._buffer) < end:
             return None
         text = bytes(self._buffer[_PREFIX_BYTES:end])
@@ -53,14 +60,14 @@ class Frames:
         try:
             message = orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise ProtocolError(f"wrote a message to the run that is no JSON: {tell(str(error), _SHOWN)}") from None
+            raise ProtocolError(f"sent a message to the run that is not JSON: {tell(str(error), _SHOWN)}") from None
         if not isinstance(message, dict):
             raise _unexpected("an object", message)
         return message
 
 
 def check(message: Mapping[str, Any], ops: Sequence[str], number: str | None) -> None:
-    """Raise `ProtocolError` where a message is none of these, or answers another request than `number`."""
+    """Raise `ProtocolError` unless a message is one of `ops` and answers the request `number`."""
     if message.get("op") not in ops or message.get("id") != number:
         found = {key: message[key] for key in ("op", "id") if key in message}
         raise _unexpected(f"{' or '.join(ops)}{f' with the id {number}' if number else ''}", found)
@@ -73,10 +80,10 @@ def read_start(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_answer(message: Mapping[str, Any]) -> Any:
-    """Return what the workflow has returned, by a message `done` or `raised`.
+    """Return the workflow's return value from a message `done` or `raised`.
 
-    Raises `RemoteFailure` or `EpisodeError` for what it raised, `EpisodeError` for a value that is no reward, and
-    `ProtocolError`.
+    Raises `RemoteFailure` or `EpisodeError` for what the workflow raised, `EpisodeError` for a value that is no reward,
+    and `ProtocolError` for a malformed message.
     """
     if message["op"] == "done":
         return _value(message.get("value"))
@@ -126,4 +133,4 @@ def _pair(told: Any, depth: int) -> tuple[str | int, Any]:
 
 def _unexpected(expected: str, found: object) -> ProtocolError:
     looks = tell(repr(found), _SHOWN)
-    return ProtocolError(f"wrote a message to the run that no worker writes: expected {expected}, found {looks}")
+    return ProtocolError(f"sent an unexpected message to the run: expected {expected}, found {looks}")

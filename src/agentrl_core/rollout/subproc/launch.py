@@ -1,4 +1,4 @@
-"""What it takes to start a worker: the command, its environment, and what it is told to load."""
+"""Plan the start of agent workers: find the interpreter, its environment, and how the workflow gets to it."""
 
 from __future__ import annotations
 
@@ -31,32 +31,35 @@ if TYPE_CHECKING:
     from agentrl_core.plugins.registry import Registry
 
 INSIDE = "AGENTRL_SUBPROC_WORKER"
-"""Set in the environment of workers: a script that trains must not train in there."""
+"""Variable that is set in workers: a training script that is imported there must not train again."""
 EPISODE_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
-"""Set for each episode."""
+"""Environment variables that a worker sets for each episode."""
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-"""Variables that would lead another interpreter to our packages."""
+"""Variables that would make another interpreter import this one's packages."""
 
 
 @attrs.frozen(kw_only=True)
 class Launch:
-    """How to start a worker, however often."""
+    """Everything needed to start a worker; used for each of them."""
 
     interpreter: str
     own: bool
-    """Whether that is this very interpreter."""
+    """True if the worker runs on this very interpreter."""
     environ: Mapping[str, str] = attrs.field(repr=False)
     start: Mapping[str, Any]
-    """The first message; see `worker.Foreign` for another interpreter."""
+    """The first message to the worker; see `worker.Foreign` for another interpreter."""
     payload: bytes = attrs.field(repr=False)
     memory_mb: int | None
     limit_s: float
-    """Longest that the workflow may take to be ready."""
+    """Longest time until the workflow must be ready."""
     where: str
-    """Start of a message about the workflow."""
+    """Beginning of each message about the workflow."""
 
     def pack(self, data: Mapping[str, Any]) -> bytes:
-        """Return a task's data as it is sent; `TypeError` says what cannot be."""
+        """Return a task's data as bytes: pickle for this interpreter, JSON for another.
+
+        Raises `TypeError` that names the part that cannot be sent.
+        """
         try:
             return pickle.dumps(data, protocol=pickle.HIGHEST_PROTOCOL) if self.own else json.dumps(data).encode()
         except Exception as error:
@@ -75,7 +78,7 @@ def plan(
     limit_s: float,
     block: Collection[str],
 ) -> Launch:
-    """Find out how to start workers for a workflow. Raises `UsageError` for what can be told without starting one."""
+    """Return how to start workers for a workflow; raises `UsageError` for faults that show without starting one."""
     options = workflow.options if isinstance(workflow, Component) else {}
     start: dict[str, Any] = {
         "own": agent.python is None,
@@ -88,6 +91,7 @@ def plan(
         payload = _pickled(workflow, block, place(where))
         start |= _own_start(payload, base_dir, place(where))
     else:
+        # This interpreter's folders hold packages that were built for it.
         environ = {name: text for name, text in environ.items() if name not in _FOREIGN}
         start |= _foreign_start(_named(workflow, place(where)), registry, base_dir, where)
     return Launch(
@@ -103,7 +107,7 @@ def plan(
 
 
 def find_interpreter(text: str, base_dir: Path, where: Callable[[str], str]) -> str:
-    """Return the path of a Python that can be executed. It is not resolved: a venv's is a link."""
+    """Return the path of an executable Python; links are kept, because a venv's interpreter is one."""
     found = Path(shutil.which(text) or text) if os.sep not in text else base_dir / Path(text).expanduser()
     path = Path(os.path.abspath(found))  # noqa: PTH100 - `resolve` would follow the link
     if path.is_dir():
@@ -111,7 +115,7 @@ def find_interpreter(text: str, base_dir: Path, where: Callable[[str], str]) -> 
         hint = f"; did you mean {inside}?" if inside.exists() else ""
         raise ConfigError(f"{where('python')}: {path} is a folder; expected a Python interpreter{hint}")
     if not path.is_file():
-        raise ConfigError(f"{where('python')}: there is no interpreter {path}; make it with python -m venv")
+        raise ConfigError(f"{where('python')}: there is no interpreter {path}; create it with python -m venv")
     if not os.access(path, os.X_OK):
         raise ConfigError(f"{where('python')}: {path} cannot be executed; expected a Python interpreter")
     return str(path)
@@ -134,6 +138,8 @@ def _pickled(workflow: object, block: Collection[str], where: str) -> bytes:
 
 def _own_start(payload: bytes, base_dir: Path, where: str) -> dict[str, Any]:
     main = None
+    # The workflow is defined in the script that was started: the worker imports that script under another name first,
+    # as multiprocessing's spawn does.
     if b"__main__" in payload:
         data: dict[str, Any] = multiprocessing.spawn.get_preparation_data("agentrl-worker")
         main = {key: value for key, value in data.items() if key.startswith("init_main_from")}
@@ -151,7 +157,7 @@ def _own_start(payload: bytes, base_dir: Path, where: str) -> dict[str, Any]:
 
 
 def _named(workflow: object, where: str) -> Component:
-    """The workflow as something that another interpreter can look up."""
+    """Return the workflow as a name that another interpreter can look up."""
     if isinstance(workflow, Component):
         return workflow
     module, name = getattr(workflow, "__module__", None), getattr(workflow, "__qualname__", "<>")
@@ -167,7 +173,9 @@ def _foreign_start(component: Component, registry: Registry, base_dir: Path, whe
     try:
         json.dumps(dict(component.options))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{place(where)}: its options cannot be sent to another interpreter: {error}") from error
+        raise ConfigError(
+            f"{place(where)}: the workflow's options cannot be sent to another interpreter: {error}"
+        ) from error
     use = component.use
     if not is_reference(use):
         use = registry.find("workflows", use, base_dir=base_dir, where=where).path
@@ -177,6 +185,7 @@ def _foreign_start(component: Component, registry: Registry, base_dir: Path, whe
     adapters = [
         (package, folder, path) for path in _worker_adapters(registry) if (folder := _home(package := _top(path)))
     ]
+    # The interpreter finds the user's own files and its standard library by itself: it needs no folder for them.
     home = "" if not top or _is_in(top, folders) or top in sys.stdlib_module_names else _home(top)
     return {
         "use": use,
@@ -194,8 +203,8 @@ def _worker_adapters(registry: Registry) -> list[str]:
     for entry in registry.entries("worker_adapters"):
         if not isinstance(entry.value, str):
             raise PluginError(
-                f"worker adapter '{entry.name}' of {entry.distribution} {entry.version} is an object; another "
-                'interpreter can only be told where it is: "module:attr"'
+                f"worker adapter '{entry.name}' of {entry.distribution} {entry.version} is an object; expected "
+                'its path "module:attr", because another interpreter has to import it'
             )
         paths.append(entry.value)
     return paths
@@ -206,7 +215,7 @@ def _top(path: str) -> str:
 
 
 def _home(package: str) -> str:
-    """Return the folder of a package, or the file of a module, without importing it; empty where there is none."""
+    """Return the folder of a package, or the file of a module, without importing it; empty if there is none."""
     spec = importlib.util.find_spec(package)
     if spec is None:
         return ""
@@ -220,4 +229,4 @@ def _is_in(top: str, folders: Sequence[Path]) -> bool:
 
 
 WORKER = worker.__file__
-"""The file that another interpreter runs."""
+"""Script that the worker's interpreter runs."""

@@ -1,6 +1,8 @@
-"""Tells the processes that an episode has left behind from those that the agent keeps.
+"""Tell the processes that an episode left behind from those that the agent holds on to, as a pool in an attribute.
 
-A worker loads this file by its path, under any Python from 3.8 on: the standard library is all that it needs.
+A process is kept if an object that stands for it (`Popen`, …) can be reached from the agent or from a module. The
+worker kills all others after the episode. A worker loads this file by its path, under any Python from 3.8 on: it
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,12 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 _NUMBERS = {"Popen": "pid", "PtyProcess": "pid", "ResourceTracker": "_pid", "ForkServer": "_forkserver_pid"}
-"""Classes whose objects stand for a process -> the attribute that has its number.
-
-There is a `Popen` of subprocess, and one in each Process of multiprocessing and loky, and so of their pools.
-"""
+"""Class whose objects stand for a process -> the attribute that holds its pid. Besides subprocess's own `Popen`,
+each Process of multiprocessing and loky holds one, and so do their pools."""
 _SERVANTS = ("ResourceTracker", "ForkServer")
-"""They serve the interpreter as long as it runs; what the fork server has forked is not kept for its sake."""
+"""Helpers that serve the interpreter for its whole life. Processes that a fork server forked are not kept because of
+it."""
 _REGISTRIES = (
     ("subprocess", "_active"),
     ("multiprocessing.process", "_children"),
@@ -28,19 +29,21 @@ _REGISTRIES = (
     ("weakref", "finalize._registry"),
     ("asyncio.events", "_event_loop_policy"),
 )
-"""Registries of the standard library that hold every process or thread until its end, wanted or not."""
+"""Registries of the standard library that hold every process or thread until its end, so they say nothing about use."""
 _EARLY = ("multiprocessing", "agentrl_core.concurrency.processes", "joblib", "loky")
-"""Modules that are worth a look before all others."""
+"""Modules that are searched first, because they are likely to hold a process."""
 _BATCH = 256
+"""Objects whose referents are requested in one call."""
 _SECOND_LOOK_S = 0.1
-"""A pool's thread may be starting a process that is not yet in any list, and another may be about to end by itself."""
+"""Wait before the second look: a pool's thread may be starting a process that is in no list yet, and another process
+may be about to end by itself."""
 
 
 class Leftovers:
-    """The processes below a worker without those that it has from the start and those that the agent keeps.
+    """Processes below a worker, without those that it has from the start and those that the agent keeps.
 
-    `agent` is called for an episode; `children(pid)` returns the children of a process; `above` is the process that
-    inherits the orphans of all that is below it, and `own` is the worker.
+    `agent` is the callable of the episodes. `children(pid)` returns the child processes of `pid`. `above` is the
+    process that inherits the orphans of everything below it (the guard), and `own` is the worker.
     """
 
     def __init__(self, agent: object, children: Callable[[int], Sequence[int]], *, own: int, above: int) -> None:
@@ -48,7 +51,7 @@ class Leftovers:
         self._first = set(self._below(()))
 
     def find(self) -> list[int]:
-        """Return the processes that nobody keeps."""
+        """Return the pids of processes that nothing keeps; takes two looks, 0.1 s apart, where the first finds any."""
         left = self._look()
         if left:
             time.sleep(_SECOND_LOOK_S)
@@ -57,7 +60,8 @@ class Leftovers:
         return left
 
     def _look(self) -> list[int]:
-        self._first.intersection_update(self._below(()))  # the system uses numbers again
+        # Forget pids that have ended: the system reuses numbers.
+        self._first.intersection_update(self._below(()))
         unknown = self._below(self._first)
         if not unknown:
             return []
@@ -65,7 +69,7 @@ class Leftovers:
         return [pid for pid in self._below(self._first | kept) if pid not in servants]
 
     def _below(self, kept: Collection[int]) -> list[int]:
-        """Return the processes below, without those that are `kept` and what is below these."""
+        """Return the processes below, without those that are `kept` and the processes below these."""
         found, parents = [], [self._above]
         while parents:
             children = [pid for pid in self._children(parents.pop()) if pid not in kept]
@@ -75,16 +79,17 @@ class Leftovers:
 
 
 def reachable(processes: Sequence[int], agent: object) -> tuple[set[int], set[int]]:
-    """Return those that are kept: an object that stands for them can be reached from the agent or from a module.
+    """Return the processes that are kept because their object can be reached from the agent or from a module.
 
-    The second set has those among them that serve the interpreter. An event loop keeps nothing, nor do tracebacks and
-    the standard library's own lists: they have every process of an episode.
+    The second set holds those among them that serve the interpreter. Event loops, tracebacks and the standard library's
+    own registries do not count: they hold every process of an episode.
     """
     kept: set[int] = set()
     servants: set[int] = set()
     search = _Search()
     wanted = search.alive().intersection(processes)
     modules = list(sys.modules.values())
+    # The search stops once every wanted process is found, so the likely modules go first.
     modules.sort(key=lambda module: not getattr(module, "__name__", "").startswith(_EARLY))
     spaces = [vars(module) if isinstance(module, types.ModuleType) else module for module in modules]
     for roots, others in (([agent], spaces), (spaces, [])):
@@ -97,7 +102,7 @@ def reachable(processes: Sequence[int], agent: object) -> tuple[set[int], set[in
 
 
 class _Search:
-    """Finds the objects that stand for processes; each is met once."""
+    """Finds the objects that stand for processes by following references; visits each object once."""
 
     def __init__(self) -> None:
         self._classes: dict[type, str | None] = {}
@@ -105,13 +110,13 @@ class _Search:
         self._seen = {id(item) for item in registries if item is not None}
 
     def alive(self) -> set[int]:
-        """Return the numbers of all processes that an object stands for; to look for others would be in vain."""
+        """Return the pids of all processes that some object stands for; no search can find the others."""
         given_up = set(map(id, _found("subprocess", "_active") or ()))
         objects = [item for item in gc.get_objects() if self._class(item) and id(item) not in given_up]
         return {number for item in objects for number, _ in self._process(item)}
 
     def walk(self, roots: Sequence[object], *, without: Sequence[object]) -> Iterator[tuple[int, str]]:
-        """Yield number and class of each process that can be reached from `roots`, but not by way of `without`."""
+        """Yield pid and class of each process that can be reached from `roots`, but not through `without`."""
         apart = set(map(id, without))
         pending: list[object] = []
         found: Iterable[object] = roots
@@ -133,8 +138,9 @@ class _Search:
             del pending[-_BATCH:]
 
     def _class(self, item: object) -> str | None:
-        """Return the class by which an object stands for a process; empty for what leads to what nobody keeps."""
-        kind = type(item)  # an object's own `__class__` may be code of anybody
+        """Return the class by which an object stands for a process; "" for one that must not be followed; else None."""
+        # Not `item.__class__`, which may be a property with anybody's code.
+        kind = type(item)
         if kind not in self._classes:
             names = [base.__name__ for base in kind.__mro__]
             through = not {"AbstractEventLoop", "traceback", "module"}.intersection(names)
@@ -142,7 +148,7 @@ class _Search:
         return self._classes[kind]
 
     def _process(self, item: Any) -> Iterator[tuple[int, str]]:
-        """Yield number and class of a process; nothing where it was never started."""
+        """Yield pid and class of a process; nothing if it was never started."""
         name = self._class(item) or ""
         number = getattr(item, "__dict__", {}).get(_NUMBERS[name])
         if isinstance(number, int):

@@ -1,4 +1,4 @@
-"""A workflow in a worker of our own interpreter: found and built as in the run's process, with a client of its own."""
+"""Load a workflow in a worker of the run's own interpreter: resolved as in the run, with a shared HTTP client."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from agentrl_core.rollout.workflows import resolve_workflow
 
 
 class Own:
-    """What a worker runs: `function(data, **arguments)`, which takes the arguments `accepted`."""
+    """The loaded workflow: `function(data, **arguments)`; `accepted` are the injected arguments that it takes."""
 
     def __init__(self, start: Mapping[str, Any], payload: bytes) -> None:
         if start["main"] is not None:
             multiprocessing.spawn.prepare(start["main"])
         places: Mapping[str, str] = start["places"]
-        workflow, block = pickle.loads(payload)  # noqa: S301 - the run's own
+        workflow, block = pickle.loads(payload)  # noqa: S301 - written by the run
         resolved = resolve_workflow(
             workflow,
             registry=load_registry(block),
@@ -32,18 +32,19 @@ class Own:
             has_engine=False,
         )
         if not isinstance(resolved.call, WorkflowCall):
-            raise TypeError(f"{resolved.name} is no function of a task's data")
+            raise TypeError(f"{resolved.name} is not a function of a task's data")
+        # multiprocessing imports the started script as `__mp_main__`; users know it as `__main__`.
         self.name = resolved.name.replace("__mp_main__", "__main__")
         self.function: Callable[..., Any] = resolved.call.function
         self.accepted = resolved.call.accepted
         self.http_client = SharedClient()
 
     async def close(self) -> None:
-        """Close the clients that the agents have borrowed."""
+        """Close the HTTP clients that the agents shared."""
         await self.http_client.close_for_good()
         await close_borrowed()
 
     @staticmethod
     def enter(episode: Mapping[str, Any]) -> None:
-        """Let `workflow_context` know the episode, in the running context."""
+        """Make `workflow_context` return this episode in the running context."""
         workflow_context.enter(workflow_context.WorkflowContext(**episode))

@@ -1,4 +1,4 @@
-"""Pickling what goes to a worker; what cannot is named by its path: `MyAgent.client.lock`."""
+"""Find the attribute or item that keeps a workflow or a task from being pickled: `MyAgent.client.lock`."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from typing import Any
 import attrs
 
 _DEEPEST = 12
+"""Levels of attributes and items that are searched."""
 
 
 @attrs.frozen
 class Obstacle:
-    """What keeps an object from being pickled."""
+    """A part of an object that cannot be pickled."""
 
     path: str
-    """Attributes and items from the object to the obstacle."""
+    """Attributes and items that lead from the object to this part."""
     problem: str
-    """In the words of pickle: `cannot pickle '_thread.lock' object`."""
+    """pickle's own message: `cannot pickle '_thread.lock' object`."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
 
 
 def find_obstacle(value: object, path: str) -> Obstacle | None:
-    """Return the innermost attribute or item that cannot be pickled; None where all can."""
+    """Return the innermost attribute or item that cannot be pickled; None if everything can."""
     return _search(value, path, _DEEPEST, set())
 
 
 def _search(value: object, path: str, depth: int, seen: set[int]) -> Obstacle | None:
     problem = _problem(value)
+    # `seen` ends the search in objects that refer to each other.
     if problem is None or id(value) in seen:
         return None
     seen.add(id(value))
@@ -44,13 +46,13 @@ def _search(value: object, path: str, depth: int, seen: set[int]) -> Obstacle | 
 def _problem(value: object) -> str | None:
     try:
         pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # noqa: BLE001 - objects raise whatever they like when they are pickled
+    except Exception as error:  # noqa: BLE001 - objects may raise anything when pickled
         return " ".join(str(error).split()) or type(error).__name__
     return None
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the attributes and items of an object, as far as pickle would look at them."""
+    """Yield the attributes and items of an object that pickle would visit."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -63,6 +65,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
             for name in (slots,) if isinstance(slots, str) else slots:
                 if hasattr(value, name):
                     yield f".{name}", getattr(value, name)
-        for name in ("func", "args", "keywords", "__self__"):  # of a partial and of a bound method
+        # The parts of a `functools.partial` and of a bound method.
+        for name in ("func", "args", "keywords", "__self__"):
             if name not in state and hasattr(value, name):
                 yield f".{name}", getattr(value, name)

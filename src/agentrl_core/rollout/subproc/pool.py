@@ -1,4 +1,4 @@
-"""The workers of a run: one episode at a time in each, started when they are needed, replaced when they end."""
+"""Pool of agent worker processes for one run: each runs one episode at a time and is replaced when it ends."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STARTS = 3
-"""Starts that may fail in a row."""
+"""Failed starts in a row after which the run gives up."""
 
 
 class Workers:
     """Up to `most` processes that run a workflow.
 
-    `start` makes the first and tells what is wrong with the workflow. `seat` and the calls inside it belong to one
-    event loop, as does `close`; before there is one, `close_now` ends the workers. Those that nobody has closed go on
-    until this process ends.
+    `start` makes the first one and reports what is wrong with the workflow. `seat`, the calls inside it and `close`
+    belong to one event loop. Without a loop, `close_now` ends the workers. Workers that are never closed end with this
+    process.
     """
 
     def __init__(self, launch: Launch, *, most: int) -> None:
@@ -43,10 +43,10 @@ class Workers:
         self._abort = threading.Event()
         self._failed_starts = 0
         self.name = ""
-        """Where the workflow came from, as the first worker found it."""
+        """Origin of the workflow (`dist==version module:attr`), as the first worker found it."""
 
     def start(self) -> None:
-        """Start the first worker, and wait until it is ready; blocks. Raises `UsageError`, or `RunError`."""
+        """Start the first worker and wait until it is ready; blocks. Raises `UsageError` or `RunError`."""
         first = WorkerProcess.start(self._launch)
         self.name = first.name or self._launch.start["use"]
         self._log_output(first, "starting")
@@ -56,7 +56,7 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def seat(self) -> AsyncIterator[None]:
-        """Wait for a worker, and have it for the calls inside."""
+        """Wait for a free worker and reserve it for the calls inside."""
         async with self._free:
             seat = _Seat(self, await self.take())
             token = _taken.set(seat)
@@ -67,15 +67,15 @@ class Workers:
                 self._give_back(seat.worker)
 
     async def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Any:
-        """Run one episode, inside `seat`, on `data`, and return what the workflow returns.
+        """Run one episode on `data`, inside `seat`, and return what the workflow returns.
 
-        Raises `RemoteFailure` for what it raises and for the end of its process, `EpisodeError` for what cannot be
-        sent.
+        Raises `RemoteFailure` for what the workflow raises and if its process ends, `EpisodeError` if the data cannot
+        be sent.
         """
         return await _taken.get()(data, injected)
 
     async def take(self) -> WorkerProcess:
-        """Return a worker that is ready. Raises `RunError` where none can be started any more."""
+        """Return a worker that is ready. Raises `RunError` after three failed starts in a row."""
         while self._idle:
             worker = self._idle.pop()
             worker.attach()
@@ -95,10 +95,12 @@ class Workers:
                 return worker
 
     async def _started(self) -> WorkerProcess:
-        """Start a worker on a thread; if nobody waits for it any more, it is there for the next."""
+        """Start a worker on a thread. If the caller is cancelled meanwhile, the worker goes to the next caller."""
         loop = asyncio.get_running_loop()
         start = loop.run_in_executor(None, lambda: WorkerProcess.start(self._launch, abort=self._abort))
         self._starting.add(start)
+        # A start on its thread cannot be interrupted. Shielded, so that its worker is not lost if the caller is
+        # cancelled.
         waited = asyncio.shield(start)
         try:
             worker = await waited
@@ -129,7 +131,7 @@ class Workers:
             self.retire(worker)
 
     def retire(self, worker: WorkerProcess) -> None:
-        """End a worker, without waiting for that."""
+        """Start to end a worker; does not wait."""
         worker.kill()
         if worker in self._all:
             self._all.discard(worker)
@@ -138,8 +140,9 @@ class Workers:
             ending.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """End all workers."""
+        """End all workers and wait for their ends."""
         self._abort.set()
+        # Starts that are under way see `_abort` and end by themselves.
         if self._starting:
             await asyncio.wait(self._starting)
         for worker in self._all:
@@ -150,14 +153,14 @@ class Workers:
         _open.discard(self)
 
     def close_now(self) -> None:
-        """End all workers that are left, without an event loop."""
+        """End all remaining workers without an event loop; blocks."""
         self._abort.set()
         while self._all:
             self._all.pop().end_now()
         _open.discard(self)
 
     def log_output(self, worker: WorkerProcess, record_id: str) -> None:
-        """Write what an agent printed to the run's log."""
+        """Write to the run's log what an agent printed."""
         self._log_output(worker, f"record {record_id}")
 
     @staticmethod
@@ -167,12 +170,13 @@ class Workers:
 
     @property
     def launch(self) -> Launch:
-        """How the workers are started."""
+        """Command, environment and workflow that the workers are started with."""
         return self._launch
 
 
 _open: set[Workers] = set()
-"""Pools are never left to the garbage collector: it would end a worker at any time, and not wait for its guard."""
+"""Pools that were not closed. The garbage collector must never end a worker: it would do so at any time, and would
+not wait for the worker's guard."""
 
 
 @atexit.register
@@ -182,7 +186,7 @@ def _close_all() -> None:
 
 
 class _Seat:
-    """The right to run an episode, and the worker to do it."""
+    """A reserved worker, for the episode that runs in it."""
 
     def __init__(self, workers: Workers, worker: WorkerProcess) -> None:
         self._workers = workers
@@ -204,9 +208,10 @@ class _Seat:
                 return await self.worker.run(header, body)
             except NotBegunError as error:
                 problem = str(error)
-                logger.info("record %s has another process: the one that was free %s", record_id, problem)
+                logger.info("record %s gets another process: the one that was free %s", record_id, problem)
             finally:
                 self._workers.log_output(self.worker, record_id)
+            # The episode did not begin, so no LLM call was made and another process can take it.
             self._workers.retire(self.worker)
             self.worker = await self._workers.take()
         text = f"{_STARTS} processes in a row could not begin the episode: the agent's process {problem}"
@@ -214,6 +219,7 @@ class _Seat:
 
 
 _taken: ContextVar[_Seat] = ContextVar("agentrl_seat")
+"""The reserved worker of the current task, which `Workers.__call__` uses: a workflow's call has no argument for it."""
 
 
 def _episode(injected: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +229,10 @@ def _episode(injected: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _environ(base_url: str, api_key: str) -> dict[str, str]:
-    """The variables of an episode; OpenAI's clients want the version in the URL, Anthropic's add it."""
+    """Return the environment variables of an episode.
+
+    OpenAI's clients expect the version in the base URL, Anthropic's clients add it.
+    """
     return {
         "OPENAI_BASE_URL": f"{base_url}/v1",
         "OPENAI_API_KEY": api_key,

@@ -1,8 +1,8 @@
-"""One worker process as the run sees it: start, episodes, output, end.
+"""The run's side of one agent worker process: start it, run episodes in it, cancel them, read its output, end it.
 
-Nothing that it says is trusted, as the agent's code runs in there. Each request has a random id, and an episode counts
-once the worker has confirmed that it is over: what the agent writes in between fails that episode, what it writes
-later costs the process alone.
+The agent's code runs in the worker, so nothing that the worker sends is trusted. Each request has a random id, and an
+episode counts only after the worker has confirmed that it is over. Unexpected messages before that fail this episode;
+later ones only cost the process.
 """
 
 from __future__ import annotations
@@ -33,37 +33,44 @@ if TYPE_CHECKING:
     from agentrl_core.rollout.subproc.launch import Launch
 
 CANCEL_GRACE_S = 3.0
-"""Time that a cancelled agent has to clean up before its process is killed."""
+"""Seconds that a cancelled agent has to clean up before its process is killed."""
 _TURN_S = 0.5
-"""Longest that the event loop of an agent may take to hear of that; one that blocks it will not clean up."""
+"""Longest wait for the agent's event loop to report the cancellation; a loop that is blocked for longer cannot clean
+up."""
 _STOP_S = 2.0
+"""Longest time that an idle worker has to end by itself."""
 _GUARD_S = 5.0
-"""Longest that the guard of a worker may take to kill what is below it."""
+"""Longest time that a worker's guard may take to kill all processes below it."""
 _REPORT_S = 2.0
+"""Longest wait for the guard's report after the worker has closed its connection."""
 _LOOK_S = 0.2
+"""Interval at which `abort` is checked while a worker starts."""
 _AWAKE_S = 30.0
-"""Longest that a worker may take to begin an episode, and to confirm the end of one."""
+"""Longest time that a worker may take to begin an episode, and to confirm the end of one."""
 _REPORT_BYTES = 4096
+"""Longest report of a guard that is read."""
 _DRAIN_BYTES = 2**20
 """Output taken at a time, as much as a pipe can hold: an agent that never stops writing must not hold up the run."""
 _KINDS: Mapping[str, type[AgentRLError]] = {
     item.__name__: item for item in (ConfigError, DataError, PluginError, RunError)
 }
+"""Errors that a worker may ask the run to raise."""
 
 
 _ANSWERS = ("done", "raised")
+"""Messages that end an episode."""
 
 
 class NotBegunError(Exception):
-    """A process cannot run the next episode; the message goes on from `the agent's process`."""
+    """The process cannot run the next episode; the message continues the words `the agent's process`."""
 
 
 class _EndedError(Exception):
-    """The worker has closed its side."""
+    """The worker has closed its side of the control socket."""
 
 
 class WorkerProcess:
-    """A worker that has the workflow ready; made by `start`, then used on one event loop."""
+    """A worker process with the workflow loaded. Create it by `start`, then use it on one event loop."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -78,7 +85,7 @@ class WorkerProcess:
         self._control, control = socket.socketpair()
         self._lifeline, lifeline = socket.socketpair()
         out, into = os.pipe()
-        self._out = open(out, "rb", buffering=0)  # noqa: SIM115, PTH123 - closed by `close`
+        self._out = open(out, "rb", buffering=0)  # noqa: SIM115, PTH123 - closed by `_close_files`
         os.set_blocking(out, False)
         try:
             self._popen = subprocess.Popen(  # noqa: S603 - what the config names as the interpreter
@@ -88,7 +95,8 @@ class WorkerProcess:
                 stderr=into,
                 env=dict(launch.environ),
                 pass_fds=(control.fileno(), lifeline.fileno()),
-                start_new_session=True,  # Ctrl-C is the run's business
+                # Ctrl-C in the terminal must reach the run alone, which then ends its workers.
+                start_new_session=True,
             )
         except OSError as error:
             self._close_files()
@@ -102,8 +110,8 @@ class WorkerProcess:
     def start(cls, launch: Launch, *, abort: threading.Event | None = None) -> WorkerProcess:
         """Start a worker and wait until its workflow is ready; blocks.
 
-        Raises `UsageError` where it cannot be loaded, `RunError` where the process ends, takes too long, or
-        `abort` is set.
+        Raises `UsageError` if the workflow cannot be loaded; `RunError` if the process ends, takes too long, or `abort`
+        is set.
         """
         process = cls(launch)
         try:
@@ -118,7 +126,8 @@ class WorkerProcess:
         if launch.memory_mb is not None:
             self._lifeline.sendall(str(launch.memory_mb * 2**20).encode())
         self._control.settimeout(launch.limit_s)
-        with contextlib.suppress(ConnectionError, TimeoutError):  # it has ended already; told below
+        # A worker that has ended already is reported below, with its output.
+        with contextlib.suppress(ConnectionError, TimeoutError):
             self._control.sendall(frame(launch.start, launch.payload))
         self._control.setblocking(False)
         self._lifeline.setblocking(False)
@@ -140,9 +149,10 @@ class WorkerProcess:
         self.name, self.is_async = answer["name"], answer["is_async"]
 
     def _first_message(self, abort: threading.Event) -> dict[str, Any] | None:
-        """Wait for what the worker says of its workflow; None where it ends before."""
+        """Wait for the worker's message about its workflow; return None if it ends before."""
         launch = self._launch
         end = time.monotonic() + launch.limit_s
+        # Not `select.select`, which refuses file descriptors from 1024 on: a run may have thousands of connections.
         with selectors.DefaultSelector() as selector:
             for source in (self._control, self._lifeline, self._out):
                 selector.register(source, selectors.EVENT_READ)
@@ -178,11 +188,11 @@ class WorkerProcess:
         at = f" (at {answer['place']})" if answer["place"] else ""
         text = tell(answer["message"])
         return PluginError(
-            f"{self._launch.where}: building the workflow in a process of its own failed: {answer['kind']}: {text}{at}"
+            f"{self._launch.where}: building the workflow in a worker process failed: {answer['kind']}: {text}{at}"
         )
 
     def attach(self) -> None:
-        """Belong to the running event loop from now on; nothing to do the second time."""
+        """Bind the process to the running event loop; does nothing the second time."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._out.fileno(), self.drain)
@@ -190,16 +200,16 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can run another episode, as far as is known."""
+        """Return whether the process can run another episode, as far as is known."""
         return not self.killed and (self._ended is None or not self._ended.done())
 
     async def run(self, header: Mapping[str, Any], body: bytes) -> Any:
-        """Run one episode and return what the workflow returns.
+        """Run one episode and return the workflow's return value.
 
-        Raises `NotBegunError` where the process cannot begin it, as it has ended or is of no use any more;
-        `RemoteFailure` for what the workflow raises, for the end of the process in the middle, and for what no worker
-        says; `EpisodeError` as `read_answer`. Cancelling this cancels the agent; one that goes on for
-        `CANCEL_GRACE_S`, or is not in an await, is killed.
+        Raises `NotBegunError` if the process cannot begin the episode, because it has ended or is unusable;
+        `RemoteFailure` if the workflow raises, if the process ends in the middle, or if it sends a message that no
+        worker sends; `EpisodeError` as `read_answer` does. Cancelling this call cancels the agent. An agent that does
+        not end within `CANCEL_GRACE_S`, or that is not in an `await`, is killed.
         """
         number = secrets.token_hex(16)
         answer = None
@@ -209,6 +219,7 @@ class WorkerProcess:
             await self._confirm_end()
             return read_answer(answer)
         except asyncio.CancelledError:
+            # A sync workflow blocks the worker's loop and cannot be cancelled: only killing its process ends it.
             if self.killed or answer is not None or not self.is_async or not await self._cancel(number):
                 self.kill()
             raise
@@ -224,14 +235,16 @@ class WorkerProcess:
             self.drain()
 
     async def _begin_episode(self, number: str, header: Mapping[str, Any], body: bytes) -> None:
-        """Send an episode and wait until the worker has taken it up."""
+        """Send an episode and wait until the worker has begun it."""
         try:
             async with asyncio.timeout(_AWAKE_S):
                 await self._write({"op": "run", "id": number, **header}, body)
                 await self._read(number, ("began",))
         except _EndedError:
             raise NotBegunError("had ended") from None
-        except (ProtocolError, TimeoutError) as error:  # of an earlier episode, whose record is no longer concerned
+        except (ProtocolError, TimeoutError) as error:
+            # Caused by what an earlier episode left in the process. That record is finished, and this one is not at
+            # fault: it gets another process.
             self.kill()
             raise NotBegunError(str(error) or f"did not begin an episode within {_AWAKE_S:g} s") from None
         except asyncio.CancelledError:
@@ -239,19 +252,20 @@ class WorkerProcess:
             raise
 
     async def _confirm_end(self) -> None:
-        """Have the worker say that it waits for the next episode: what stands before that is not its own."""
+        """Make the worker confirm that it waits for the next episode; any other message before that is forged."""
         number = secrets.token_hex(16)
         try:
             async with asyncio.timeout(_AWAKE_S):
                 await self._write({"op": "over", "id": number})
                 await self._read(number, ("idle",))
-        except _EndedError:  # after its answer, which is complete
+        except _EndedError:
+            # The process ended after its answer, which is complete: the episode counts.
             self.kill()
         except TimeoutError:
             raise ProtocolError(f"did not confirm the end of its episode within {_AWAKE_S:g} s") from None
 
     async def _end(self) -> None:
-        """Wait for the end of a worker that has closed its side: how it was is known a moment later."""
+        """Wait for the end of a worker that has closed its side; the guard's report about it comes a moment later."""
         if self._ended is not None:
             await asyncio.wait({self._ended}, timeout=_REPORT_S)
         self.kill()
@@ -272,11 +286,12 @@ class WorkerProcess:
 
     async def _write(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(ConnectionError):  # it has ended, as reading will tell
+        # A worker that has ended is noticed when its answer is read.
+        with contextlib.suppress(ConnectionError):
             await loop.sock_sendall(self._control, frame(header, body))
 
     async def _read(self, number: str, ops: Sequence[str]) -> dict[str, Any]:
-        """Return the next message, which is to be one of these and to answer that request."""
+        """Return the next message; `ProtocolError` unless it is one of `ops` and answers the request `number`."""
         loop = asyncio.get_running_loop()
         while (message := self._frames.next()) is None:
             try:
@@ -290,9 +305,10 @@ class WorkerProcess:
         return message
 
     def drain(self) -> bool:
-        """Take what the agent has written so far; return whether there may be more."""
+        """Collect what the agent has written so far; return whether more may come."""
         piece: bytes | None = b""
-        with contextlib.suppress(ValueError):  # closed
+        # Reading a closed file raises ValueError.
+        with contextlib.suppress(ValueError):
             for _ in range(0, _DRAIN_BYTES, READ_BYTES):
                 piece = self._out.read(READ_BYTES)
                 if not piece:
@@ -303,15 +319,16 @@ class WorkerProcess:
         return piece != b""
 
     def kill(self) -> None:
-        """Have the guard kill the worker, and all that it started."""
+        """Make the guard kill the worker and everything that it started; does not wait."""
         if self.killed:
             return
         self.killed = True
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):
+            # The guard takes the end of the lifeline for the end of the run.
             self._lifeline.shutdown(socket.SHUT_WR)
 
     async def stop(self) -> None:
-        """Let an idle worker end by itself, within limits."""
+        """Let an idle worker end by itself; kill it if that takes too long."""
         if self.alive and self._ended is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_S):
@@ -321,7 +338,7 @@ class WorkerProcess:
         await self.ended()
 
     async def ended(self) -> None:
-        """Wait for the end of all its processes, and free what belongs to it."""
+        """Wait until all processes of the worker have ended, and close its sockets and pipe."""
         if self._ended is None:
             self.end_now()
             return
@@ -333,7 +350,7 @@ class WorkerProcess:
         self._close_files()
 
     async def _watch(self) -> None:
-        """Wait for the guard's report, and its end."""
+        """Read the guard's report, and wait for the guard to end."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ConnectionError):
             while (piece := await loop.sock_recv(self._lifeline, 4096)) and len(self._report) < _REPORT_BYTES:
@@ -341,7 +358,7 @@ class WorkerProcess:
         await loop.run_in_executor(None, self._popen.wait)
 
     def end_now(self) -> None:
-        """Kill it and wait for its end; for the time without an event loop."""
+        """Kill the worker and wait for its end, without an event loop."""
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout=_GUARD_S)
@@ -351,7 +368,7 @@ class WorkerProcess:
         self._close_files()
 
     def _wait_now(self) -> None:
-        """Do as `_end` does, without an event loop."""
+        """Do what `_end` does, without an event loop."""
         self._lifeline.settimeout(_REPORT_S)
         for _ in range(2):
             with contextlib.suppress(OSError):
@@ -364,16 +381,18 @@ class WorkerProcess:
 
     def _close_files(self) -> None:
         if self._loop is not None and not self._loop.is_closed() and not self._out.closed:
-            for item in (self._control, self._lifeline, self._out):  # their numbers will be used again
+            # Before they are closed: the loop would otherwise watch whatever file gets the same descriptor next.
+            for item in (self._control, self._lifeline, self._out):
                 self._loop.remove_reader(item.fileno())
         for item in (self._control, self._lifeline, self._out):
             item.close()
 
     def _how(self) -> str:
-        """Say how the process ended, as a verb phrase."""
+        """Return how the process ended, as a verb phrase."""
         try:
             report = orjson.loads(self._report)
-        except orjson.JSONDecodeError:  # the guard was killed, too
+        except orjson.JSONDecodeError:
+            # The guard was killed as well.
             report = {"status": self._popen.returncode, "used_bytes": None}
         if report["used_bytes"] is not None:
             used = report["used_bytes"] // 2**20
@@ -384,10 +403,10 @@ class WorkerProcess:
         if status >= 0:
             return f"ended with exit code {status}"
         name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-        why = " (the system does that where memory runs out)" if -status == signal.SIGKILL else ""
+        why = " (the system does that when memory runs out)" if -status == signal.SIGKILL else ""
         return f"was ended by {name}{why}"
 
     def _said(self) -> str:
-        """What it wrote last, if anything."""
+        """Return the process's last lines of output for a message; empty if there are none."""
         last = self.output.last_lines()
         return f"; it wrote last: {last}" if last else ""

@@ -1,4 +1,4 @@
-"""From a workflow to one that runs in processes of its own, checked by starting the first."""
+"""Entry of mode subproc: turn a workflow into one that runs in worker processes, and check it by starting the first."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentrl_core.plugins.registry import Registry
 
 _SHORTEST_LIMIT_S = 60.0
+"""Least time that the first worker gets to load the workflow, even if the time limit of an episode is shorter."""
 
 
 def resolve_in_workers(
@@ -33,17 +34,17 @@ def resolve_in_workers(
     agent_where: Callable[[str], str] = "rollout.agent.{}".format,
     block: Collection[str] = (),
 ) -> ResolvedWorkflow:
-    """Find, build and check a workflow in a first worker process; whoever asks closes the `workers`.
+    """Find, build and check a workflow in a first worker process; the caller must close its `workers`.
 
-    Takes what `resolve_workflow` takes. An object is pickled once, a name looked up in each worker. `block` are
-    distributions that may not plug in there. From now on other processes of this user, as those of agents are, cannot
-    read the memory and the environment of this one. Raises
-    `UsageError` for what is wrong with the workflow or the interpreter, `RunError` where a worker cannot start.
+    Takes the arguments of `resolve_workflow`. An object is pickled once, a name is looked up in each worker. `block`
+    names distributions that must not plug in there. From this call on, other processes of this user, such as those of
+    agents, cannot read this process's memory and environment. Raises `UsageError` for a fault of the workflow or the
+    interpreter, `RunError` if a worker cannot start.
     """
     if INSIDE in os.environ:
         raise ConfigError(
-            f"{place(where)}: a worker process has run the script that trains, and come to the training again; put "
-            "that under `if __name__ == '__main__':`, or the agent in a module of its own"
+            f"{place(where)}: a worker process imported the training script, which started training again; put the "
+            "training under `if __name__ == '__main__':`, or move the agent to another module"
         )
     launch = plan(
         Component(workflow) if isinstance(workflow, str) else workflow,
@@ -55,6 +56,7 @@ def resolve_in_workers(
         limit_s=max(rollout.timeout_s, _SHORTEST_LIMIT_S),
         block=block,
     )
+    # Before the first agent's process exists: it could otherwise read the admin key from /proc.
     seal()
     workers = Workers(launch, most=rollout.agent.subproc_max_workers)
     workers.start()

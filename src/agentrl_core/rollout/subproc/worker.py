@@ -1,10 +1,12 @@
-"""Runs one workflow's episodes in a process of its own, under any Python from 3.8 on.
+"""Agent worker process: run one workflow's episodes for `mode: subproc`, under any Python from 3.8 on.
 
-It needs the standard library, `leftovers.py` beside it and `rollout/tls.py`, and nothing else.
+Imports only the standard library, `leftovers.py` beside it and `rollout/tls.py`: the user's interpreter need not have
+agentrl installed.
 
-Started as `python worker.py CONTROL_FD LIFELINE_FD`. The process that is started is a guard: it forks the worker,
-and however that ends, or once the run is gone, it kills every process below itself and tells how it was. The worker
-talks to the run over the control socket in frames: two lengths of 4 bytes, a JSON header, a body.
+Started as `python worker.py CONTROL_FD LIFELINE_FD`. The started process is the *guard*: it forks the worker and waits.
+When the worker ends, or when the run is gone, the guard kills every process below itself and reports over the lifeline
+how the worker ended. The worker talks to the run over the control socket in frames: two lengths of 4 bytes, a JSON
+header, a body.
 
     run -> worker   what to load, see `Foreign`, once; its body a pickled workflow for our own interpreter
     worker -> run   {op: ready, …}, or {op: refused, kind, message}
@@ -13,8 +15,9 @@ talks to the run over the control socket in frames: two lengths of 4 bytes, a JS
     run -> worker   {op: over, id}
     worker -> run   {op: idle, id}
 
-The ids are random, one for each `run` and each `over`: what the agent's code writes to the socket, before or after
-the answer, is never taken for the answer of a later episode. What the worker says has no body.
+The ids are random, one for each `run` and each `over`. The agent's code can write to the same socket, but it cannot
+guess the id of a later request, so nothing that it writes is taken for the answer of a later episode. Messages of the
+worker have no body.
 """
 
 from __future__ import annotations
@@ -46,31 +49,44 @@ from typing import Any
 
 try:
     import ctypes
-except ImportError:  # a Python built without it: a process that an agent detaches is then out of sight
+except ImportError:
+    # A Python built without ctypes: the guard then does not see processes that an agent detaches.
     ctypes = None  # type: ignore[assignment]
 
 DEEPEST_VALUE = 4
-"""Dicts inside dicts that are sent as such; a reward for each turn needs one."""
+"""Levels of nested dicts in a return value that are sent as dicts; per-turn rewards need one."""
 INJECTED = ("base_url", "api_key", "http_client", "record_id", "is_eval")
+"""Keyword arguments that an episode offers to the workflow; the same as `rollout.calling.INJECTED`."""
 MAX_ANSWER_BYTES = 16 * 2**20
-"""Longest message of a worker, and so the largest return value; a dict with a reward for each turn has kilobytes."""
+"""Longest message of a worker, and so the largest return value. A dict of per-turn rewards takes kilobytes."""
 
 _LENGTHS = struct.Struct(">II")
+"""Prefix of a frame: the lengths of header and body."""
 _LONGEST_MESSAGE = 400
+"""Characters of an exception's message that are sent."""
 _LONGEST_TRACE = 20_000
+"""Characters of a traceback that are sent."""
 _LONGEST_REPR = 200
+"""Characters of names and of the `repr` of a value that are sent."""
 _LONGEST_PLACE = 4096
+"""Characters of a `file:line` that are sent; its end is kept."""
 _MOST_ITEMS = MAX_ANSWER_BYTES // 16
-"""Of a dict; more are never sent, as every one takes that many bytes at least."""
+"""Items of a dict that are sent. Each takes at least 16 bytes, so a dict of more items would exceed
+MAX_ANSWER_BYTES."""
 _LARGEST_INT = 2**53
+"""Larger integers are sent as floats, which hold every integer up to this one exactly."""
 _SWEEP_S = 2.0
+"""Longest time that the guard spends on killing the processes below it."""
 _WATCH_S = 0.1
+"""Interval at which the guard measures memory, if there is a limit."""
 _TIDY_S = 1.0
+"""Longest wait for the tasks and the processes that an episode left behind to end."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+"""Options of Linux's `prctl`."""
 
 
-class Refused(Exception):  # noqa: N818  (what happened, not a class of errors)
-    """The workflow cannot be loaded; `kind` is the class of error that the run raises."""
+class Refused(Exception):  # noqa: N818  (a refusal, not an error)
+    """Raised when the workflow cannot be loaded; `kind` names the error class that the run raises."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -81,19 +97,19 @@ class Refused(Exception):  # noqa: N818  (what happened, not a class of errors)
 
 
 def frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """Put one message in bytes."""
+    """Encode one message of the run."""
     text = json.dumps(header).encode()
     return _LENGTHS.pack(len(text), len(body)) + text + body
 
 
 def answer_frame(header: Mapping[str, Any]) -> bytes:
-    """Put what a worker says in bytes: strict JSON, whatever the texts in it are made of."""
+    """Encode one message of the worker as strict JSON. Characters that UTF-8 cannot encode are replaced."""
     text = json.dumps(header, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
     return _LENGTHS.pack(len(text), 0) + text
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], bytes] | None:
-    """Read one message; None at the end."""
+    """Read one message; return None at the end of the connection."""
     lengths = _read(sock, _LENGTHS.size)
     if lengths is None:
         return None
@@ -117,7 +133,7 @@ def _read(sock: socket.socket, size: int) -> bytes | None:
 
 
 def guard(lifeline: socket.socket, worker: int, wakeup: socket.socket) -> None:
-    """Wait for the worker's end or the run's, leave no process behind and tell how it was."""
+    """Wait until the worker ends or the run is gone, kill all processes below, and report how the worker ended."""
     waiting = select.poll()
     for sock in (lifeline, wakeup):
         waiting.register(sock, select.POLLIN | select.POLLHUP)
@@ -129,7 +145,9 @@ def guard(lifeline: socket.socket, worker: int, wakeup: socket.socket) -> None:
         events = [number for number, _ in waiting.poll(_WATCH_S * 1000 if limit else None)]
         if wakeup.fileno() in events and signal.SIGTERM in wakeup.recv(4096):
             break
-        if lifeline.fileno() in events:  # the limit of memory, or the end
+        if lifeline.fileno() in events:
+            # The run sends the memory limit in bytes, if there is one. End of file means: kill everything, or the run
+            # is gone.
             told = lifeline.recv(64)
             if not told:
                 break
@@ -138,13 +156,15 @@ def guard(lifeline: socket.socket, worker: int, wakeup: socket.socket) -> None:
             used = sum(map(_resident, [worker, *descendants(worker)]))
     _sweep(worker)
     report = {"status": status, "used_bytes": used if status is None and limit and used > limit else None}
-    with contextlib.suppress(OSError):  # nobody may be there to be told
+    # The run may be gone.
+    with contextlib.suppress(OSError):
         lifeline.sendall(json.dumps(report).encode())
+    # Never return: the code after this call in `main` is the worker's.
     os._exit(0)
 
 
 def _reap(worker: int) -> int | None:
-    """Collect what has ended; return how the worker did, if it was among it: its exit code, or minus the signal."""
+    """Collect ended children; return the worker's exit code, or minus its signal, if it is among them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         pid, code = os.waitpid(-1, os.WNOHANG)
@@ -156,9 +176,10 @@ def _reap(worker: int) -> int | None:
 
 
 def _sweep(worker: int) -> None:
-    """Kill all that is below: what the worker started, and what detached itself from it."""
+    """Kill everything below the guard: all that the worker started, also processes that detached themselves."""
     end = time.monotonic() + _SWEEP_S
-    with contextlib.suppress(ChildProcessError):  # all are gone
+    # Repeat until no child is left: a process may fork while the others are being killed.
+    with contextlib.suppress(ChildProcessError):
         while time.monotonic() < end:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(worker, signal.SIGKILL)
@@ -169,16 +190,17 @@ def _sweep(worker: int) -> None:
 
 
 def kill_all(pids: Sequence[int]) -> None:
-    """Kill processes; those that have ended already do not matter."""
+    """Kill processes; ignore those that have ended already."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process, where the system tells of them (Linux)."""
+    """Return the children of a process; empty where the system does not list them in /proc (Linux does)."""
     found: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended meanwhile
+    # The process, or one of its threads, may end between the two reads.
+    with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
                 found += map(int, file.read().split())
@@ -191,7 +213,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory that a process shares with no file."""
+    """Return the resident bytes of a process that are not shared with a file; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             _, resident, shared = map(int, file.read().split()[:3])
@@ -209,11 +231,11 @@ def _prctl(option: int, value: int) -> None:
 
 
 class Foreign:
-    """The workflow, found and built with the standard library alone.
+    """Workflow that is found and built with the standard library alone, in another interpreter than the run's.
 
-    `start` holds `use` (`module:attr`, `file.py:attr`, `pkg.mod.Attr`), `options`, `folders` in which to look first,
-    `package` (name and place of the run's own copy of the workflow's package, for where this interpreter has none),
-    `adapters` ([package, place, `module:attr`], …) and `places` (option -> its place in the config).
+    `start` holds `use` (`module:attr`, `file.py:attr`, `pkg.mod.Attr`), `options`, `folders` to search first, `package`
+    (name and location of the run's own copy of the workflow's package, for interpreters that have none), `adapters`
+    ([package, location, `module:attr`], …) and `places` (option -> its place in the config, for messages).
     """
 
     name = ""
@@ -224,6 +246,8 @@ class Foreign:
         self._folders, self._adapters = start["folders"], start["adapters"]
         for folder in reversed(self._folders):
             _put_on_path(folder)
+        # Adapters always come from the run's installation, so they go first. The run's copy of the workflow's package
+        # goes last: a copy that this interpreter has itself wins.
         sys.meta_path.insert(0, Packages({name: place for name, place, _ in self._adapters}))
         if start["package"]:
             sys.meta_path.append(Packages(dict([start["package"]])))
@@ -237,10 +261,10 @@ class Foreign:
         self.accepted = self._accepted(self.function)
 
     def enter(self, episode: Mapping[str, Any]) -> None:
-        """There is nothing of ours here to be told of an episode."""
+        """Do nothing: `workflow_context` does not exist in another interpreter."""
 
     async def close(self) -> None:
-        """There is nothing of ours here to be closed."""
+        """Do nothing: there is no shared HTTP client in another interpreter."""
 
     def _refuse(self, message: str, option: str = "") -> Refused:
         place = self._places.get(option) or self._places[""]
@@ -249,7 +273,7 @@ class Foreign:
         return Refused(kind, f"{place}: {message} (in {sys.executable}, Python {version})")
 
     def _do(self, action: Callable[[], Any], what: str) -> Any:
-        """Do something of the user's; what goes wrong in there is told as theirs."""
+        """Call code of the user; report whatever it raises as a fault of that code, with its place."""
         try:
             return action()
         except (Exception, SystemExit) as error:
@@ -264,11 +288,12 @@ class Foreign:
         return self._do(lambda: importlib.import_module(name), f"importing module {name}")
 
     def _prepare(self, adapter: str) -> None:
-        """Let an adapter's module set up this process before the agent's own is imported."""
+        """Let an adapter's module set up this process before the agent's module is imported."""
         try:
             module = importlib.import_module(adapter)
         except ImportError:
-            return  # made for other interpreters; told where an agent needs it
+            # An adapter whose framework is missing here serves other agents. If this one needs it, `_run_of` says so.
+            return
         if hasattr(module, "prepare"):
             self._do(module.prepare, f"{adapter}.prepare()")
 
@@ -282,12 +307,12 @@ class Foreign:
             value, names = self._import_longest(self._use.split("."))
         for name in names:
             if not hasattr(value, name):
-                raise self._refuse(f"'{self._use}' names nothing: {_name_of(value)} has no '{name}'")
+                raise self._refuse(f"'{self._use}' does not exist: {_name_of(value)} has no '{name}'")
             value = getattr(value, name)
         return value
 
     def _import_longest(self, parts: list[str]) -> tuple[Any, list[str]]:
-        """Import as many leading parts as are modules; the remaining ones are attributes."""
+        """Import as many leading parts as are modules; return the last module and the remaining names."""
         module = self._import(parts[0])
         for count in range(2, len(parts)):
             name = ".".join(parts[:count])
@@ -301,25 +326,28 @@ class Foreign:
         path = next(filter(os.path.isfile, paths), None)
         if path is None:
             raise self._refuse(f"there is no file {' or '.join(dict.fromkeys(paths))}")
+        # As Python does for a script, so that the file can import its siblings.
         _put_on_path(os.path.dirname(path))
         name = os.path.splitext(os.path.basename(path))[0]
         if not name.isidentifier() or importlib.util.find_spec(name) is None:
             name = "agentrl_file"
         elif os.path.realpath(getattr(importlib.util.find_spec(name), "origin", None) or "") != path:
+            # A module of that name exists elsewhere, such as in the standard library: the file must not hide it.
             name = f"agentrl_file_{name}"
         spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None  # noqa: S101  (of a .py file there is one)
+        assert spec is not None  # noqa: S101  (a .py file always has a spec)
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         self._do(lambda: spec.loader.exec_module(module), f"importing {path}")  # type: ignore[union-attr]
         return module
 
     def _built(self, found: Any) -> tuple[Any, dict[str, Any], Callable[[], Any] | None]:
-        """The object that a class or a factory makes, the options that were not its own, and what makes another."""
+        """Return the built object, the options that it did not take, and its factory (None for a given object)."""
         if not (inspect.isclass(found) or _is_function(found)):
             return found, self._options, None
         try:
             parameters: Mapping[str, inspect.Parameter] = inspect.signature(found).parameters
-        except (TypeError, ValueError):  # a class written in C that does not tell
+        except (TypeError, ValueError):
+            # A class written in C whose signature cannot be read.
             parameters = {}
         takes_all = callable(getattr(found, "run", None)) or any(
             item.kind is item.VAR_KEYWORD for item in parameters.values()
@@ -336,7 +364,7 @@ class Foreign:
         return made, {key: value for key, value in self._options.items() if key not in own}, factory
 
     def _run_of(self, agent: Any, options: dict[str, Any], factory: Callable[[], Any] | None) -> Callable[..., Any]:
-        """The `run` of a workflow, or of what an adapter makes of a framework's agent."""
+        """Return `run` of a workflow, or of the workflow that an adapter makes of a framework's agent."""
         if not _runs_on_data(agent):
             for _, _, path in self._adapters:
                 adapted = self._do(functools.partial(_adapt, path, agent, options, factory), f"{path}(agent)")
@@ -352,11 +380,14 @@ class Foreign:
                 "returns a reward"
             )
         if options:
-            raise self._refuse(f"{self._use} takes no such option", next(iter(options)))
+            raise self._refuse(f"{self._use} has no such option", next(iter(options)))
         return found  # type: ignore[no-any-return]
 
     def _accepted(self, function: Callable[..., Any]) -> set[str]:
-        """Which of the injected arguments the function takes; one that may be left out is not given a None."""
+        """Return the injected arguments that the function takes.
+
+        There is no shared HTTP client here: a function that can do without `http_client` is not given a None.
+        """
         if not takes_data(function):
             text = (
                 f"{_name_of(function)} has no parameter for the task; expected run(data) or run(data, **extra_kwargs)"
@@ -380,13 +411,13 @@ class Foreign:
 
 
 class Packages:
-    """Imports packages from one place each, and nothing beside them."""
+    """Finder that imports each named package from one location, and nothing else from there."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = places
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002  (the protocol)
-        """Find a package by its name."""
+        """Return the spec of a named package; None for any other."""
         place = self._places.get(fullname)
         if place is None or place.endswith(".py"):
             return None if place is None else importlib.util.spec_from_file_location(fullname, place)
@@ -415,13 +446,13 @@ def _is_function(found: Any) -> bool:
 
 
 def is_async(function: Any) -> bool:
-    """Whether a function, or the call of an object, is a coroutine."""
-    call = getattr(type(function), "__call__", None)  # noqa: B004  (its call is looked at, not whether it has one)
+    """Return whether a function, or an object's `__call__`, is a coroutine function."""
+    call = getattr(type(function), "__call__", None)  # noqa: B004  (reads `__call__`, does not test for it)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def takes_data(function: Any) -> bool:
-    """Whether the first parameter must be given by position, as a task's data is."""
+    """Return whether the first parameter must be given by position, as a task's data is."""
     try:
         first = next(iter(inspect.signature(function).parameters.values()), None)
     except (TypeError, ValueError):
@@ -432,7 +463,7 @@ def takes_data(function: Any) -> bool:
 
 
 def _runs_on_data(agent: Any) -> bool:
-    """Whether `agent.run` takes `data`: frameworks have a `run` too, with a prompt in its place."""
+    """Return whether `agent.run` takes `data`: frameworks have a `run` too, with a prompt in its place."""
     try:
         return next(iter(inspect.signature(agent.run).parameters), None) == "data"
     except (AttributeError, TypeError, ValueError):
@@ -443,7 +474,7 @@ def _runs_on_data(agent: Any) -> bool:
 
 
 class Worker:
-    """Runs episodes one after another on the main thread, while another thread listens to the run."""
+    """Runs episodes one after another on the main thread, while another thread reads the control socket."""
 
     def __init__(self, sock: socket.socket, loaded: Any, skip: Sequence[str]) -> None:
         self._sock, self._loaded, self._skip = sock, loaded, skip
@@ -454,13 +485,14 @@ class Worker:
         self._lock = threading.Lock()
         self._current: tuple[str, asyncio.Task[Any]] | None = None
         self._cancelled = self._stale = False
-        """Whether the episode was cancelled, and whether one of its threads may run on in the next."""
+        """`_cancelled`: the episode was cancelled. `_stale`: one of its threads may still run during the next
+        episode."""
         self._environ, self._folder = dict(os.environ), os.getcwd()
         leftovers = _beside("leftovers").Leftovers
         self._leftovers = leftovers(loaded.function, children, own=self._pid, above=self._guard)
 
     def serve(self) -> None:
-        """Run what is asked for until the run says stop, or is gone."""
+        """Run the requested episodes until the run says stop, or is gone."""
         threading.Thread(target=self._listen, name="agentrl-control", daemon=True).start()
         self._threads = set(threading.enumerate())
         for header, body in iter(self._requests.get, None):
@@ -484,11 +516,16 @@ class Worker:
                 else:
                     self._requests.put(message)
                 message = receive(self._sock)
-        finally:  # also where the agent has read from the socket, and what comes makes no sense any more
+        finally:
+            # Also after an error: an agent that read from the socket leaves bytes that are no frame. The worker then
+            # ends.
             self._requests.put(None)
 
     def _cancel(self, number: str, task: asyncio.Task[Any]) -> None:
-        """Cancel an episode, and say so: of an agent that blocks the loop the run never hears that."""
+        """Cancel an episode and tell the run so.
+
+        While an agent blocks the event loop this does not run, and the run gets no `cancelling`.
+        """
         if not task.done():
             self._send({"op": "cancelling", "id": number})
             self._cancelled = True
@@ -500,21 +537,24 @@ class Worker:
         self._cancelled = False
         answer: dict[str, Any]
         try:
-            data = pickle.loads(body) if header["pickled"] else json.loads(body.decode())  # noqa: S301  (the run's)
+            data = pickle.loads(body) if header["pickled"] else json.loads(body.decode())  # noqa: S301  (written by the run)
             os.environ.update(header["environ"])
             answer = {"op": "done", "value": plain(self._call(number, data, header["episode"]))}
-        except BaseException as error:  # noqa: BLE001  (whatever an agent raises is data)
+        except BaseException as error:  # noqa: BLE001  (any failure of an agent is data)
             answer = dict(self._told(error), op="raised")
         self._tidy()
-        # what a cancelled agent awaited of a thread goes on there, and would find the next episode's key
+        # Work that a cancelled agent had put on a thread goes on there. It would read the next episode's key from the
+        # environment, so this process serves no other episode.
         self._stale = self._cancelled and not self._threads.issuperset(threading.enumerate())
         self._send(dict(answer, id=number))
 
     def _send(self, answer: dict[str, Any]) -> None:
-        if os.getpid() != self._pid:  # the agent forked, and this is the copy
+        # The agent forked and returned in the child as well: only the original process may answer.
+        if os.getpid() != self._pid:
             os._exit(0)
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # closed or replaced by the agent
+            # The agent may have closed or replaced the stream.
+            with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         message = answer_frame(answer)
         if len(message) > MAX_ANSWER_BYTES:
@@ -522,7 +562,7 @@ class Worker:
         self._sock.sendall(message)
 
     def _call(self, number: str, data: Any, episode: dict[str, Any]) -> Any:
-        """Call the workflow in a context that knows the episode; a sync function has the thread to itself."""
+        """Call the workflow in a context that knows the episode; a sync function runs on the main thread."""
         episode = dict(episode, http_client=self._loaded.http_client)
         arguments = {name: episode[name] for name in self._loaded.accepted}
         context = contextvars.copy_context()
@@ -543,7 +583,7 @@ class Worker:
         return value
 
     def _tidy(self) -> None:
-        """Leave nothing of an episode to the next: no tasks, processes, variables, no other folder."""
+        """Restore the process for the next episode: end tasks and processes, reset environment and folder."""
         if os.getpid() != self._pid:
             return
         left = [task for task in asyncio.all_tasks(self._loop) if not task.done()]
@@ -559,12 +599,14 @@ class Worker:
         for name, text in self._environ.items():
             if os.environ.get(name) != text:
                 os.environ[name] = text
-        with contextlib.suppress(FileNotFoundError):  # the agent has removed the folder that it is in
+        # `getcwd` fails if the agent has removed the folder that it is in.
+        with contextlib.suppress(FileNotFoundError):
             if os.getcwd() == self._folder:
                 return
         try:
             os.chdir(self._folder)
-        except OSError:  # it is gone, and the agent's answer must not go with it
+        except OSError:
+            # The folder is gone. That must not cost the agent its answer.
             os.chdir(os.sep)
 
     @staticmethod
@@ -573,14 +615,15 @@ class Worker:
         kill_all(processes)
         end = time.monotonic() + _TIDY_S
         for pid in processes:
-            with contextlib.suppress(ChildProcessError):  # a child's child, which the guard collects
+            # Only a parent can wait for a process: the guard collects those whose parent was not the worker.
+            with contextlib.suppress(ChildProcessError):
                 while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
                     time.sleep(0.001)
         if names:
-            print(f"the agent left processes running, which were ended: {names}", file=sys.stderr, flush=True)  # noqa: T201 - to the log
+            print(f"the agent left processes running; they were ended: {names}", file=sys.stderr, flush=True)  # noqa: T201 - to the log
 
     def _told(self, error: BaseException) -> dict[str, Any]:
-        """What the run needs to know of an exception."""
+        """Return the facts about an exception that the run needs."""
         cause: Any = error
         while getattr(cause, "exceptions", None) and isinstance(cause.exceptions, (list, tuple)):
             cause = cause.exceptions[0]
@@ -599,17 +642,17 @@ _EPISODE_ERROR = "agentrl_core.errors.EpisodeError"
 
 
 async def _awaited(returned: Any) -> tuple[Any, BaseException | None]:
-    """Return what was raised, too: `sys.exit` in a task would go through the event loop."""
+    """Return a raised exception instead of raising it: `sys.exit` raised in a task would stop the event loop."""
     try:
         return await returned, None
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # noqa: BLE001  (whatever an agent raises is data)
+    except BaseException as error:  # noqa: BLE001  (any failure of an agent is data)
         return None, error
 
 
 def _command(pid: int) -> str:
-    """How a process was started, and its number; empty for one that has ended."""
+    """Return the command line and id of a process; empty for one that has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             text = file.read(80).replace(b"\0", b" ").decode("utf-8", "replace").strip()
@@ -619,16 +662,18 @@ def _command(pid: int) -> str:
 
 
 def plain(value: Any, depth: int = 0) -> dict[str, Any]:
-    """Put a return value in JSON: a number, pairs of a dict, an `Answer`; of anything else its type and its looks."""
+    """Encode a return value as JSON: a number, a dict's pairs, an `Answer`; of anything else its type and `repr`."""
     if not isinstance(value, (bool, int, float)) and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()  # numpy's and torch's
+        # A scalar of numpy or torch.
+        value = value.item()
     if isinstance(value, int) and abs(value) > _LARGEST_INT:
         try:
             value = float(value)
         except OverflowError:
             value = float("inf") if value > 0 else float("-inf")
     if isinstance(value, float) and not math.isfinite(value):
-        return {"number": str(float(value))}  # JSON has no number for it
+        # JSON has no NaN and no infinities.
+        return {"number": str(float(value))}
     if value is None or isinstance(value, (bool, int, float)):
         return {"number": value}
     is_long = isinstance(value, (str, bytes, bytearray, dict, list, tuple)) and len(value) > _MOST_ITEMS
@@ -636,7 +681,8 @@ def plain(value: Any, depth: int = 0) -> dict[str, Any]:
         return {"pairs": [[_key(key), plain(value[key], depth + 1)] for key in value]}
     if type(value).__name__ == "Answer" and isinstance(getattr(value, "text", None), str):
         return {"answer": value.text}
-    if hasattr(value, "as_integer_ratio") or hasattr(value, "numerator"):  # a Decimal, a Fraction
+    # A Decimal or a Fraction.
+    if hasattr(value, "as_integer_ratio") or hasattr(value, "numerator"):
         with contextlib.suppress(ArithmeticError, TypeError, ValueError):
             return plain(float(value))
     looks = f"of length {len(value)}" if is_long else repr(value)[:_LONGEST_REPR]
@@ -655,7 +701,7 @@ def _key(key: Any) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """Put an exception in one line: its type and what it says, of a SyntaxError its source line."""
+    """Return an exception in one line: its type and message; for a SyntaxError also the source line."""
     text = text_of(error)
     told = f"{type(error).__name__}: {text}" if text else type(error).__name__
     source = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
@@ -663,10 +709,10 @@ def one_line(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an exception says as one line of a bounded length."""
+    """Return an exception's message as one line of a bounded length."""
     try:
         text = str(error)
-    except Exception as own:  # noqa: BLE001  (an exception's __str__ is a user's code too)
+    except Exception as own:  # noqa: BLE001  (an exception's __str__ is user code too)
         return f"(its text cannot be shown: str() of it raises {type(own).__name__})"
     line = " ".join(text[: 2 * _LONGEST_MESSAGE].split())
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
@@ -696,9 +742,13 @@ def main() -> None:
     control, lifeline = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     control.set_inheritable(False)
     lifeline.set_inheritable(False)
+    # Orphans below this process become its children, so that a process that detaches itself from the worker is killed
+    # too.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wakeup, alarm = socket.socketpair()
     alarm.setblocking(False)
+    # Python retries `poll` after a signal (PEP 475), so handlers alone would not wake the guard: each signal also
+    # writes a byte to `alarm`.
     handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGCHLD, signal.SIGTERM)}
     signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
     guarding = os.getpid()
@@ -713,11 +763,13 @@ def main() -> None:
         sock.close()
     os.setpgid(0, 0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # If the guard ended before the line above, that signal never comes: do not start at all.
     if os.getppid() == guarding:
         _work(control)
 
 
 def _work(control: socket.socket) -> None:
+    # After a crash of the interpreter, "Fatal Python error" and the place stand in the output, see `Output.last_lines`.
     faulthandler.enable(all_threads=False)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
@@ -726,11 +778,13 @@ def _work(control: socket.socket) -> None:
     if message is None:
         return
     start, payload = message
-    sys.path[:] = start["sys_path"] or sys.path[1:]  # this file's folder holds nothing for an agent
-    with _module("agentrl_core.http.tls", start["tls"]).shared_tls():  # for all clients that agents build
+    # Another interpreter keeps its own path, without the first entry, which is this file's folder: an agent must not be
+    # able to import these modules by their bare names.
+    sys.path[:] = start["sys_path"] or sys.path[1:]
+    with _module("agentrl_core.http.tls", start["tls"]).shared_tls():
         try:
             loaded = _load(start, payload)
-        except BaseException as error:  # noqa: BLE001  (whatever it is, the run must be told)
+        except BaseException as error:  # noqa: BLE001  (any failure is reported to the run)
             kind = getattr(error, "kind", type(error).__name__)
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             answer = {"op": "refused", "kind": kind, "message": str(error)[:_LONGEST_TRACE]}
@@ -742,10 +796,11 @@ def _work(control: socket.socket) -> None:
         control.sendall(answer_frame(ready))
         try:
             worker.serve()
-        except BaseException:  # noqa: BLE001  (the agent has broken what this process needs, or its connection)
-            with contextlib.suppress(OSError, ValueError):  # stderr, too
+        except BaseException:  # noqa: BLE001  (the agent broke the process or its connection)
+            with contextlib.suppress(OSError, ValueError):
                 traceback.print_exc()
-            os._exit(1)  # an interpreter that ends by itself may wait for threads and pools for ever
+            # An interpreter that ends by itself may wait for ever for the agent's threads and pools.
+            os._exit(1)
 
 
 def _load(start: dict[str, Any], payload: bytes) -> Any:
@@ -762,9 +817,9 @@ def _beside(name: str) -> Any:
 
 
 def _module(name: str, path: str) -> Any:
-    """Return a module of ours, whose package this interpreter need not have."""
+    """Load one of our modules from its file: this interpreter need not have its package."""
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # noqa: S101  (of a .py file there is one)
+    assert spec is not None  # noqa: S101  (a .py file always has a spec)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     return module

@@ -1,1 +1,1 @@
-"""Workflows on token ids: an engine that records what it is asked, and what such workflows return."""
+"""Token-level workflows (`RolloutWorkflow`): the engine that they call, and the tensors that they may return."""

@@ -1,4 +1,4 @@
-"""The policy as a token-level workflow sees it: bound to one record, whose interactions its calls become."""
+"""Engine that a token-level workflow calls: bound to one record, whose interactions its calls become."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ID_PREFIX = "gen-"
 
 
 class RecordEngine:
-    """Samples on behalf of one record, under the rules that hold for calls over HTTP."""
+    """Samples for one record, under the same rules as calls over HTTP."""
 
     def __init__(self, gateway: Gateway, session: Session) -> None:
         self._gateway, self._session = gateway, session
@@ -34,7 +34,7 @@ class RecordEngine:
     async def agenerate(self, request: ModelRequest) -> ModelResponse:
         """Sample one reply to `request.input_ids`; cancelling this aborts the generation.
 
-        `RequestError` where the gateway refuses the call, with the status that it would have over HTTP.
+        Raises `RequestError` if the gateway refuses the call, with the status that the call would get over HTTP.
         """
         ids = tuple(int(token) for token in request.input_ids)
         reply = await self._gateway.ask(self._session, _chat_request(request, ids), _ID_PREFIX)
@@ -53,7 +53,7 @@ class RecordEngine:
 
 
 class ChatTokenizer:
-    """The tokenizer of a policy under the names that Hugging Face's have."""
+    """The policy's tokenizer and chat template, with the method names of a Hugging Face tokenizer."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
@@ -69,18 +69,20 @@ class ChatTokenizer:
         **options: Any,
     ) -> Any:
         """Return a conversation as a list of ids, or as text; `options` are further variables of the template."""
-        options.pop("return_dict", None)  # ids are a list here, whatever transformers' default is
+        # Accepted because callers of transformers pass it, whose default depends on the version; here ids are always a
+        # list.
+        options.pop("return_dict", None)
         text = self._chat.render(messages, tools, add_generation_prompt=add_generation_prompt, options=options)
         return self._chat.encode(text) if tokenize else text
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of exactly this text: special tokens in it are recognised, none is added."""
         if add_special_tokens:
-            raise ValueError("encode adds no special tokens; write those that belong there into the text")
+            raise ValueError("encode adds no special tokens: write the tokens that you need into the text")
         return self._chat.encode(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of ids."""
+        """Return the text of token ids."""
         ids = list(token_ids)
         return self._chat.decode_plain(ids) if skip_special_tokens else self._chat.decode(ids)
 
@@ -88,11 +90,12 @@ class ChatTokenizer:
 def _chat_request(request: ModelRequest, ids: tuple[int, ...]) -> ChatRequest:
     wanted = request.gconfig
     if wanted.n_samples != 1:
-        raise ValueError(f"gconfig.n_samples is {wanted.n_samples}: agenerate samples one reply, call it for each")
+        raise ValueError(f"gconfig.n_samples is {wanted.n_samples}: agenerate samples one reply, call it once for each")
     if not ids:
         raise ValueError("input_ids is empty: there is nothing to continue")
     if min(ids) < 0:
         raise ValueError(f"input_ids has the token id {min(ids)}")
+    # Options without effect here; the trace lists those that differ from their defaults.
     others = {name: getattr(wanted, name) for name in ("frequency_penalty", "lora_name")}
     ignored = {name: value for name, value in others.items() if value != _defaults[name]}
     return ChatRequest(

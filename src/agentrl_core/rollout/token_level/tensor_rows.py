@@ -1,4 +1,4 @@
-"""Read the reward out of AReaL's dict of tensors, where it describes what the record's calls have sampled.
+"""Read the reward from AReaL's dict of tensors, after checking that its rows are what the record's calls sampled.
 
 Shapes: B rows, L tokens of the longest.
 """
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from agentrl_core.types import Episode, Interaction
 
 _LOGPROB_SLACK = 1e-4
-"""A logprob that went through a 32-bit tensor is not quite the same."""
+"""Allowed difference of log-probabilities: a value loses digits in a 32-bit tensor."""
 
 
 def is_tensor_rows(given: Any) -> bool:
-    """Whether a workflow returned AReaL's dict of tensors."""
+    """Return whether a workflow returned AReaL's dict of tensors."""
     return isinstance(given, Mapping) and "input_ids" in given
 
 
 def reward_of_rows(given: Mapping[str, Any], episode: Episode) -> float | dict[str, float]:
     """Return the reward of the one row, or of the interaction that each row ends with.
 
-    The rows are not trained, the record's interactions are; so each must be the prompt and output of one of them
-    and its past, with `loss_mask`, `logprobs` and `versions` as recorded where it has them. Raises `EpisodeError`
+    The record's interactions are trained, not these rows. So each row must be the prompt and output of an interaction
+    with its past, and its `loss_mask`, `logprobs` and `versions`, if given, must be as recorded. Raises `EpisodeError`
     (`tensor_rows`) for anything else.
     """
     rows = _table(given, "input_ids")
@@ -40,7 +40,7 @@ def reward_of_rows(given: Mapping[str, Any], episode: Episode) -> float | dict[s
     }
     for name, table in others.items():
         if [len(row) for row in table] != [len(row) for row in rows]:
-            raise _refusal(f"'{name}' has another shape than 'input_ids'")
+            raise _refusal(f"'{name}' must have the shape of 'input_ids'")
     by_leaf: dict[str, float] = {}
     for number, (row, value) in enumerate(zip(rows, values, strict=True)):
         kept = (
@@ -49,6 +49,7 @@ def reward_of_rows(given: Mapping[str, Any], episode: Episode) -> float | dict[s
         columns = {name: _only(table[number], kept) for name, table in others.items() if name != "attention_mask"}
         leaf = _check_row(_only(row, kept), columns, episode, number, taken=by_leaf)
         by_leaf[leaf.id] = value
+    # One row is the whole episode: its reward is the record's, to be shared by the run's credit assignment.
     return next(iter(by_leaf.values())) if len(by_leaf) == 1 else by_leaf
 
 
@@ -60,9 +61,10 @@ def _check_row(
     *,
     taken: Collection[str],
 ) -> Interaction:
-    """Hold a row against the record, and return the interaction that it ends with, one that is not `taken`."""
+    """Compare a row with the record; return the interaction that it ends with, one that is not `taken`."""
     alike = [item for item in episode.interactions if episode.full_ids(item) == tuple(ids)]
-    leaf = next((item for item in alike if item.id not in taken), None)  # two calls may have sampled the same
+    # Two calls may have sampled the same tokens.
+    leaf = next((item for item in alike if item.id not in taken), None)
     if alike and leaf is None:
         raise _refusal(f"row {number} ends with the interaction {alike[-1].id}, as an earlier row does")
     if leaf is None:
@@ -92,7 +94,7 @@ def _check_row(
 
 
 def _recorded(episode: Episode, leaf: Interaction) -> list[tuple[float, int] | None]:
-    """Logprob and version of each token of a lineage; None where it was not sampled to be trained. [T]."""
+    """Return logprob and version of each token of a lineage; None for tokens that are not trained. [T]."""
     found: list[tuple[float, int] | None] = []
     for item in episode.lineage(leaf):
         found += [None] * len(item.prompt_ids)
