@@ -208,7 +208,7 @@ class GatewayConfig:
     pause_timeout_s: float = field(default=300.0, validator=positive)
     """Longest time in seconds that a call waits while the gateway is paused, as it is while weights are loaded."""
     max_session_replies: int = field(default=512, validator=positive)
-    """Largest number of replies of one session that are generated at once; a further call gets status 429 and may be retried."""
+    """Largest number of replies of one session generated at once; a further call gets status 429 and may be retried."""
     max_session_calls_per_minute: int | None = field(default=None, validator=validators.optional(positive))
     """Largest number of LLM calls of one session per minute; None: no limit."""
     max_replies_per_call: int = field(default=128, validator=positive)
