@@ -169,7 +169,7 @@ def test_check_skips_what_needs_pytest_where_that_is_not_installed(cli, monkeypa
     first, skipped = out.splitlines()
     assert (code, first) == (0, f"agentrl-core {core_version()}: ok")
     assert re.fullmatch(
-        r"  skipped: what pytest could prove of \d+ components; .*install 'agentrl-core\[testing\]'", skipped
+        r"  skipped: the tests of \d+ components, which need pytest; .*install 'agentrl-core\[testing\]'", skipped
     )
 
 

@@ -62,7 +62,7 @@ def test_episodes_as_json_have_all_fields(agentrl, make_run):
 def test_what_is_not_shown_is_said(agentrl, make_run):
     make_run("calm-otter")
     assert "1 earlier ones are not shown" in agentrl("trace", "list", "--limit", "1").out
-    assert "no such episodes" in agentrl("trace", "list", "--task", "nowhere").out
+    assert "no episodes that match" in agentrl("trace", "list", "--task", "nowhere").out
 
 
 def test_the_worst_and_the_best_come_first_as_asked(agentrl, make_run, tmp_path):
@@ -168,11 +168,11 @@ record calm-otter-aaaa: scored, reward 1
         ({"answer": "4", "from": "workflow", "looked_for": "<a>…</a>"}, ["judged    4", "(returned by the workflow)"]),
         (
             {"answer": "", "from": "nowhere", "looked_for": "<a>…</a>"},
-            ["judged    (nothing: the reply has no <a>…</a>, which the task names as answer_schema)"],
+            ["judged    (empty: the reply has no <a>…</a>, which the task's answer_schema asks for)"],
         ),
         (
             {"answer": "", "from": "reply", "looked_for": "<a>…</a>"},
-            ["judged    (nothing: the last reply has no text outside of thoughts and tool calls)"],
+            ["judged    (empty: the last reply has no text besides thoughts and tool calls)"],
         ),
     ],
 )
@@ -330,4 +330,4 @@ def test_a_database_without_a_run_is_named(agentrl, tmp_path):
     asyncio.run(SQLiteStore(path=tmp_path / "runs" / "empty" / "agentrl.db").close())
     result = agentrl("trace", "list", "empty")
     assert result.code == 2
-    assert "no run was started" in result.err
+    assert "does not contain a run yet" in result.err

@@ -34,7 +34,7 @@ def test_the_defaults_of_areal_change_nothing_but_what_they_name(run_config):
     [
         ("gconfig", "greedy: true", "greedy sampling never explores, expected false"),
         ("gconfig", "greedy: 1", "expected false"),
-        ("gconfig", "top_p: 0.9", "sampled as it is trained, expected 1"),
+        ("gconfig", "top_p: 0.9", "samples of the whole distribution, expected 1"),
         ("gconfig", "top_k: 50", "expected -1 for all tokens"),
         ("gconfig", "top_k: true", "expected -1 for all tokens"),
         ("gconfig", "frequency_penalty: 0.1", "change the distribution that is trained, expected 0"),
@@ -42,7 +42,7 @@ def test_the_defaults_of_areal_change_nothing_but_what_they_name(run_config):
         ("gconfig", "skip_special_tokens: some", "expected true or false"),
         ("gconfig", "lora_name: 3", "expected a text"),
         ("gconfig", "max_new_token: 3", "unknown option"),
-        ("eval_gconfig", "max_new_tokens: 9", "evaluations sample as the training does"),
+        ("eval_gconfig", "max_new_tokens: 9", "evaluations differ from training only in the temperature"),
         ("eval_gconfig", "n_samples: 8", "samples each task once, expected 1"),
         ("eval_gconfig", "top_p: 0.95", "expected 1"),
         ("eval_gconfig", "greedy: 1", "expected true or false"),
