@@ -44,7 +44,7 @@ def work(url, key):
 class Outside(JsonlTracker):
     def notice(self, message):
         super().notice(message)
-        if found := re.search(r"POST (\\S+)/rl/start_session .* which is in (.+)", message):
+        if found := re.search(r"POST (\\S+)/rl/start_session; the admin key is in (.+)", message):
             self.threads = [
                 threading.Thread(target=work, args=(found[1], Path(found[2]).read_text())) for _ in range(4)
             ]

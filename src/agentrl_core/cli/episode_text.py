@@ -96,7 +96,7 @@ def _judged(record: Record) -> Iterator[Line]:
     if judged.get("from") == "reply" and not answer:
         source = "(empty: the last reply has no text besides thoughts and tool calls)"
     text = answer if len(answer) <= _SHOWN_ANSWER else f"{answer[:_SHOWN_ANSWER]}…"
-    yield from _labelled("judged", "\n".join(filter(None, (text, source))), "  ")
+    yield from _labelled("answer", "\n".join(filter(None, (text, source))), "  ")
 
 
 def _details(details: Mapping[str, Any]) -> Iterator[Line]:

@@ -63,32 +63,34 @@ FOREIGN: Mapping[str, Counterpart] = {
         "shaping: [{use: overlong, max_tokens: 4096, buffer_tokens: 512}]",
         note="overlong_tokens is buffer_tokens here",
     ),
-    "efficient_rewarding": Counterpart("AgentRL", "shaping: [rank]"),
+    "efficient_rewarding": Counterpart("AgentCPM's AgentRL", "shaping: [rank]"),
     # groups
-    "drop_zero_advantage": Counterpart("AgentRL", "filters: [zero_variance]", note="the default"),
-    "balance_sample": Counterpart("AgentRL", "filters: [zero_variance, balance_sample]"),
-    "min_turns": Counterpart("AgentRL", "filters: [zero_variance, {use: min_turns, turns: 1}]"),
-    "reserve_context_error_count": Counterpart("AgentRL", "filters: [zero_variance, {use: overlong, reserve: 0}]"),
+    "drop_zero_advantage": Counterpart("AgentCPM's AgentRL", "filters: [zero_variance]", note="the default"),
+    "balance_sample": Counterpart("AgentCPM's AgentRL", "filters: [zero_variance, balance_sample]"),
+    "min_turns": Counterpart("AgentCPM's AgentRL", "filters: [zero_variance, {use: min_turns, turns: 1}]"),
+    "reserve_context_error_count": Counterpart(
+        "AgentCPM's AgentRL", "filters: [zero_variance, {use: overlong, reserve: 0}]"
+    ),
     "dynamic_bs": Counterpart("AReaL", "rollout.dynamic_sampling: true", note="for its `dynamic_bs: false`"),
     "drop_incomplete_group": Counterpart(
         "AReaL", "rollout.min_group_size: 8", note="the same number as rollout.group_size"
     ),
     "n_samples": Counterpart("AReaL", "rollout.group_size: 8"),
     # sampling and training
-    "max_new_tokens": Counterpart("AReaL and AgentRL", "sampling.max_tokens: 1024"),
+    "max_new_tokens": Counterpart("AReaL and AgentCPM's AgentRL", "sampling.max_tokens: 1024"),
     "consumer_batch_size": Counterpart("AReaL", "rollout.tasks_per_step: 16", note="groups per step"),
     "request_timeout": Counterpart("AReaL", "rollout.timeout_s: 3600.0", note="seconds of one episode"),
-    "sync_sampling": Counterpart("AgentRL", "rollout.max_head_offpolicyness: 0"),
+    "sync_sampling": Counterpart("AgentCPM's AgentRL", "rollout.max_head_offpolicyness: 0"),
     "max_concurrent_samples_per_process": Counterpart(
-        "AgentRL", "rollout.max_concurrent_rollouts: 32", note="for the whole run, not per process"
+        "AgentCPM's AgentRL", "rollout.max_concurrent_rollouts: 32", note="for the whole run, not per process"
     ),
     "ppo_n_minibatches": Counterpart("AReaL", "trainer.updates: 4"),
     "optimizer": Counterpart("AReaL", "trainer.lr: 5.0e-6", note="also betas, weight_decay and max_grad_norm"),
     "max_tokens_per_mb": Counterpart("AReaL", "trainer.max_tokens_per_microbatch: 8192"),
     "enable_tree_training": Counterpart("AReaL", "trainer.attention: auto", note="`rows` turns it off"),
-    "torch_dtype": Counterpart("AgentRL", "model.dtype: float32"),
+    "torch_dtype": Counterpart("AgentCPM's AgentRL", "model.dtype: float32"),
     # the gateway
-    "tool_call_parser": Counterpart("AReaL and AgentRL", "gateway.tool_parser: auto"),
+    "tool_call_parser": Counterpart("AReaL and AgentCPM's AgentRL", "gateway.tool_parser: auto"),
     "admin_api_key": Counterpart(
         "AReaL", "gateway.admin_key_env: AGENTRL_ADMIN_KEY", note="the environment variable that holds the key"
     ),
@@ -100,7 +102,7 @@ FOREIGN: Mapping[str, Counterpart] = {
 def counterpart(name: str) -> str:
     """Return the end of a message: whose option `name` is, and what to write instead; empty if it is unknown."""
     if known := FOREIGN.get(name):
-        return f": a name of {known.trainers}; write {known.here}{f' ({known.note})' if known.note else ''}"
+        return f" (from {known.trainers}); write {known.here}{f' ({known.note})' if known.note else ''}"
     return _ALIASES.get(name, "")
 
 

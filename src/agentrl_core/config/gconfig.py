@@ -48,7 +48,7 @@ _COMMON: Mapping[str, Rule] = {
     ),
     "use_beam_search": Rule(lambda value: value is False, "replies are sampled, expected false"),
     "skip_special_tokens": Rule(lambda value: isinstance(value, bool), "expected true or false"),
-    "lora_name": Rule(lambda value: isinstance(value, str), "expected any text; there is only one policy"),
+    "lora_name": Rule(lambda value: isinstance(value, str), "there is only one policy, expected any text"),
 }
 _OF_TRAINING = {
     **_COMMON,
