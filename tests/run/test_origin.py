@@ -220,7 +220,7 @@ def test_a_policy_that_could_not_be_built_leaves_nothing_and_is_built_by_the_nex
     with pytest.raises(expected) as raised:
         build(fails=failure)
     if expected is RunError:
-        assert re.search(r"cannot build the policy in .*/model: .*File too large.*; make room", str(raised.value))
+        assert re.search(r"cannot build the policy in .*/model: .*File too large.*; free disk space", str(raised.value))
     assert not [path for path in directory.path.iterdir() if "model" in path.name]
     assert sorted(path.name for path in build().iterdir()) == ["config.json", "model.safetensors"]
     assert build(fails=AssertionError("it is there already")) == directory.model

@@ -409,7 +409,7 @@ def test_an_evaluation_in_which_every_episode_fails_stops_the_run(project):
         encoding="utf-8",
     )
     config = project(name="blind", workflow="evaluated.py:Agent", data={"eval": "tasks.jsonl"})
-    with pytest.raises(RunError, match="none of the 5 evaluation episodes on 'eval' gave a reward"):
+    with pytest.raises(RunError, match="none of the 5 evaluation episodes on 'eval' ended with a reward"):
         Trainer(config).train()
 
 
