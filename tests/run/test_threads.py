@@ -105,7 +105,7 @@ def test_close_leaves_an_agent_behind_that_ignores_its_cancellation(make_loop, c
     assert running.wait(timeout=30)
     loop.close(grace_s=0.05)
     assert "immortal" in caplog.text
-    assert "left behind" in caplog.text
+    assert "abandoned" in caplog.text
 
 
 def test_a_blocked_loop_is_told_once_and_raises_with_the_line_that_blocks(make_loop, release, caplog):

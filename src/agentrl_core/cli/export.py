@@ -55,6 +55,7 @@ def export(
             episode = asyncio.run(store.episode(record.id))
             if episode is None:
                 raise RunError(f"record {record.id} is gone from the store of run {row.id}")
+            # Exact ids are the point of this format, so a row whose tokens were altered must not be trained on.
             if verify(episode).deviation:
                 altered.append(record.id)
                 continue
@@ -63,6 +64,7 @@ def export(
             num_rows += len(rows)
             num_tokens += sum(end - start for item in rows for start, end in item["spans"])
             for item in rows:
+                # Messages may contain a session's key or address, for example in a tool result.
                 file.write(without_secrets(json.dumps(item, ensure_ascii=False)) + "\n")
     typer.echo(f"{num_rows} rows of {num_records} records, {num_tokens:,} trained tokens", err=True)
     if again:

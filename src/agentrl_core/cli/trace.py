@@ -87,7 +87,7 @@ def list_(
     records = [record for record in records if _within(record.reward, min_reward, max_reward)]
     none = Usage(calls=0, prompt_tokens=0, output_tokens=0)
     if sort is None:
-        shown = records[-limit:]
+        shown = records[-limit:]  # with limit 0 this is the whole list
     else:
         records = _sorted(records, sort, {record.id: usage.get(record.id, none).output_tokens for record in records})
         shown = records[: limit or None]

@@ -103,10 +103,12 @@ def _assemble(
         raise ConfigError(f"{place.text}: expected `option: value` lines, found {describe(root.plain())}")
     early = list(assignments(Node(root.value or {}, place)))
     late = [part for item in late for part in assignments(item.node, item.path)]
+    # Look for placeholders in the raw text: a placeholder may also fail other checks, which would hide the reason.
     unfilled = [problem for item in (*early, *late) for problem in _placeholders(item.node, item.spelled)]
     tree, spelling = Tree(Node({}, place), default_of), NativeSpelling(problems)
     for item in spelling.translate(early):
         problems.extend(tree.assign(item))
+    # Paths in the file start from its folder; paths on the command line start where the user is.
     for item in spelling.translate(late):
         problems.extend(tree.assign(_from_working_directory(item)))
     _keep_one_policy(tree)

@@ -82,6 +82,7 @@ def _class_hook(cls: type) -> Callable[[Any, Any], Any]:
 
 
 def _structure_option(value: Any, kind: Any, attribute: attrs.Attribute[Any]) -> Any:
+    # `loss: {clip: 0.3}` without `use` keeps the default component and only sets its options.
     if kind is Component and isinstance(attribute.default, Component) and isinstance(value, Mapping):
         value = {"use": attribute.default.use, **value}
     structured = _converter.structure(value, kind)
@@ -266,6 +267,7 @@ def hint_elsewhere(name: str, schema: type = RunConfig) -> str:
 @functools.cache
 def _homes(schema: type) -> Mapping[str, str]:
     """Return the first dotted key of each option name that stands inside a section."""
+    # Reversed, so that the first of several options with one name wins.
     paths = [path for path in _option_paths(schema) if len(path) > 1]
     return {path[-1]: ".".join(path) for path in reversed(paths)}
 
@@ -290,6 +292,7 @@ def _plain_model(model: ModelConfig) -> dict[str, Any]:
 
 
 def _build_converter() -> cattrs.Converter:
+    # The hooks collect all findings with their paths themselves, so cattrs' own error groups are switched off.
     converter = cattrs.Converter(detailed_validation=False, unstruct_collection_overrides={tuple: list})
     converter.register_structure_hook_factory(attrs.has, _class_hook)
     for kind, hook in {

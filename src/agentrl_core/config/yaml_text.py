@@ -36,7 +36,7 @@ def read_file(path: Path, problems: list[Problem]) -> Node:
     """Read a YAML file; raise `ConfigError` if it cannot be read or is not YAML, add other faults to `problems`."""
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MOST_BYTES + 1)  # one byte more tells a file of the limit from a larger one
     except IsADirectoryError as error:
         raise ConfigError(f"{path}: expected a config file, found a folder") from error
     except FileNotFoundError as error:

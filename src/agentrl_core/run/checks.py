@@ -330,6 +330,7 @@ def resolve_agent(
         return resolve_workflow(
             chosen, registry=registry, base_dir=given.base_dir, where=where, options=workflow_options, run=config
         )
+    # Keep the admin key out of the environment of the processes that start from now on: agents must not have it.
     withhold(config.gateway.admin_key_env)
     return resolve_in_workers(
         with_options(chosen, workflow_options or {}, where=where),

@@ -32,7 +32,7 @@ class Interruption:
         self._direct = True
         self._held = self._pending = False
         self.broke_step = False
-        """Whether a second signal ended a step that had begun to change the weights; they must not be saved then."""
+        """True if a second signal ended a step that had begun to change the weights; they must not be saved then."""
         self._count = 0
         self._signal = signal.SIGINT
 

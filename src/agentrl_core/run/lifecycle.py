@@ -31,6 +31,7 @@ def carry_out(parts: Parts[Any], directory: RunDirectory, work: Callable[[Store,
         try:
             audience = Audience(_trackers(parts, directory, closing), parts.registry.hooks.notify)
             store: Store = parts.build("stores", "store", parts.config.store, path=directory.database)
+            # Callbacks run in reverse order: the store closes before the trackers, and the parts close last.
             closing.callback(lambda: asyncio.run(store.close()))
             with _status(store, directory.name):
                 return work(store, audience)

@@ -72,6 +72,7 @@ class TrainingLoop:
         self._checkpoints = Checkpoints(
             self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step
         )
+        # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
         self._learner.before_change(interruption.hold)
         self._watch = Watch(
             self._config, audience.notice, max_tokens=self._sampling.gateway.max_tokens, earlier=earlier
@@ -135,6 +136,7 @@ class TrainingLoop:
             if every and self._step % every == 0 and self._step < self._config.trainer.steps:
                 self._evaluate(self._config.eval.tasks_during)
             self._sampling.open_capacity(self._version, self._step)
+        # Evaluate at the end, unless the last evaluation was after this very step and on as many tasks.
         if (
             not self._evals
             or self._evals[-1].step != self._step
@@ -312,6 +314,7 @@ class TrainingLoop:
 
     def _finish(self, status: str, message: str) -> RunSummary:
         """Close the sampling side, report the summary, and return it. The store stays as it is."""
+        # Notices and CPU times come before the closing: they read from the gateway and from the agents' thread.
         self._tell_forced_temperatures()
         self._tell_without_effect()
         cpu = self._sampling.cpu_seconds() | {"learner": self._learner.cpu_seconds}

@@ -89,6 +89,7 @@ class SamplingSide:
             )
             undo.callback(self.engine.close)
             self.engine.start()
+            # An engine that loads its model has version 0; a resumed run goes on with a later version.
             if start.version:
                 self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
             self._admin_key_file = admin_key_file
@@ -137,6 +138,7 @@ class SamplingSide:
         scheduling = self._scheduling
         if scheduling is None:
             raise RunError("groups were requested before sampling began")
+        # Wait for the groups and for the scheduler at once: if the scheduler fails, the groups never come.
         taking = asyncio.ensure_future(self._store.take_groups(self._run_id, count, ahead=ahead))
         try:
             await asyncio.wait({taking, scheduling}, return_when=asyncio.FIRST_COMPLETED)

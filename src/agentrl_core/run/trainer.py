@@ -111,6 +111,7 @@ def _resume(
         return sft.resume(directory, overrides, interruption)
     kept, base_dir = directory.read_snapshot()
     config = configs.parse(kept, overrides)
+    # The snapshot has the old loss's defaults written out, and these must not bind another loss.
     if config.loss.use != kept["loss"]["use"]:
         config = configs.parse(_unsettled(kept, base_dir), overrides)
     directory.check_name(config.name)
