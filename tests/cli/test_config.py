@@ -172,7 +172,7 @@ def test_check_names_everything_that_is_wrong_with_its_place(folder, agentrl):
 def test_check_misses_the_tasks_where_a_run_plays_them_itself(folder, agentrl):
     lines = (folder / "config.yaml").read_text().splitlines()
     (folder / "config.yaml").write_text("\n".join(line for line in lines if not line.startswith("data")))
-    missing = "data.train: the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`"
+    missing = "data.train: the tasks are missing; set a JSONL file: `data: {train: tasks.jsonl}`"
     assert missing in agentrl("check", "config.yaml")[2][0]
     assert agentrl("check", "config.yaml", "workflow=", "rollout.agent.mode=online")[:2] == (0, "ok\n")
 
@@ -189,7 +189,7 @@ def test_check_notes_that_the_key_of_an_upstream_is_not_set(folder, agentrl, mon
     upstream = "gateway.upstreams={judge: {url: 'https://host/v1', api_key_env: KEY_OF_THE_JUDGE}}"
     monkeypatch.delenv("KEY_OF_THE_JUDGE", raising=False)
     output = agentrl("check", "config.yaml", upstream)[1]
-    assert "judge.api_key_env: the environment variable KEY_OF_THE_JUDGE is not set here\nok" in output
+    assert "judge.api_key_env: the environment variable KEY_OF_THE_JUDGE is not set\nok" in output
     monkeypatch.setenv("KEY_OF_THE_JUDGE", "sk-1")
     assert agentrl("check", "config.yaml", upstream)[1] == "ok\n"
 
@@ -258,7 +258,7 @@ def test_check_refuses_a_workflow_without_rewards_where_no_scorer_gives_them(fol
     assert code == 2
     assert "2 tasks name no scorer, and the default one, 'agentcpm', is not installed" in errors[0]
     assert errors[0].endswith(
-        "set data.default_scorer (exact_match or numeric, for one), or name a scorer in each task"
+        "set data.default_scorer (for example exact_match or numeric), or name a scorer in each task"
     )
     code, _, errors = agentrl("check", "config.yaml", f"workflow={workflow}", "data.default_scorer=exact_match")
     assert (code, len(errors)) == (2, 1)
@@ -299,7 +299,7 @@ def test_check_notes_variables_that_nothing_reads(folder, agentrl, monkeypatch):
     assert (code, output) == (
         0,
         (
-            "note: the environment variable AGENTRL_BLOCK_PLUGIN is unknown and changes nothing (did you mean "
+            "note: the environment variable AGENTRL_BLOCK_PLUGIN is unknown and has no effect (did you mean "
             "AGENTRL_BLOCK_PLUGINS?)\nok\n"
         ),
     )
@@ -332,7 +332,7 @@ def test_check_looks_up_what_an_override_names(folder, agentrl, override, proble
 def test_check_asks_for_a_policy(folder, agentrl):
     (folder / "config.yaml").write_text("data: tasks.jsonl\nworkflow: agent.py:Agent\nengine: agent.py:Engine\n")
     assert agentrl("check", "config.yaml")[2] == [
-        "error: config.yaml: model: name the policy: `path: FOLDER` of a model, or `use: tiny`"
+        "error: config.yaml: model: the model is missing; set `path: FOLDER` of a model, or `use: tiny`"
     ]
 
 

@@ -58,7 +58,7 @@ def test_the_config_is_shown_and_checked(agentrl, files):
     (files / "sft.yaml").write_text(f"{CONFIG}rollout: {{group_size: 4}}\n", encoding="utf-8")
     refused = agentrl("config", "check", "--sft", "sft.yaml")
     assert refused.code == 2
-    assert "sft.yaml:4: rollout: has a meaning for `agentrl run` only" in refused.err
+    assert "sft.yaml:4: rollout: only for `agentrl run`" in refused.err
 
 
 def test_a_bad_row_is_named_by_its_line(agentrl, files):
@@ -87,7 +87,7 @@ def test_episodes_are_exported_with_ids_spans_and_messages(agentrl, make_run, tm
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--min-reward", "2"), 2, "no such record to export: the highest of 1 rewards is 0.75"),
+        (("--min-reward", "2"), 2, "no record for these options: the highest of 1 rewards is 0.75"),
         (("--best-of-group", "0"), 2, "best-of-group"),
         (("--format", "csv"), 2, "format"),
         (("-o", "nowhere/best.jsonl"), 2, "cannot write nowhere/best.jsonl: No such file or directory"),
@@ -117,7 +117,7 @@ def test_what_a_resumed_run_sampled_twice_is_exported_once(agentrl, make_run, tm
     done = agentrl("trace", "export", "calm-otter", "-o", "best.jsonl")
     assert done.err.splitlines() == [
         "3 rows of 2 records, 20 trained tokens",
-        "left out: 1 records of steps that the run took again when it was resumed",
+        "left out: 1 records of steps that the run repeated when it was resumed",
     ]
     rows = map(json.loads, (tmp_path / "best.jsonl").read_text(encoding="utf-8").splitlines())
     assert {row["record"] for row in rows} == {"calm-otter-aaaa", "second"}

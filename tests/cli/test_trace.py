@@ -62,7 +62,7 @@ def test_episodes_as_json_have_all_fields(agentrl, make_run):
 def test_what_is_not_shown_is_said(agentrl, make_run):
     make_run("calm-otter")
     assert "1 earlier ones are not shown" in agentrl("trace", "list", "--limit", "1").out
-    assert "no such episodes" in agentrl("trace", "list", "--task", "nowhere").out
+    assert "no episodes that match" in agentrl("trace", "list", "--task", "nowhere").out
 
 
 def test_the_worst_and_the_best_come_first_as_asked(agentrl, make_run, tmp_path):
@@ -120,8 +120,8 @@ EPISODE = """\
 record calm-otter-aaaa: scored, reward 1
   run       calm-otter, task maze, group calm-otter-g0, sample 0
   reference (3, 4)
-  judged    done
-            (the whole reply: it has no <answer>…</answer>)
+  answer    done
+            (the whole reply, because it has no <answer>…</answer>)
   scorer    0.5 (near 0.5)
   scoring   judge:
               asked: ["a", 1]
@@ -131,7 +131,7 @@ record calm-otter-aaaa: scored, reward 1
                       lines
               cost: null
   tokens    5 calls, 50 new prompt tokens, 20 sampled, 1.50 s
-  fidelity  unknown: none of 16 trained tokens has a digest
+  fidelity  unknown: no digests were stored for the 16 trained tokens
 
 [0] call-0  start, stop, version 3, prompt 10 (10 new, 7 cached), sampled 4
     tools     move, look
@@ -164,15 +164,15 @@ record calm-otter-aaaa: scored, reward 1
 @pytest.mark.parametrize(
     ("judged", "lines"),
     [
-        ({"answer": "4", "from": "schema", "looked_for": "<a>…</a>"}, ["judged    4", "(inside <a>…</a>)"]),
-        ({"answer": "4", "from": "workflow", "looked_for": "<a>…</a>"}, ["judged    4", "(returned by the workflow)"]),
+        ({"answer": "4", "from": "schema", "looked_for": "<a>…</a>"}, ["answer    4", "(inside <a>…</a>)"]),
+        ({"answer": "4", "from": "workflow", "looked_for": "<a>…</a>"}, ["answer    4", "(returned by the workflow)"]),
         (
             {"answer": "", "from": "nowhere", "looked_for": "<a>…</a>"},
-            ["judged    (nothing: the reply has no <a>…</a>, which the task names as answer_schema)"],
+            ["answer    (empty: the reply has no <a>…</a>, which the task's answer_schema asks for)"],
         ),
         (
             {"answer": "", "from": "reply", "looked_for": "<a>…</a>"},
-            ["judged    (nothing: the last reply has no text outside of thoughts and tool calls)"],
+            ["answer    (empty: the last reply has no text besides thoughts and tool calls)"],
         ),
     ],
 )
@@ -323,11 +323,11 @@ def test_a_folder_without_a_database_is_named(agentrl, tmp_path):
     (tmp_path / "runs" / "empty").mkdir(parents=True)
     result = agentrl("trace", "list", "empty")
     assert result.code == 2
-    assert "holds no agentrl.db" in result.err
+    assert "contains no agentrl.db" in result.err
 
 
 def test_a_database_without_a_run_is_named(agentrl, tmp_path):
     asyncio.run(SQLiteStore(path=tmp_path / "runs" / "empty" / "agentrl.db").close())
     result = agentrl("trace", "list", "empty")
     assert result.code == 2
-    assert "no run was started" in result.err
+    assert "does not contain a run yet" in result.err

@@ -21,10 +21,10 @@ PAGE = Path(__file__).parents[2] / "cookbook" / "config.md"
 _HEAD = """\
 # Every option
 
-Written from the config's own classes by `python -m tests.config.config_page`, and held against them by a test.
-`agentrl config show config.yaml` prints a config with all defaults, `agentrl config check config.yaml` what is wrong
-with it; `a.b=c` on the command line sets an option. A *component* is `{use: NAME, …options}`, or just `NAME`: of a
-package (`agentrl plugins list` shows the names) or your own (`file.py:name`). Its options are those of its constructor.
+`python -m tests.config.config_page` generates this page from the config classes; a test keeps it up to date.
+`agentrl config show config.yaml` prints a config with all defaults, and `agentrl config check config.yaml` its
+problems. `a.b=c` on the command line sets an option. A *component* is written `{use: NAME, …options}`, or just `NAME`;
+`agentrl plugins list` shows the names, and `file.py:name` is your own. Its options are its constructor's arguments.
 """
 
 
@@ -32,7 +32,7 @@ def page() -> str:
     """The whole page."""
     parts = [_HEAD, "\n## `agentrl run`\n"]
     parts += _section(schema.RunConfig, "")
-    parts += ["\n## `agentrl sft`\n\nOptions that are those of `agentrl run` are left out.\n"]
+    parts += ["\n## `agentrl sft`\n\nOptions that are the same as for `agentrl run` are left out.\n"]
     parts += _section(sft.SftConfig, "")
     return "\n".join(parts) + "\n"
 

@@ -11,7 +11,7 @@ from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.run.checks import check_config
 
-EPS_CLIP_HIGHER = ": AReaL's name; here: loss.clip_higher: 0.08 (which is added to loss.clip: 0.28 is 0.08)"
+EPS_CLIP_HIGHER = " (from AReaL); write loss.clip_higher: 0.08 (added to loss.clip, so 0.28 is 0.08)"
 NEEDED = {"data": "tasks.jsonl", "workflow": "single_turn"}
 
 
@@ -37,7 +37,7 @@ def test_what_to_write_here_is_a_setting_that_a_run_accepts(write, tmp_path, nam
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_name_is_answered_wherever_it_is_written(name):
-    said = f"{name}: unknown option: {FOREIGN[name].trainers}'s name; here: {FOREIGN[name].here}"
+    said = f"{name}: unknown option (from {FOREIGN[name].trainers}); write {FOREIGN[name].here}"
     assert said in refusal("rollout", name=name)
     assert said in refusal("actor", name=name)
     if (name,) not in RENAMED:
@@ -51,10 +51,10 @@ def test_a_name_is_answered_wherever_it_is_written(name):
             "actor: {eps_clip: 0.2, eps_clip_higher: 0.28}",
             f"actor.eps_clip_higher: unknown option{EPS_CLIP_HIGHER}",
         ),
-        ("actor: {adv_norm: {mean_level: batch}}", "actor.adv_norm: unknown option: AReaL's name; here: advantage: {"),
+        ("actor: {adv_norm: {mean_level: batch}}", "actor.adv_norm: unknown option (from AReaL); write advantage: {"),
         (
             "drop_zero_advantage: true",
-            "drop_zero_advantage: unknown option: AgentRL's name; here: filters: [zero_variance] (the default)",
+            "drop_zero_advantage: unknown option (from AgentCPM's AgentRL); write filters: [zero_variance] (the",
         ),
         ("trainer: {learning_rate: 1.0}", "trainer.learning_rate: unknown option (did you mean trainer.lr?)"),
         ("actor: {epsilon: 0.2}", "actor.epsilon: unknown option (did you mean loss.clip?)"),

@@ -119,12 +119,12 @@ def test_all_problems_are_reported_at_once_with_their_places(write):
         ("trainer: {betas: [0.9, x]}", 'trainer.betas.1: expected a number, found the text "x"'),
         (
             "rollout: {group_size: 1}",
-            "rollout.group_size: expected at least rollout.min_group_size, which is 2, found 1",
+            "rollout.group_size: expected at least rollout.min_group_size, 2, found 1",
         ),
         ("sampling: {max_tokens: 0}", "sampling.max_tokens: expected a number above 0, found 0"),
         ("gateway: {port: 65536}", "gateway.port: expected a port from 0 to 65535, found 65536"),
         ("data: {train: a, evil: b}", "data.evil: unknown option (did you mean eval?)"),
-        ("data: {train: a, eval: 3}", "data.eval: expected a file, or files by name, found 3"),
+        ("data: {train: a, eval: 3}", "data.eval: expected a file or a section `NAME: FILE`, found 3"),
         ("data: {train: a, eval: {x: [1]}}", "data.eval.x: expected a text, found a list"),
         ("data: {train: a, shuffle: on}", 'data.shuffle: expected true or false, found the text "on"'),
         ("data: {train: ''}", "data.train: expected a text that is not empty, found ''"),
@@ -137,7 +137,7 @@ def test_all_problems_are_reported_at_once_with_their_places(write):
         ("workflow: {turns: 5}", "workflow.use: missing: the name of the component"),
         (
             "model: {path: x, size: 0.3M}",
-            "model.size: unknown option; beside path and dtype, options are those of a builder, which `use` names",
+            "model.size: unknown option; without `use` there is no builder that could take it",
         ),
         ("model: {path: x, dtpye: float32}", "model.dtpye: unknown option (did you mean dtype?)"),
         ("model: {path: x, use: tiny}", "model.use: expected either path or use, found both"),
@@ -163,7 +163,7 @@ def test_online_agents_need_no_tasks_in_the_config(write, text):
 @pytest.mark.parametrize(("text", "kind"), [("- a\n", "a list"), ("just words\n", 'the text "just words"')])
 def test_a_file_that_holds_no_options_is_refused(write, text, kind):
     assert problems_of(load, write(text, complete=True)) == [
-        f"config.yaml: expected a config of `option: value` lines, found {kind}"
+        f"config.yaml: expected `option: value` lines, found {kind}"
     ]
 
 

@@ -113,14 +113,14 @@ def test_everything_wrong_with_upstreams_is_told_with_its_name_and_without_passw
     }
     with pytest.raises(ConfigError) as raised:
         parse({"data": "tasks.jsonl", "gateway": {"upstreams": upstreams}})
-    url = "http(s)://host[:port][/path], up to what stands before /chat/completions, without user, password or query"
+    url = "http(s)://host[:port][/path], the part before /chat/completions, without user, password or query"
     assert str(raised.value).splitlines() == [
         "config: gateway.upstreams.gpt-4.1.api_keyenv: unknown option (did you mean api_key_env?)",
         f"config: gateway.upstreams.gpt-4.1.url: expected {url}, found 'https://***@host/v1'",
         "config: gateway.upstreams.judge.timeout_s: expected a number above 0, found 0.0",
         'config: gateway.upstreams.bare: expected a section of options, found the text "http://host"',
     ]
-    with pytest.raises(ConfigError, match="no model named default: that is the policy"):
+    with pytest.raises(ConfigError, match="no model named default, which is the policy's name"):
         parse({"data": "tasks.jsonl", "gateway": {"upstreams": {"default": {"url": "http://host"}}}})
 
 

@@ -84,7 +84,7 @@ def test_aliases_of_aliases_do_not_grow_beyond_all_bounds(read):
     """Nine lines that stand for 9 ** 9 values."""
     lines = ["a: 1", "b0: &b0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 9)}]" for n in range(1, 10)]
-    with pytest.raises(ConfigError, match=r"config\.yaml:\d+: aliases repeat more than 1,000 values"):
+    with pytest.raises(ConfigError, match=r"config\.yaml:\d+: YAML aliases repeat more than 1,000 values"):
         read("\n".join(lines))
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_config_is_a_problem_with_its_line(read, text, problem):
         (b"a: 1\nb: \xff\n", r"config\.yaml:2: expected UTF-8 text, found the byte 0xff"),
         ("[" * 1000, r"config\.yaml:1: not valid YAML: nested more than 100 levels deep \(column 101\)"),
         ("".join(f"{' ' * depth}a:\n" for depth in range(200)), r"config\.yaml:100: .* nested more than 100 levels"),
-        ("a: &x 1\nb: &x 2", r"config\.yaml:2: not valid YAML: the anchor &x is given twice"),
+        ("a: &x 1\nb: &x 2", r"config\.yaml:2: not valid YAML: the anchor &x is defined twice"),
         ("a: " + "x" * 1_000_000, r"config\.yaml: expected a config file of at most 1,000,000 bytes"),
     ],
 )

@@ -57,7 +57,7 @@ def test_opening_what_is_no_run_names_the_nearest(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="set output_dir elsewhere"):
+    with pytest.raises(UsageError, match="set output_dir to another folder"):
         RunDirectory.create(tmp_path / "file", "mine")
 
 

@@ -94,7 +94,7 @@ def test_an_agent_that_fails_is_told_with_its_reason(agent, told, config):
     ((check, found, fix),) = wrong(examine(config, [f"workflow=agent.py:{agent}"]))
     assert check == "call"
     assert found.startswith(told)
-    assert fix == "correct the agent or its scorer until one episode ends with a reward"
+    assert fix == "correct the agent or its scorer, and try again until one episode ends with a reward"
 
 
 def test_all_that_is_wrong_with_a_config_is_told_at_once(config):

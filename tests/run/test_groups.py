@@ -74,7 +74,7 @@ def test_a_step_that_finds_too_few_goes_on_with_them_and_says_so(project, capsys
     assert [groups[name][1] for name in step] == ["t0", "t1", "t2", "t3", "t4"]
     assert len(groups) == 5
     told = capsys.readouterr().out
-    assert "only 1 of the 2 groups that a step takes had a signal, after 5 were sampled (dropped: zero_var" in told
+    assert "but only 1 of the 2 that a step needs had something to learn from (dropped: zero_var" in told
     assert "groups               sampled 5, topped_up 3, dropped(zero_variance) 4" in told
 
 

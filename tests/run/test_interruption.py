@@ -186,7 +186,7 @@ def test_a_checkpoint_is_written_every_so_many_steps_and_every_so_many_minutes(c
 def test_the_same_step_is_not_saved_twice(checkpoints):
     trained, _, writes = checkpoints(step=3)
     writes.save(3, 3)
-    assert writes.save_interrupted(3, 3, pytest.fail) == "after step 3, which is saved: no step is lost"
+    assert writes.save_interrupted(3, 3, pytest.fail) == "after step 3, which is saved: no finished step is lost"
     assert trained.saved == []
 
 
@@ -195,18 +195,18 @@ def test_an_interrupted_run_says_what_it_has_saved(checkpoints):
     notices = []
     assert "nothing to save" in writes.save_interrupted(0, 0, notices.append)
     assert (trained.saved, notices) == ([], [])
-    assert writes.save_interrupted(4, 4, notices.append) == "after step 4, which is saved: no step is lost"
-    assert notices == ["interrupted: saving step 4; once more, and it ends without"]
+    assert writes.save_interrupted(4, 4, notices.append) == "after step 4, which is saved: no finished step is lost"
+    assert notices == ["interrupted: saving step 4; press Ctrl-C again to end without saving"]
     trained.fails = KeyboardInterrupt()
     said = writes.save_interrupted(6, 6, notices.append)
-    assert said.startswith("after step 6, and again while it was saved: the newest checkpoint is that of step 4, ")
+    assert said.startswith("after step 6, and again while that step was being saved: the newest checkpoint is ")
 
 
 def test_weights_of_no_step_are_not_saved(checkpoints):
     trained, _, writes = checkpoints(step=3)
     said = writes.save_interrupted(4, 4, pytest.fail, broke_step=True)
-    assert said.startswith("in the midst of a step, which keeps its weights from being saved: the newest checkpoint is")
-    assert said.endswith("that of step 3, later steps are taken again")
+    assert said.startswith("in the middle of a step, so the weights are half updated and were not saved: the newest ")
+    assert said.endswith("that of step 3; a resumed run repeats the steps after it")
     assert trained.saved == []
 
 
@@ -263,9 +263,9 @@ def test_a_run_that_is_ended_within_a_step_saves_none_of_it_and_is_resumed_exact
 
     with monkeypatch.context() as patch:
         patch.setattr(Updater, "update", signalled)
-        with pytest.raises(Interrupted, match="in the midst of a step") as stopped:
+        with pytest.raises(Interrupted, match="in the middle of a step") as stopped:
             Trainer(small("twice")).train()
-    assert "there is no checkpoint, later steps are taken again" in str(stopped.value)
+    assert "there is no checkpoint; a resumed run repeats the steps after it" in str(stopped.value)
     assert list(RunDirectory.open(Path("runs/twice")).all_checkpoints()) == []
     resume(Path("runs/twice"))
     steps, voided, consumed, weights = outcome("twice")

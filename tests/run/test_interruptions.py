@@ -135,7 +135,7 @@ def test_ctrl_c_and_kill_save_what_was_trained_and_say_so_in_one_clear_line(conf
     assert process.returncode == 128 + ask
     assert "Traceback" not in output
     (saved,) = re.findall(
-        r"^interrupted after step (\d+), which is saved: no step is lost\. Go on with: .*runs resume stopped$",
+        r"^interrupted after step (\d+), which is saved: no finished step is lost\. To resume: .*runs resume stopped$",
         output,
         flags=re.MULTILINE,
     )

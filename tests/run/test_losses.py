@@ -88,7 +88,7 @@ def test_a_resumed_run_cannot_refer_to_a_policy_that_it_did_not_keep(warm, polic
     directory = Path(summary.directory)
     kept = (directory / "config.json").read_text(encoding="utf-8")
     later = ["trainer.steps=2", 'loss={"use": "grpo", "corrections": ["kl"]}']
-    with pytest.raises(ConfigError, match=r"loss: refers to the policy after the warm start, .* with loss\.reference"):
+    with pytest.raises(ConfigError, match=r"loss: needs the policy after the warm start .* with loss\.reference"):
         resume(directory, later)
     assert (directory / "config.json").read_text(encoding="utf-8") == kept
     assert resume(directory, [*later, f"loss.reference={policy_dir}"]).steps == 2
@@ -122,7 +122,7 @@ class Own:
             "aggregation_defaults = property(dict)",
             "its `aggregation_defaults` is <property .*expected a mapping, as an",
         ),
-        ('advantage_default = {"use": "grp"}', r"its `advantage_default` asks for grp: advantage: no adv"),
+        ('advantage_default = {"use": "grp"}', r"its `advantage_default` names grp: advantage: no adv"),
         ("advantage_default = None", "its `advantage_default` is None; expected a mapping"),
     ],
 )

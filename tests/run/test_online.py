@@ -44,7 +44,7 @@ def work(url, key):
 class Outside(JsonlTracker):
     def notice(self, message):
         super().notice(message)
-        if found := re.search(r"POST (\\S+)/rl/start_session .* which is in (.+)", message):
+        if found := re.search(r"POST (\\S+)/rl/start_session; the admin key is in (.+)", message):
             self.threads = [
                 threading.Thread(target=work, args=(found[1], Path(found[2]).read_text())) for _ in range(4)
             ]
@@ -112,12 +112,12 @@ def test_agents_may_say_what_they_work_on(online):
 
 
 def test_a_run_of_its_own_agent_needs_tasks(project):
-    with pytest.raises(ConfigError, match=r"data.train: the tasks are missing; give a JSONL file"):
+    with pytest.raises(ConfigError, match=r"data.train: the tasks are missing; set a JSONL file"):
         Trainer(project(data={"train": None})).train()
 
 
 def test_a_workflow_of_its_own_is_not_what_an_online_run_wants(online):
-    with pytest.raises(ConfigError, match=r"workflow: with rollout.agent.mode online nothing is run here"):
+    with pytest.raises(ConfigError, match=r"workflow: with rollout.agent.mode online the run starts no agent"):
         Trainer({**online(), "workflow": "letters.py:Agent"}).train()
 
 

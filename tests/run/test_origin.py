@@ -112,9 +112,9 @@ def test_wherever_a_store_s_log_is_cut_a_run_goes_on_where_both_are_or_not_at_al
             known = len(live(store))
             step = max((saved for saved in SAVED if saved <= known), default=0)
             found[step] += 1
-            gap = f"it has steps up to {known}, the checkpoint is of step {STEPS}"
+            gap = f"it has the steps up to {known}, the checkpoint is of step {STEPS}"
             if not step:
-                refusal = gap if asyncio.run(store.runs()) else "does not know the run 'run'"
+                refusal = gap if asyncio.run(store.runs()) else "does not contain the run 'run'"
                 with pytest.raises(UsageError, match=refusal):
                     newest_checkpoint(store, damaged, notices.append)
                 assert [saved for saved, _ in damaged.all_checkpoints()] == sorted(SAVED, reverse=True)
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_a_step_that_was_taken_once_more_is_put_aside(directory)
         asyncio.run(train(store, "run", 1, first=3, version=4, index=2))
         notices = []
         assert newest_checkpoint(store, directory, notices.append) == (2, directory.checkpoints / "step-2")
-        assert ["its step 3 gave version 5, that of the checkpoint version 3" in text for text in notices] == [True]
+        assert ["its step 3 has policy version 5, the checkpoint's has 3" in text for text in notices] == [True]
         assert "aside-1-step-3" in notices[0]
 
 
@@ -220,7 +220,7 @@ def test_a_policy_that_could_not_be_built_leaves_nothing_and_is_built_by_the_nex
     with pytest.raises(expected) as raised:
         build(fails=failure)
     if expected is RunError:
-        assert re.search(r"cannot build the policy in .*/model: .*File too large.*; make room", str(raised.value))
+        assert re.search(r"cannot build the policy in .*/model: .*File too large.*; free disk space", str(raised.value))
     assert not [path for path in directory.path.iterdir() if "model" in path.name]
     assert sorted(path.name for path in build().iterdir()) == ["config.json", "model.safetensors"]
     assert build(fails=AssertionError("it is there already")) == directory.model

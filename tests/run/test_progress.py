@@ -93,8 +93,8 @@ def test_the_first_failure_of_each_kind_is_told_when_it_happens(progress, told):
         progress.ended(record("a", sample, Outcome.FAILED, "KeyError"))
     progress.ended(record("b", 0, Outcome.TIMED_OUT))
     assert [line.partition(". See")[0] for line in told] == [
-        "an episode without a reward, failed(KeyError), on task 't': KeyError: bad (agent.py:3)",
-        "an episode without a reward, timed_out, on task 't': timed_out",
+        "an episode on task 't' ended without a reward, failed(KeyError): KeyError: bad (agent.py:3)",
+        "an episode on task 't' ended without a reward, timed_out: timed_out",
     ]
     assert "`agentrl trace show a00`" in told[0]
     assert progress.now().failures == {"failed(KeyError)": 3, "timed_out": 1}

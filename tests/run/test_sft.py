@@ -163,9 +163,9 @@ def test_epochs_count_passes_over_the_data(config):
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"rollout": {"group_size": 4}}, "rollout: has a meaning for `agentrl run` only"),
-        ({"workflow": "agent.py:Agent"}, "workflow: has a meaning for `agentrl run` only"),
-        ({"trainer": {"max_logprob_gap": 1.0}}, "trainer.max_logprob_gap: has a meaning for `agentrl run` only"),
+        ({"rollout": {"group_size": 4}}, "rollout: only for `agentrl run`"),
+        ({"workflow": "agent.py:Agent"}, "workflow: only for `agentrl run`"),
+        ({"trainer": {"max_logprob_gap": 1.0}}, "trainer.max_logprob_gap: only for `agentrl run`"),
         ({"trainer": {"epoch": 1}}, r"trainer.epoch: unknown option \(did you mean epochs\?\)"),
         ({"lr": 0.1}, r"lr: unknown option \(did you mean trainer.lr\?\)"),
         ({"data": {"train": "none.jsonl"}}, r"data.train: .*none\.jsonl: cannot read"),

@@ -105,7 +105,7 @@ def test_close_leaves_an_agent_behind_that_ignores_its_cancellation(make_loop, c
     assert running.wait(timeout=30)
     loop.close(grace_s=0.05)
     assert "immortal" in caplog.text
-    assert "left behind" in caplog.text
+    assert "abandoned" in caplog.text
 
 
 def test_a_blocked_loop_is_told_once_and_raises_with_the_line_that_blocks(make_loop, release, caplog):
@@ -132,7 +132,7 @@ def test_a_blocked_loop_is_told_once_and_raises_with_the_line_that_blocks(make_l
     assert re.search(r", called by \S*test_threads\.py:\d+ \(in blocking_agent\);", notices[0])
     assert "a plain `def run`" in notices[0]
     assert "`rollout.agent.mode: subproc`" in notices[0]
-    assert caplog.text.count("It was at:") == 1
+    assert caplog.text.count("Stack:") == 1
     assert "\n    release.wait(timeout=60)" in caplog.text
 
 
@@ -197,7 +197,7 @@ def test_the_interpreter_ends_although_an_agent_catches_everything():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "closed\n")
     assert done.stderr.count("\n") == 1
-    assert "is left behind" in done.stderr
+    assert "is abandoned" in done.stderr
 
 
 def test_the_executor_has_no_more_threads_than_workers_and_uses_them_again(release):

@@ -42,7 +42,7 @@ def test_whole_replies_that_are_all_wrong_are_told_once(watch):
     watch.step(4, {}, {"reply 0": 128})
     watch.step(5, {}, {"reply 0": 128})
     (told,) = watch.told
-    assert told.startswith(f"step 4: 0 of 128 replies have {TAG}, so whole replies were judged, and none of them got")
+    assert told.startswith(f"step 4: 0 of 128 replies have {TAG}, so whole replies were scored, and none of them got")
 
 
 def test_the_share_of_replies_with_an_answer_is_a_metric():
@@ -82,7 +82,7 @@ def test_replies_that_are_cut_are_told_with_the_limit(watch):
     watch.step(2, {"rollout/replies_cut": 0.5}, {})
     watch.step(3, {"rollout/replies_cut": 1.0}, {})
     (told,) = watch.told
-    assert told.startswith("step 2: 50% of the replies were cut off at their limit of tokens")
+    assert told.startswith("step 2: 50% of the replies were cut off at their token limit")
     assert "sampling.max_tokens = 64" in told
 
 

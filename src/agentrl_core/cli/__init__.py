@@ -1,4 +1,7 @@
-"""The command line: commands are listed without importing them, and imported when they are used."""
+"""Entry point of `agentrl`: finds the command, imports only that one, and turns errors into one line and an exit code.
+
+`agentrl --help` must stay fast, so core's commands come from a table and those of plugins from package metadata.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +23,29 @@ from agentrl_core.plugins.builtins import COMMANDS
 from agentrl_core.plugins.references import one_line, resolve
 
 _LEAVING_S = 5.0
-"""How long the end of the process waits for threads that an agent started."""
+"""Longest wait at the end of the process for threads that an agent has started."""
 
 
 class LazyGroup(TyperGroup):
-    """Commands of core from a table, those of plugins from metadata; only the one in use is imported.
+    """Command group that imports a command only when it is used.
 
-    Typed loosely at the edge to typer, which brings its own copy of click, or not, depending on its version.
+    The signatures use `Any`, because some versions of typer bring their own copy of click and others do not.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # the interface of a group
-        """Names in the order of the help: core's, then plugins'."""
+        """Return the command names in the order of the help: core's, then those of plugins."""
         registered = {name for name in _plugin_commands() if not name.startswith("plugins-")}
         return [*COMMANDS, *sorted(registered - COMMANDS.keys())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # the interface of a group
-        """Import a command; a name that is not core's is looked up as any component is."""
+        """Import a command; a name that is not core's is looked up in the registry, like any component."""
         if cmd_name in COMMANDS:
             summary, path = COMMANDS[cmd_name]
             return _command(resolve(path).value, cmd_name, summary)
         return _registered(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List all commands with their summaries, importing none."""
+        """Write the list of commands with their summaries, without importing any."""
         owners = _plugin_commands()
         rows = [
             (name, COMMANDS[name][0] if name in COMMANDS else f"Provided by {owners[name]}.")
@@ -52,7 +55,7 @@ class LazyGroup(TyperGroup):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C and SIGTERM end it with one line."""
+        """Run the command; after Ctrl-C or SIGTERM print one line and exit with the signal's code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
@@ -67,12 +70,12 @@ class PluginsGroup(TyperGroup):
     """`agentrl plugins`, with the commands that packages register as `plugins-NAME` beside core's own."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names of core's, then of the packages' commands."""
+        """Return the names of core's commands, then those of packages."""
         registered = (name.removeprefix("plugins-") for name in _plugin_commands() if name.startswith("plugins-"))
         return [*super().list_commands(ctx), *sorted(registered)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a command of core's or of a package's; an unknown one is refused with the nearest, as click does."""
+        """Import a command of core or of a package; for a known package that is missing, say how to install it."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
         full = f"plugins-{cmd_name}"
@@ -95,7 +98,7 @@ def _registered(name: str) -> Any:
 
 
 def _command(target: object, name: str, summary: str) -> Any:
-    """Make a click command of a typer app or of a plain function."""
+    """Return the click command for a typer app or a plain function."""
     if not isinstance(target, typer.Typer):
         function: Any = target
         target = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -106,7 +109,7 @@ def _command(target: object, name: str, summary: str) -> Any:
 
 
 def _plugin_commands() -> dict[str, str]:
-    """Commands that packages declare in their metadata -> the package."""
+    """Return the commands that packages declare in their metadata, with the name of the package."""
     from agentrl_core.plugins.discovery import declared_commands
 
     return declared_commands()
@@ -126,8 +129,9 @@ def _print_version(value: bool) -> None:  # noqa: FBT001  # the signature of an 
         raise typer.Exit
 
 
-# typer's own help option is checked with pydantic, given or not, whose import takes half of the time of a light
-# command; a switch with a default is not. For groups that light commands belong to, with `add_help_option=False`.
+# A replacement for typer's own help option in groups of light commands (`add_help_option=False`). typer validates its
+# help option with pydantic even when it is not given, and that import takes half of a light command's time. A switch
+# with a default is not validated.
 HelpSwitch = Annotated[
     bool, typer.Option("--help", "-h", callback=_print_help, is_eager=True, help="Show this message and exit.")
 ]
@@ -143,11 +147,11 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may also stand after the command.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; also allowed after the command.")] = False,
     show_help: HelpSwitch = False,
 ) -> None:
     """Train the LLM agent that you already have with reinforcement learning."""
-    # The switches act in their callbacks, but for `--debug`, which `main` takes out wherever it stands.
+    # The switches act in their callbacks, except `--debug`, which `main` removes wherever it stands.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,15 +173,16 @@ def _main(given: list[str]) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except AgentRLError as error:
         return _fail(str(error), error.exit_code, debug=debug)
-    except Exception as error:  # noqa: BLE001  # the last place that can turn it into a line
+    except Exception as error:  # noqa: BLE001  # the last place that can turn it into one line
         return _fail(f"{one_line(error)} (--debug shows the traceback)", 1, debug=debug)
     return 0
 
 
 def _bound_exit(code: int) -> None:
-    """Let the process end with `code` although a thread of an agent's own, or of its pool, goes on for ever.
+    """Make the process end with `code` within `_LEAVING_S`, even if threads that an agent has started never end.
 
-    The interpreter joins all of them before it ends. Ctrl-C could only break that end, with a traceback.
+    The interpreter joins all non-daemon threads before it exits. SIGINT is ignored meanwhile: it could only break off
+    the exit with a traceback.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -190,7 +195,8 @@ def _bound_exit(code: int) -> None:
     timer = threading.Timer(_LEAVING_S, leave)
     timer.daemon = True
     timer.start()
-    atexit.register(timer.cancel)  # called when all are joined: what else happens at exit has its time
+    # atexit callbacks run after all threads are joined, so the other callbacks have as much time as they need.
+    atexit.register(timer.cancel)
 
 
 def _fail(message: str, exit_code: int, *, debug: bool) -> int:

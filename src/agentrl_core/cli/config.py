@@ -1,4 +1,4 @@
-"""`agentrl config`: what a config amounts to, and whether a run could start with it."""
+"""`agentrl config show` and `config check`: print a config with all defaults, and find its problems before a run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
 _Config = Annotated[Path, typer.Argument(help="YAML file.")]
-_Overrides = Annotated[list[str] | None, typer.Argument(help="Options of the config, as a.b=c.")]
-_Sft = Annotated[bool, typer.Option("--sft", help="The config is one of `agentrl sft`.")]
+_Overrides = Annotated[list[str] | None, typer.Argument(help="Options to change, such as trainer.steps=20.")]
+_Sft = Annotated[bool, typer.Option("--sft", help="The config is for `agentrl sft`.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 C = TypeVar("C", bound="RunConfig | SftConfig")
@@ -32,7 +32,7 @@ def config() -> None:
 
 @app.command()
 def show(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False, as_json: _Json = False) -> None:
-    """Print the whole config in native spelling: defaults, and what the loss decides, included."""
+    """Print the whole config with agentrl's own option names, all defaults, and the options that the loss sets."""
     from agentrl_core.cli.output import print_json
     from agentrl_core.config import dump, load, load_as
     from agentrl_core.config.sft import SftConfig
@@ -47,7 +47,7 @@ def show(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False, as
 
 
 def _settled(loaded: LoadedConfig[C]) -> C:
-    """The config as a run takes it; as it is written, with a note, where its loss cannot be found."""
+    """Return the config as a run would use it; print a note and return it unchanged if its loss cannot be found."""
     from agentrl_core.plugins.manager import load_registry
     from agentrl_core.run.loss import settled
     from agentrl_core.run.parts import Given
@@ -62,9 +62,9 @@ def _settled(loaded: LoadedConfig[C]) -> C:
 
 @app.command()
 def check(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False) -> None:
-    """Check what can be checked before a run starts: options, components, agent, tasks.
+    """Check a config before a run: options, components, agent, tasks.
 
-    Imports what the config names, the agent's module among it, and starts nothing.
+    Imports the modules that the config names, including the agent's. Starts no run.
     """
     problems, notes = _check_sft(config, overrides) if sft else _check_run(config, overrides)
     for note in notes:

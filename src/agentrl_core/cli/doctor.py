@@ -1,4 +1,4 @@
-"""`agentrl doctor`: what keeps a run from working, and how to fix it."""
+"""`agentrl doctor`: prints the findings of `run.doctor`, each with its fix."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import typer
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Argument(help="YAML file; without one, the installation is checked.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Options of the config, as a.b=c.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML file; without one, only the installation is checked.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Options to change, such as trainer.steps=20.")] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find what keeps a run from working, and how to fix it.
 
-    Checks versions, plugins, port and disk; with a config also its model, template, store and agent, and runs one
-    episode from end to end. Exit code 1 if anything is wrong.
+    Checks versions, plugins and port. With a config, also checks the disk, the model, the chat template, the store and
+    the agent, and runs one episode from end to end. The exit code is 1 if anything is wrong.
     """
     from agentrl_core.cli.output import print_json
     from agentrl_core.run.doctor import examine

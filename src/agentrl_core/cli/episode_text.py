@@ -1,4 +1,4 @@
-"""An episode as text: what it was, and its calls as a tree with messages, tool calls, rewards and token counts."""
+"""Text of one episode for `agentrl trace show`: a head with reward and scoring, then its LLM calls as a tree."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from agentrl_core.types import Episode, Interaction, Message, Record, Task
     from agentrl_core.weights.witness import Fidelity
 
-_LABEL = 10  # width of the longest role, `assistant`, and a space
+_LABEL = 10  # width of the longest role, `assistant`, plus a space
 _SHOWN_ANSWER = 400
-"""Characters of the judged answer in the head; the reply is shown whole below."""
+"""Longest scored answer in the head, in characters; the whole reply is shown below it."""
 
 
 @attrs.frozen
 class Line:
-    """One printed line."""
+    """One line of output."""
 
     text: str
     heading: bool = False
 
 
 def episode_lines(episode: Episode, task: Task | None, chat: Chat | None = None) -> Iterator[Line]:
-    """Yield the lines of an episode: a head, then each call after the one that it continues.
+    """Yield the lines of an episode: a head, then each call after the call that it continues.
 
-    With the policy's `chat` each call says how its prompt differs from what the template would render.
+    Given the policy's `chat`, each call also shows where its prompt differs from what the template would render.
     """
     yield from _head(episode, task)
     children: dict[str | None, list[Interaction]] = {}
     for item in episode.interactions:
         children.setdefault(item.parent, []).append(item)
     by_id = {item.id: item for item in episode.interactions}
-    # Depth first, so that a branch stands in one piece; indented only where a call has several continuations,
-    # so that a hundred turns in a row stay at the margin.
+    # Depth first, so that the calls of a branch stay together. Only calls with several continuations indent, so that
+    # a hundred turns in a row stay at the margin.
     pending = [(item, 0) for item in reversed(children.get(None, []))]
     while pending:
         item, depth = pending.pop()
@@ -82,25 +82,25 @@ def _head(episode: Episode, task: Task | None) -> Iterator[Line]:
 
 
 def _judged(record: Record) -> Iterator[Line]:
-    """Yield the answer that the scorer was given, and where it is from."""
+    """Yield the answer that the scorer received, and the place in the reply that it was taken from."""
     judged = record.score_details.get("judged")
     if not isinstance(judged, dict):
         return
     answer, schema = str(judged.get("answer", "")), judged.get("looked_for")
     source = {
         "schema": f"(inside {schema})",
-        "reply": f"(the whole reply: it has no {schema})",
-        "nowhere": f"(nothing: the reply has no {schema}, which the task names as answer_schema)",
+        "reply": f"(the whole reply, because it has no {schema})",
+        "nowhere": f"(empty: the reply has no {schema}, which the task's answer_schema asks for)",
         "workflow": "(returned by the workflow)",
     }.get(str(judged.get("from")), "")
     if judged.get("from") == "reply" and not answer:
-        source = "(nothing: the last reply has no text outside of thoughts and tool calls)"
+        source = "(empty: the last reply has no text besides thoughts and tool calls)"
     text = answer if len(answer) <= _SHOWN_ANSWER else f"{answer[:_SHOWN_ANSWER]}…"
-    yield from _labelled("judged", "\n".join(filter(None, (text, source))), "  ")
+    yield from _labelled("answer", "\n".join(filter(None, (text, source))), "  ")
 
 
 def _details(details: Mapping[str, Any]) -> Iterator[Line]:
-    """Yield what the scorer tells of its verdict, indented by depth, texts as they are."""
+    """Yield the scorer's details as an indented tree; text values are not quoted."""
     label = "scoring"
     pending: list[tuple[str, Any, str]] = [(str(key), details[key], "") for key in reversed(list(details))]
     while pending:
@@ -115,17 +115,17 @@ def _details(details: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def fidelity_text(fidelity: Fidelity) -> str:
-    """Say how many of the trained tokens are the sampler's."""
+    """Say how many of the trained tokens are exactly those that the engine sampled."""
     if fidelity.unwitnessed == fidelity.trained:
-        return f"unknown: none of {fidelity.trained} trained tokens has a digest"
+        return f"unknown: no digests were stored for the {fidelity.trained} trained tokens"
     text = f"{fidelity.exact} of {fidelity.trained} trained tokens are exactly what the engine sampled"
     if fidelity.unwitnessed:
-        text += f", {fidelity.unwitnessed} have no digest"
+        text += f", {fidelity.unwitnessed} have no stored digest"
     return text + (f"; first deviation at {fidelity.deviation}" if fidelity.deviation else "")
 
 
 def _call(item: Interaction, episode: Episode, by_id: Mapping[str, Interaction], indent: str) -> Iterator[Line]:
-    """Yield one LLM call: a heading with its numbers, then what was new in its request, then the reply."""
+    """Yield one LLM call: a heading with its numbers, then the new messages of its request, then the reply."""
     parent = by_id.get(item.parent) if item.parent else None
     versions = sorted({version for version, _ in item.versions})
     whole = len(episode.full_ids(item)) - len(item.output_ids)
@@ -173,7 +173,7 @@ def _message(message: Message, indent: str) -> Iterator[Line]:
 
 
 def content_text(content: Any) -> str:
-    """Write a message's content; parts that are not text as JSON."""
+    """Return a message's content as text; parts that are not text as JSON."""
     if not isinstance(content, list):
         return "" if content is None else str(content)
     return "\n".join(
@@ -187,14 +187,17 @@ def _tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def _labelled(label: str, text: str, indent: str) -> Iterator[Line]:
-    """Yield `text` beside its label; further lines of it below its first."""
+    """Yield `text` behind its label; its further lines are aligned below the first."""
     for line in text.split("\n"):
         yield Line(f"{indent}{label:<{_LABEL}}{printable(line)}".rstrip())
         label = ""
 
 
 def printable(text: str) -> str:
-    """Escape what could move the terminal's cursor or change its colours: tool results are anyone's text."""
+    """Escape control characters, which could move the terminal's cursor or change its colours.
+
+    Tool results and replies are untrusted text.
+    """
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)

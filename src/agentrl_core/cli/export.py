@@ -1,4 +1,4 @@
-"""`agentrl trace export`: the episodes that are worth learning from, as demonstrations."""
+"""`agentrl trace export`: writes selected episodes of a run as demonstrations for `agentrl sft`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Annotated[str | None, typer.Argument(help="Name of the run, its folder, or its database.")] = None,
+    run: Annotated[str | None, typer.Argument(help="Run: its name, folder or database; default: the newest.")] = None,
     *,
     runs: RunsOption = Path("runs"),
-    min_reward: Annotated[float | None, typer.Option(help="Only records with at least this reward.")] = None,
-    best_of_group: Annotated[int | None, typer.Option(min=1, help="At most so many records of a group.")] = None,
-    evaluations: Annotated[bool, typer.Option("--evaluations", help="Also the records of evaluations.")] = False,
-    form: Annotated[Literal["sft"], typer.Option("--format", help="What reads it.")] = "sft",  # noqa: ARG001  # the only one
-    output: Annotated[str, typer.Option("-o", "--output", help="JSONL file; - is standard output.")] = "-",
+    min_reward: Annotated[float | None, typer.Option(help="Only episodes with at least this reward.")] = None,
+    best_of_group: Annotated[
+        int | None, typer.Option(min=1, help="At most this many records per group, the best.")
+    ] = None,
+    evaluations: Annotated[bool, typer.Option("--evaluations", help="Include episodes of evaluations.")] = False,
+    form: Annotated[Literal["sft"], typer.Option("--format", help="Format of the file.")] = "sft",  # noqa: ARG001  # the only one
+    output: Annotated[str, typer.Option("-o", "--output", help="JSONL file to write; - is standard output.")] = "-",
 ) -> None:
-    """Write scored episodes as demonstrations for `agentrl sft`: messages, and the exact ids that were sampled."""
+    """Write scored episodes as demonstrations for `agentrl sft`: messages, and the exact sampled token ids."""
     from agentrl_core.data.export import Selection, export_rows, taken_again
     from agentrl_core.gateway.sessions import without_secrets
 
@@ -53,6 +55,7 @@ def export(
             episode = asyncio.run(store.episode(record.id))
             if episode is None:
                 raise RunError(f"record {record.id} is gone from the store of run {row.id}")
+            # Exact ids are the point of this format, so a row whose tokens were altered must not be trained on.
             if verify(episode).deviation:
                 altered.append(record.id)
                 continue
@@ -61,10 +64,11 @@ def export(
             num_rows += len(rows)
             num_tokens += sum(end - start for item in rows for start, end in item["spans"])
             for item in rows:
+                # Messages may contain a session's key or address, for example in a tool result.
                 file.write(without_secrets(json.dumps(item, ensure_ascii=False)) + "\n")
     typer.echo(f"{num_rows} rows of {num_records} records, {num_tokens:,} trained tokens", err=True)
     if again:
-        typer.echo(f"left out: {len(again)} records of steps that the run took again when it was resumed", err=True)
+        typer.echo(f"left out: {len(again)} records of steps that the run repeated when it was resumed", err=True)
     if altered:
         typer.echo(
             f"left out: {', '.join(altered)}, whose tokens are not what the engine sampled "
@@ -80,13 +84,13 @@ def _chosen(selection: Selection, records: Sequence[Record], row: RunRow) -> lis
         rewards = [record.reward for record in any_reward.choose(records) if record.reward is not None]
         highest = f"the highest of {len(rewards)} rewards is {max(rewards):g}" if rewards else "it has no scored record"
         raise UsageError(
-            f"run {row.id} has no such record to export: {highest}; see `{command_line('trace', 'list', row.id)}`"
+            f"run {row.id} has no record for these options: {highest}; see `{command_line('trace', 'list', row.id)}`"
         )
     return chosen
 
 
 def _tokenizer(database: Path, row: RunRow) -> str:
-    """Digest of the policy's tokenizer; empty where its folder is not here any more."""
+    """Return the digest of the policy's tokenizer; empty if its folder does not exist any more."""
     from agentrl_core.training.demonstrations import tokenizer_digest
 
     folder = model_directory(database, row)
@@ -95,7 +99,7 @@ def _tokenizer(database: Path, row: RunRow) -> str:
 
 @contextlib.contextmanager
 def _opened(output: str) -> Iterator[TextIO]:
-    """The file, which appears under its name only when it is whole."""
+    """Yield the output file; a real file gets its name only when it is complete."""
     if output == "-":
         yield sys.stdout
         return

@@ -1,4 +1,4 @@
-"""`agentrl init`: a folder to train in."""
+"""`agentrl init`: writes a demo project, or a config for an existing agent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 
 def init(
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder to write into: `demo`, or with --agent the working directory.")
+        Path | None, typer.Argument(help="Folder to write into. Default: `demo`; with --agent, the working directory.")
     ] = None,
     *,
-    agent: Annotated[str, typer.Option(help="An agent that there is: file.py:name, or my_package.module.Name.")] = "",
+    agent: Annotated[str, typer.Option(help="Your agent: file.py:name or my_package.module.Name.")] = "",
 ) -> None:
-    """Write a demo that learns in a minute, or with --agent a config for an agent that there is."""
+    """Write a demo that learns in a minute, or with --agent a config for an agent that you already have."""
     from agentrl_core.cli.project import write_config, write_demo
     from agentrl_core.config.invocation import command_line, near
 
@@ -26,7 +26,7 @@ def init(
     config = near(written[0])
     if agent:
         typer.echo(
-            f"next: put your tasks into {place / 'tasks.jsonl'} and a model into {config}; then try one episode:"
+            f"next: put your tasks into {place / 'tasks.jsonl'}, set the model in {config}, then try one episode:"
         )
         typer.echo(f"  {command_line('doctor', config)}")
     else:

@@ -1,4 +1,4 @@
-"""From what a user calls a run (its name, its folder, its database, nothing) to its store."""
+"""Find a run on disk by its name, folder or database (default: the newest one), and open its store for reading."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 DATABASE_NAME = "agentrl.db"
 
-RunsOption: TypeAlias = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of the runs.")]
+RunsOption: TypeAlias = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
 
 
 def find_directory(run: str, runs: Path) -> Path:
-    """Return the folder of a run, given its name under `runs`, its own path or its database's; else `UsageError`."""
+    """Return the folder of a run, given its name in `runs`, its path or its database's path.
+
+    Raises `UsageError`, with similar names, if there is no such run.
+    """
     for path in (runs / run, Path(run)):
         if path.is_dir():
             return path
@@ -34,16 +37,18 @@ def find_directory(run: str, runs: Path) -> Path:
             return path.parent
     names = sorted(path.parent.name for path in runs.glob(f"*/{DATABASE_NAME}"))
     known = did_you_mean(run, names) or (f" (runs there: {', '.join(names)})" if names else f" ({runs} has no runs)")
-    raise UsageError(f"no run '{run}' in {runs}{known}; name one of `{command_line('runs', 'list')}`, or its folder")
+    raise UsageError(
+        f"no run '{run}' in {runs}{known}; give a name that `{command_line('runs', 'list')}` prints, or a folder"
+    )
 
 
 def databases_of(runs: Path) -> list[Path]:
-    """Return the databases of all runs, the one written last at the end."""
+    """Return the databases of all runs, sorted by last write, the newest last."""
     return sorted(runs.glob(f"*/{DATABASE_NAME}"), key=last_write)
 
 
 def newest_database(runs: Path) -> Path:
-    """Return the database that was written last; `UsageError` if there is none."""
+    """Return the database that was written last; raise `UsageError` if there is none."""
     databases = databases_of(runs)
     if not databases:
         raise UsageError(
@@ -53,29 +58,34 @@ def newest_database(runs: Path) -> Path:
 
 
 def last_write(database: Path) -> float:
-    """Return when a database was written last, in Unix seconds; recent writes are in its write-ahead log."""
+    """Return the time of a database's last write in Unix seconds; recent writes are in its write-ahead log."""
     written = database.stat().st_mtime
     log = database.with_name(f"{database.name}-wal")
     with contextlib.suppress(FileNotFoundError):
         found = log.stat()
-        if found.st_size:  # a mere reader leaves an empty one
+        if found.st_size:  # a reader that writes nothing leaves an empty log with a new time
             written = max(written, found.st_mtime)
     return written
 
 
 def find_database(run: str | None, runs: Path) -> Path:
-    """Return the database of a run; of the one written last where none is named."""
+    """Return the database of `run`, or of the run that was written last if `run` is None."""
     if run is None:
         return newest_database(runs)
     named = Path(run)
     database = named if named.is_file() else find_directory(run, runs) / DATABASE_NAME
     if not database.is_file():
-        raise UsageError(f"{database.parent} holds no {DATABASE_NAME}: not a run's folder, or a run with another store")
+        raise UsageError(
+            f"{database.parent} contains no {DATABASE_NAME}: it is not a run directory, or its run uses another store"
+        )
     return database
 
 
 def model_directory(database: Path, row: RunRow) -> Path | None:
-    """Return the folder with a run's tokenizer and template; None where none of its own or its config's is here."""
+    """Return a folder with a run's tokenizer and chat template, from the run itself or from its config.
+
+    None if none of them exists any more.
+    """
     folders = [database.parent / "model", *sorted((database.parent / "checkpoints").glob("step-*"))]
     snapshot, named = database.parent / "config.json", (row.config.get("model") or {}).get("path")
     if named and snapshot.is_file():
@@ -85,9 +95,9 @@ def model_directory(database: Path, row: RunRow) -> Path | None:
 
 
 def find_record(record: str, runs: Path) -> Path:
-    """Return the database of the run that has a record, given its id or its beginning; the newest such run's.
+    """Return the database of the newest run that contains a record, given its id or the first characters of it.
 
-    Raises `UsageError` where no run has it.
+    Raises `UsageError` if no run contains it.
     """
     newest_first = databases_of(runs)[::-1] or [newest_database(runs)]
     known: list[str] = []
@@ -96,7 +106,7 @@ def find_record(record: str, runs: Path) -> Path:
         with contextlib.ExitStack() as closing:
             try:
                 store, row = closing.enter_context(open_run(str(database), runs))
-            except (UsageError, StoreError) as error:  # another run may have it
+            except (UsageError, StoreError) as error:  # another run may contain it
                 broken.append(f"; {error}")
                 continue
             if asyncio.run(store.episode(record)) is not None:
@@ -110,13 +120,16 @@ def find_record(record: str, runs: Path) -> Path:
 
 @contextlib.contextmanager
 def open_run(run: str | None, runs: Path) -> Iterator[tuple[SQLiteStore, RunRow]]:
-    """Open the store of a run for reading, also while it is alive; where none is named, of the one written last."""
+    """Open the store of a run for reading, and yield it with the run's row; the run may still be going.
+
+    `run` as None means the run that was written last.
+    """
     database = find_database(run, runs)
     store = SQLiteStore.read(database)
     try:
         rows = asyncio.run(store.runs())
         if not rows:
-            raise UsageError(f"{database}: no run was started in this database yet")
+            raise UsageError(f"{database}: this database does not contain a run yet")
         yield store, next((row for row in rows if row.id == database.absolute().parent.name), rows[-1])
     finally:
         asyncio.run(store.close())

@@ -1,4 +1,4 @@
-"""How commands print: aligned tables for people, JSON for machines."""
+"""Output of commands: aligned tables for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns; no header where it is empty."""
+    """Print aligned columns, without a header if `header` is empty."""
     lines = [header, *rows] if header else rows
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -22,7 +22,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print `value`, attrs classes included; NaN and infinities, which JSON lacks, become null."""
+    """Print `value` as JSON, attrs objects as their fields; NaN and infinity, which JSON lacks, become null."""
     typer.echo(json.dumps(_plain(value), indent=2))
 
 

@@ -1,4 +1,4 @@
-"""`agentrl plugins`: what is installed, what each package provides, and whether it works."""
+"""`agentrl plugins`: lists, shows and checks the installed plugin packages, and writes new ones."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from agentrl_core.errors import PluginError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.registry import KINDS, Entry, Package, Registry
 
-# Plain help: rich would cost more than the command itself.
+# Plain help: importing rich would take longer than the command itself.
 app = typer.Typer(
     cls=PluginsGroup, rich_markup_mode=None, add_completion=False, add_help_option=False, no_args_is_help=True
 )
 
 
 class QuickCommand(TyperCommand):
-    """A command that skips the parser where nothing was typed after it.
+    """Command that skips typer's parser if it has no arguments.
 
-    typer checks every option that is not a switch with pydantic, whose import costs more CPU than all the rest of
-    this command, whether the option was given or not.
+    typer validates every option that is not a switch with pydantic, even if it is not given, and the import of pydantic
+    costs more CPU time than the rest of this command.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the defaults where there is nothing to parse."""
+        """Return the defaults if there is nothing to parse."""
         if args:
             return super().parse_args(ctx, args)
         ctx.params = {parameter.name: parameter.get_default(ctx) for parameter in self.params}
@@ -51,9 +51,9 @@ def list_(
     kind: Annotated[str, typer.Option(help="List the components of one kind: scorers, losses, …")] = "",
     as_json: _Json = False,
 ) -> None:
-    """List the installed packages that plug in.
+    """List the installed plugin packages.
 
-    A broken one is listed with the reason, and stops nothing but its own use.
+    A broken package is listed with the reason; the others work without it.
     """
     registry = load_registry()
     if kind:
@@ -68,9 +68,9 @@ def list_(
 
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="Name of the package.")], *, as_json: _Json = False) -> None:
-    """Show all of one package.
+    """Show one package: its components and hooks.
 
-    Its components, its hooks, and the whole traceback if it is broken.
+    A broken package is shown with the whole traceback.
     """
     package = load_registry().package(name)
     trace = "".join(traceback.format_exception(package.error)) if package.error else ""
@@ -101,7 +101,7 @@ def _list_kind(registry: Registry, kind: str, *, as_json: bool) -> None:
 
 
 def _provides(package: Package) -> str:
-    """`scorers: exact_match numeric  stores: sqlite`, or why there is nothing."""
+    """Return `scorers: exact_match numeric  stores: sqlite`, or the reason why the package provides nothing."""
     if package.status != "ok":
         return package.reason
     names = {kind: [item.name for item in package.entries if item.kind == kind] for kind in KINDS}

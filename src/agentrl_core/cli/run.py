@@ -9,10 +9,10 @@ import typer
 
 
 def run(
-    config: Annotated[Path, typer.Argument(help="YAML file, see `agentrl config show`.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Options of the config, as a.b=c.")] = None,
+    config: Annotated[Path, typer.Argument(help="YAML file; `agentrl config show` prints its options.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Options to change, such as trainer.steps=20.")] = None,
     *,
-    name: Annotated[str, typer.Option("--name", help="Name of the run; generated where empty.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the run; default: a generated one.")] = "",
 ) -> None:
     """Train an agent from a config file."""
     from agentrl_core.run import Trainer

@@ -1,4 +1,4 @@
-"""`agentrl runs`: what has been run, how far it came, and going on with it."""
+"""`agentrl runs`: lists runs with their status, shows one of them, and resumes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=T
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Run = Annotated[str, typer.Argument(help="Name of the run, or its folder.")]
 
-_LAST_STEPS = 10  # rows of `runs show`
+_LAST_STEPS = 10  # rows in the table of `runs show`
 
 
 @app.callback()
@@ -36,7 +36,7 @@ def runs() -> None:
 
 @app.command("list")
 def list_(*, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
-    """List the runs, the one written last at the end."""
+    """List the runs, the newest last."""
     databases = sorted(runs.glob(f"*/{DATABASE_NAME}"), key=last_write)
     found = [_summary(database) for database in databases]
     if as_json:
@@ -49,7 +49,7 @@ def list_(*, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
 
 @app.command()
 def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
-    """Show one run: status, steps with voided ones, last reward, records, components."""
+    """Show one run: status, steps, last reward, records by outcome, components."""
     with open_run(run, runs) as (store, row):
         steps = asyncio.run(store.steps(row.id))
         records = asyncio.run(store.records(row.id))
@@ -79,11 +79,13 @@ def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) 
 @app.command()
 def resume(
     run: _Run,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Options to change from here on, as a.b=c.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Options to change from now on, such as trainer.steps=200.")
+    ] = None,
     *,
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Go on with a run from its newest checkpoint."""
+    """Resume a run from its newest checkpoint."""
     from agentrl_core.run import resume as resume_run
 
     summary = resume_run(find_directory(run, runs), overrides or ())
@@ -92,7 +94,7 @@ def resume(
 
 
 def _chosen(section: object) -> str:
-    """Write what a section of the config names, with its options; empty where it names nothing."""
+    """Return the component that a section of the config names, with its options; empty if it names none."""
     if not isinstance(section, dict):
         return ""
     given = {name: value for name, value in section.items() if value not in (None, {}, [])}
@@ -102,7 +104,7 @@ def _chosen(section: object) -> str:
 
 
 def _summary(database: Path) -> dict[str, Any]:
-    """Return one run in short; a database that cannot be read is listed with the reason."""
+    """Return a summary of one run; an unreadable database gives its name and the reason."""
     try:
         with open_run(str(database), database.parent.parent) as (store, row):
             return _facts(store, row, asyncio.run(store.steps(row.id)))
@@ -128,11 +130,15 @@ def _facts(store: SQLiteStore, row: RunRow, steps: Sequence[StepRow]) -> dict[st
 
 
 def _status(store: SQLiteStore, row: RunRow) -> str:
-    """Return how a run stands; `killed` where its process ended without a word (kill -9, a machine that went down)."""
+    """Return the status of a run; `killed` if its process ended without writing one.
+
+    That happens after kill -9 or when the machine goes down. The store then still says `running`.
+    """
     if row.status != "running" or not is_abandoned(store.path.parent):
         return row.status
     now = next((each.status for each in asyncio.run(store.runs()) if each.id == row.id), row.status)
-    return "killed" if now == "running" else now  # it may have ended between the two looks
+    # The run may have ended normally between the reading of `row` and the look at its lock, so read again.
+    return "killed" if now == "running" else now
 
 
 def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:
@@ -149,7 +155,7 @@ def _step_row(step: StepRow) -> tuple[str, ...]:
 
 
 def _is_supervised(facts: Mapping[str, Any]) -> bool:
-    """Whether its steps have a loss and no rewards: one of `agentrl sft`."""
+    """True for a run of `agentrl sft`: its steps have a loss and no rewards."""
     return facts["reward"] is None and facts["loss"] is not None
 
 
@@ -158,7 +164,7 @@ def _number(value: float | None) -> str:
 
 
 def _age(moment: float) -> str:
-    """Write how long ago something was, in the largest unit that fits."""
+    """Return how long ago `moment` was, in the largest unit that fits."""
     seconds = max(0.0, time.time() - moment)
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:

@@ -1,4 +1,4 @@
-"""`agentrl sft`: fine-tune a model on demonstrations."""
+"""`agentrl sft`: fine-tune a model on demonstrations, without reinforcement learning."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 
 def sft(
-    config: Annotated[Path, typer.Argument(help="YAML file, see `agentrl config show --sft`.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Options of the config, as a.b=c.")] = None,
+    config: Annotated[Path, typer.Argument(help="YAML file; `agentrl config show --sft` prints its options.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Options to change, such as trainer.steps=20.")] = None,
     *,
-    name: Annotated[str, typer.Option("--name", help="Name of the run; generated where empty.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the run; default: a generated one.")] = "",
 ) -> None:
-    """Fine-tune a model on demonstrations: chats, or episodes that `agentrl trace export` selected."""
+    """Fine-tune a model on demonstrations: chats, or episodes written by `agentrl trace export`."""
     from agentrl_core.run.sft import FineTuner
 
     FineTuner(config, overrides=overrides or (), name=name).train()

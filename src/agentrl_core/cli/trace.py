@@ -1,4 +1,4 @@
-"""`agentrl trace`: the episodes of a run, one line each, or one of them with every turn."""
+"""`agentrl trace`: lists the episodes of a run, shows one with all of its turns, and verifies the trained tokens."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=T
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _REPLY_CHARACTERS = 40
-"""Of the last reply in a list."""
+"""Longest beginning of the last reply in the list, in characters."""
 
 
 class Order(StrEnum):
-    """Sort key of a list: ascending, or descending with a minus."""
+    """Sort key of the list: ascending, or descending with a minus."""
 
     REWARD = "reward"
     MOST_REWARD = "-reward"
@@ -49,7 +49,7 @@ class Order(StrEnum):
     MOST_TIME = "-time"
 
 
-_RUN_HELP = "Name of the run, its folder, or its database; the one written last where absent."
+_RUN_HELP = "Run: its name, folder or database; default: the newest."
 
 
 @app.callback()
@@ -66,14 +66,16 @@ def list_(
     *,
     runs: RunsOption = Path("runs"),
     task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
-    outcome: Annotated[Outcome | None, typer.Option(help="Only episodes that ended so.")] = None,
+    outcome: Annotated[Outcome | None, typer.Option(help="Only episodes with this outcome.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only episodes with at least this reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Only episodes with at most this reward.")] = None,
-    sort: Annotated[Order | None, typer.Option(help="What the first has least of; with a minus, most.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="So many: the newest, or the first as sorted; 0 for all.")] = 50,
+    sort: Annotated[Order | None, typer.Option(help="Sort key, ascending; with a minus, descending.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Number of episodes: the newest, or the first of the sorted list; 0 for all.")
+    ] = 50,
     as_json: _Json = False,
 ) -> None:
-    """List episodes with the beginning of their last reply: the newest last, or as --sort says.
+    """List episodes, the newest last or sorted by --sort, with the beginning of their last reply.
 
     `--sort reward` begins with the worst episodes, `--sort=-tokens` with the longest.
     """
@@ -85,7 +87,7 @@ def list_(
     records = [record for record in records if _within(record.reward, min_reward, max_reward)]
     none = Usage(calls=0, prompt_tokens=0, output_tokens=0)
     if sort is None:
-        shown = records[-limit:]
+        shown = records[-limit:]  # with limit 0 this is the whole list
     else:
         records = _sorted(records, sort, {record.id: usage.get(record.id, none).output_tokens for record in records})
         shown = records[: limit or None]
@@ -93,7 +95,7 @@ def list_(
         print_json([attrs.asdict(record) | attrs.asdict(usage.get(record.id, none)) for record in shown])
         return
     if not shown:
-        typer.echo(f"run {row.id} has no such episodes")
+        typer.echo(f"run {row.id} has no episodes that match")
         return
     header = ("RECORD", "TASK", "SAMPLE", "OUTCOME", "REWARD", "CALLS", "PROMPT", "SAMPLED", "SECONDS", "REPLY")
     rows = [(*_row(record, usage.get(record.id, none)), _beginning(replies.get(record.id, {}))) for record in shown]
@@ -105,13 +107,16 @@ def list_(
 
 @app.command()
 def show(
-    record: Annotated[str, typer.Argument(help="Id of the episode's record, or its first characters.")],
+    record: Annotated[str, typer.Argument(help="Id of the record, or its first characters.")],
     *,
     run: Annotated[str | None, typer.Option(help=_RUN_HELP)] = None,
     runs: RunsOption = Path("runs"),
     as_json: _Json = False,
 ) -> None:
-    """Show one episode with its turns: messages, tool calls, rewards, tokens, versions, drift from the template."""
+    """Show one episode with all turns: messages, tool calls, rewards, tokens, policy versions.
+
+    Also shows where a prompt differs from what the chat template would render (drift).
+    """
     database = find_database(run, runs) if run else find_record(record, runs)
     with open_run(str(database), runs) as (store, row):
         episode = asyncio.run(store.episode(record))
@@ -119,7 +124,7 @@ def show(
             known = [item.id for item in asyncio.run(store.records(row.id))]
             raise UsageError(
                 f"no record '{record}' in run {row.id}{did_you_mean(record, known)}; "
-                f"`{command_line('trace', 'list', row.id)}` shows its records, --run names another run"
+                f"`{command_line('trace', 'list', row.id)}` lists its records; --run selects another run"
             )
         of_set = asyncio.run(store.tasks(row.id, task_set=episode.record.task_set))
         tasks = [task for task in of_set if task.id == episode.record.task_id]
@@ -139,7 +144,10 @@ def verify_(
     runs: RunsOption = Path("runs"),
     as_json: _Json = False,
 ) -> None:
-    """Check that every trained token is exactly what the engine sampled; exit code 1 where one is not."""
+    """Check that every trained token is exactly the one that the engine sampled.
+
+    The exit code is 1 if any token differs.
+    """
     verdicts = []
     with open_run(run, runs) as (store, row):
         for record in asyncio.run(store.records(row.id)):
@@ -161,7 +169,7 @@ def verify_(
 
 
 def _chat(row: RunRow, database: Path) -> Chat | None:
-    """The policy's way of talking; None where its model directory is not here any more."""
+    """Return the policy's tokenizer and chat template; None if its model directory does not exist any more."""
     from agentrl_core.chat import Chat
 
     directory = model_directory(database, row)
@@ -169,19 +177,22 @@ def _chat(row: RunRow, database: Path) -> Chat | None:
 
 
 def _kind(record: Record) -> str:
-    """Name what an episode that nothing is trained on belongs to; stores of earlier versions do not say which set."""
+    """Return the name of an evaluation episode's task set.
+
+    Stores of earlier versions do not name the set; the result is then `eval`.
+    """
     return "eval" if record.task_set == "train" else record.task_set
 
 
 def _within(reward: float | None, least: float | None, most: float | None) -> bool:
-    """Whether a reward lies in the range; one that is not there lies in none but the whole."""
+    """True if a reward lies in the range; no reward matches only if there are no limits."""
     if reward is None:
         return least is None and most is None
     return (least is None or reward >= least) and (most is None or reward <= most)
 
 
 def _sorted(records: Sequence[Record], order: Order, tokens: Mapping[str, int]) -> list[Record]:
-    """Sort by reward, sampled tokens or seconds; what has no such number comes last either way."""
+    """Sort by reward, sampled tokens or seconds; records without that number come last in both directions."""
     key = order.removeprefix("-")
 
     def number(record: Record) -> float | None:
@@ -197,7 +208,7 @@ def _sorted(records: Sequence[Record], order: Order, tokens: Mapping[str, int]) 
 
 
 def _beginning(output: Message) -> str:
-    """Return the beginning of a reply on one line; its calls where it says nothing."""
+    """Return the beginning of a reply on one line, or the names of its tool calls if it has no text."""
     text = content_text(output.get("content"))
     if not text.strip():
         text = ", ".join(f"calls {call.get('function', {}).get('name')}" for call in output.get("tool_calls") or ())

@@ -1,4 +1,4 @@
-"""Script of the worker processes of `agentrl_core.concurrency.processes`: run calls and send results; standard library only.
+"""Script of the worker processes of `concurrency.processes`: run calls and send results; standard library only.
 
 Started with the file descriptor of its connection. Its standard input is a lifeline: when that reaches its end, the
 parent is gone, and this process exits at once, even in the middle of a call.

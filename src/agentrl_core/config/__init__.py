@@ -1,4 +1,8 @@
-"""A run's config: YAML and overrides structured into attrs classes."""
+"""Config files of `run` and `sft`: read YAML and `a.b=c` overrides, and return checked attrs objects.
+
+`load` takes a file and `parse` a mapping; `load_as` and `parse_as` do the same for `SftConfig`; `dump` is the reverse.
+All problems of a config are reported together, each with file and line.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ __all__ = ["LoadedConfig", "dump", "load", "load_as", "parse", "parse_as"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on use: the registry needs only the schema, and `agentrl --help` neither YAML nor cattrs."""
+    """Import on use: the registry needs only the schema, and `agentrl --help` needs neither YAML nor cattrs."""
     if name == "dump":
         from agentrl_core.config.structure import dump
 

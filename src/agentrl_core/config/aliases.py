@@ -1,4 +1,8 @@
-"""The option names of AReaL and AgentRL, accepted wherever the native ones are."""
+"""Translation of AReaL's and AgentCPM's option names into ours, wherever ours are accepted.
+
+AReaL and AgentCPM's AgentRL (another project with our name; "AgentRL" below) are other RL trainers. Names whose values
+need more than a new name are in `foreign.py`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ RENAMED: Mapping[Path, Path] = {
     ("actor", "sapo_tau_pos"): ("loss", "tau_positive"),
     ("actor", "sapo_tau_neg"): ("loss", "tau_negative"),
     ("actor", "prox_logp_method"): ("loss", "proximal"),
-    # AgentRL
+    # AgentCPM's AgentRL
     ("num_generations",): ("rollout", "group_size"),
     ("model_name_or_path",): ("model", "path"),
     ("learning_rate",): ("trainer", "lr"),
@@ -47,29 +51,29 @@ RENAMED: Mapping[Path, Path] = {
     ("importance_weight_cap_ratio",): ("loss", "importance_weight_cap_ratio"),
     ("out_of_date_decay",): ("loss", "out_of_date_decay"),
 }
-"""Options (or whole sections) that only have another name."""
+"""Options, or whole sections, whose values stay the same under our name."""
 
 FOREIGN_SECTIONS = frozenset({"actor", "eval_gconfig", "gconfig", "scheduler", "workflow_kwargs"})
-"""Sections that hold nothing but aliases."""
+"""Sections that exist only in other trainers, so that every option in them is an alias."""
 
 AGGREGATION_FLAGS = ("token_level_loss", "skip_length_normalization")
-"""AgentRL's two flags that together say how token losses become one number (`loss.aggregation`)."""
+"""AgentRL's two flags that together select the aggregation of token losses (`loss.aggregation`)."""
 
 _LOSSES = {"grpo": "grpo", "minirl": "minirl", "gspo": "gspo", "crossentropy": "cross_entropy"}
 
 
 class NativeSpelling:
-    """Translates the assignments of the config file, then those of the command line."""
+    """Translator of assignments to our names: first those of the config file, then those of the command line."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self._problems = problems
         self._flags: dict[str, Node] = {}
 
     def translate(self, source: Iterable[Assignment]) -> Iterator[Assignment]:
-        """Yield the assignments of one source under their native names.
+        """Yield the assignments of one source under our names.
 
-        An option given there twice with different values, under its own and another name, is a problem: neither
-        is the later one.
+        An option that one source gives two different values, under its own name and under an alias, is a problem,
+        because neither value is the later one.
         """
         given: dict[Path, Assignment] = {}
         for assignment in self._native(source):
@@ -99,7 +103,9 @@ class NativeSpelling:
                     yield _expand(_rename(assignment, _renamed(path)))
         if flags:
             yield from self._aggregation(flags)
-        yield from options  # after `workflow`, wherever that stands: another `use` begins with no options
+        # Options of the workflow come last, wherever the file has them: an assignment to `workflow` itself could
+        # replace them.
+        yield from options
 
     def _gconfig(self, assignment: Assignment) -> Iterator[Assignment]:
         section, name = assignment.path
@@ -109,7 +115,7 @@ class NativeSpelling:
         elif rule := gconfig.rule(section, name):
             if problem := rule.problem(value):
                 self._problem(assignment, problem)
-        elif value is not None:  # null is AReaL's way to write a default
+        elif value is not None:  # AReaL writes null for a default
             yield _rename(assignment, _renamed(assignment.path))
 
     def _store(self, assignment: Assignment) -> Iterator[Assignment]:
@@ -121,11 +127,11 @@ class NativeSpelling:
             yield _rename(assignment, ("store", "use"), "mongo")
             yield _rename(assignment, ("store", "uri"), address)
         else:
-            # The address is not shown: it may hold a password.
+            # Do not show the address: it may contain a password.
             self._problem(assignment, "expected sqlite:///FILE or mongodb://HOST/DATABASE")
 
     def _aggregation(self, flags: list[Assignment]) -> Iterator[Assignment]:
-        """Combine the flags, those of earlier sources included: one may stand in the file, one be overridden."""
+        """Combine the two flags; one may come from the file and the other from the command line."""
         for flag in flags:
             if not isinstance(flag.node.value, bool):
                 self._problem(flag, f"expected true or false, found {describe(flag.node.plain())}")
@@ -157,7 +163,7 @@ def _rename(assignment: Assignment, path: Path, value: Any = ...) -> Assignment:
 
 
 def _expand(assignment: Assignment) -> Assignment:
-    """`loss: minirl` is `loss: {use: minirl}`."""
+    """Expand `loss: minirl` to `loss: {use: minirl}`."""
     path, node = assignment.path, assignment.node
     if len(path) == 1 and path[0] in SHORTHAND and isinstance(node.value, str):
         native = (*path, SHORTHAND[path[0]])
@@ -167,7 +173,7 @@ def _expand(assignment: Assignment) -> Assignment:
 
 
 def _loss_name(value: Any) -> Any:
-    """AgentRL writes losses in capitals, and cross entropy without the underscore."""
+    """Return our name of a loss: AgentRL writes losses in capitals, and cross entropy without the underscore."""
     return _LOSSES.get(value.lower(), value) if isinstance(value, str) else value
 
 

@@ -1,6 +1,7 @@
-"""Options of AReaL's `gconfig` and `eval_gconfig` that change nothing here, and the values at which that is so.
+"""Options of AReaL's `gconfig` and `eval_gconfig` that we accept only at the one value that we always use.
 
-Those that have a counterpart are in `aliases.py`.
+Other values are errors, so that a config from AReaL never silently means something else. Options with a counterpart of
+ours are in `aliases.py`.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from agentrl_core.config.nodes import describe
 
 @attrs.frozen
 class Rule:
-    """The values of an option that ask for nothing that is not so anyway."""
+    """Accepted values of an option: those that describe what we do anyway."""
 
     accepts: Callable[[Any], bool]
     reason: str
-    """Why there are no others."""
+    """Reason why other values are refused, and the expected value."""
 
     def problem(self, value: Any) -> str:
-        """Say what is wrong with `value`; empty where it changes nothing."""
+        """Return the problem with `value`; empty if the value is accepted."""
         return "" if value is None or self.accepts(value) else f"{self.reason}, found {describe(value)}"
 
 
 def rule(section: str, option: str) -> Rule | None:
-    """Return the rule of an option of `gconfig` or `eval_gconfig`; None where it has a counterpart, or is unknown."""
+    """Return the rule of an option of `gconfig` or `eval_gconfig`; None if it has a counterpart or is unknown."""
     return (_OF_EVALUATIONS if section == "eval_gconfig" else _OF_TRAINING).get(option)
 
 
@@ -37,17 +38,17 @@ def _number(accepts: Callable[[float], bool]) -> Callable[[Any], bool]:
 
 
 _COMMON: Mapping[str, Rule] = {
-    "top_p": Rule(_number(lambda value: value == 1), "the policy is sampled as it is trained, expected 1"),
+    "top_p": Rule(_number(lambda value: value == 1), "training needs samples of the whole distribution, expected 1"),
     "top_k": Rule(
         _number(lambda value: value in (0, -1) or value >= ALL_TOKENS),
-        "the policy is sampled as it is trained, expected -1 for all tokens",
+        "training needs samples of the whole distribution, expected -1 for all tokens",
     ),
     "frequency_penalty": Rule(
         _number(lambda value: value == 0), "a penalty would change the distribution that is trained, expected 0"
     ),
     "use_beam_search": Rule(lambda value: value is False, "replies are sampled, expected false"),
     "skip_special_tokens": Rule(lambda value: isinstance(value, bool), "expected true or false"),
-    "lora_name": Rule(lambda value: isinstance(value, str), "expected a text, whichever: there is one policy"),
+    "lora_name": Rule(lambda value: isinstance(value, str), "there is only one policy, expected any text"),
 }
 _OF_TRAINING = {
     **_COMMON,
@@ -56,7 +57,7 @@ _OF_TRAINING = {
         "greedy sampling never explores, expected false; for evaluations: eval.temperature: 0",
     ),
 }
-_WHOLE_RUN = "evaluations sample as the training does but for the temperature; set it in gconfig"
+_WHOLE_RUN = "evaluations differ from training only in the temperature; set it in gconfig"
 _OF_EVALUATIONS = {
     **_COMMON,
     "greedy": Rule(lambda value: value is False, "expected true or false"),

@@ -1,4 +1,7 @@
-"""A config file and its overrides made into a config that knows where each option was written."""
+"""The five entry points `load`, `load_as`, `parse`, `parse_as` and `LoadedConfig`: all steps from text to config.
+
+Read YAML and overrides, translate aliases, merge, structure, and report all problems at once with their places.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ C = TypeVar("C", bound=RunConfig | SftConfig)
 
 @attrs.frozen
 class LoadedConfig(Generic[C]):
-    """A config and where it comes from."""
+    """Config that was read from a file, with the place of each of its options."""
 
     run: C
     path: Path
@@ -32,25 +35,25 @@ class LoadedConfig(Generic[C]):
 
     @property
     def base_dir(self) -> Path:
-        """Folder of the file: relative paths in the config start from it."""
+        """Folder of the file; relative paths in the config start from it."""
         return self.path.parent
 
     def where(self, key: str) -> str:
-        """Return `config.yaml:12: trainer.lr` for a dotted key: the start of a message about it.
+        """Return `config.yaml:12: trainer.lr` for a dotted key: the beginning of a message about it.
 
-        The place of an option that nobody set is that of the section around it.
+        An option that is not set has the place of the nearest section around it that is.
         """
         return f"{self._tree.find(key.split('.')).place.text}: {key}"
 
     def places(self, key: str) -> Callable[[str], str]:
-        """Return `where` for the options of the component at `key`; "" is the component itself."""
+        """Return the function `where` for the options of the component at `key`; "" stands for the component itself."""
         return lambda option: self.where(f"{key}.{option}" if option else key)
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, name: str | None = None) -> LoadedConfig[RunConfig]:
-    """Read the YAML file of a run, apply `a.b=c` overrides in their order, and check everything.
+    """Read the YAML file of a run, apply `a.b=c` overrides in their order, and check types and values.
 
-    `name` names the run, as `--name` does. Raises ConfigError with one line for each problem.
+    `name` sets the run's name, like `--name`. Raises `ConfigError` with one line per problem.
     """
     return load_as(RunConfig, path, overrides, name=name)
 
@@ -58,7 +61,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, name: str | None = 
 def load_as(
     schema: type[C], path: str | Path, overrides: Sequence[str] = (), *, name: str | None = None
 ) -> LoadedConfig[C]:
-    """Do what `load` does for the config of another command."""
+    """Read the file of a `schema` other than `RunConfig`, in the same way as `load`."""
     path = Path(path)
     problems: list[Problem] = []
     root = read_file(path, problems)
@@ -72,12 +75,12 @@ def load_as(
 
 
 def parse(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
-    """Make a RunConfig of plain data in the shape of a config file; raises ConfigError like `load`."""
+    """Return the `RunConfig` for plain data in the shape of a config file; raise `ConfigError` like `load`."""
     return parse_as(RunConfig, mapping, overrides)
 
 
 def parse_as(schema: type[C], mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> C:
-    """Do what `parse` does for the config of another command."""
+    """Parse plain data for a `schema` other than `RunConfig`, in the same way as `parse`."""
     problems: list[Problem] = []
     place = Place("config")
     late = [read_override(text, index, problems) for index, text in enumerate(overrides)]
@@ -92,15 +95,17 @@ _FILES = (("data", "train"), ("data", "eval"), ("warm_start", "data"), ("model",
 def _assemble(
     schema: type[C], root: Node, place: Place, late: Sequence[Assignment], problems: list[Problem]
 ) -> tuple[C, Tree]:
-    """Put file and overrides together and structure them; every problem on the way is reported at once."""
+    """Merge file and overrides, and structure the result; raise one `ConfigError` with all problems."""
     if root.value is not None and not isinstance(root.value, dict):
-        raise ConfigError(f"{place.text}: expected a config of `option: value` lines, found {describe(root.plain())}")
+        raise ConfigError(f"{place.text}: expected `option: value` lines, found {describe(root.plain())}")
     early = list(assignments(Node(root.value or {}, place)))
     late = [part for item in late for part in assignments(item.node, item.path)]
+    # Look for placeholders in the raw text: a placeholder may also fail other checks, which would hide the reason.
     unfilled = [problem for item in (*early, *late) for problem in _placeholders(item.node, item.spelled)]
     tree, spelling = Tree(Node({}, place), default_of), NativeSpelling(problems)
     for item in spelling.translate(early):
         problems.extend(tree.assign(item))
+    # Paths in the file start from its folder; paths on the command line start where the user is.
     for item in spelling.translate(late):
         problems.extend(tree.assign(_from_working_directory(item)))
     _keep_one_policy(tree)
@@ -117,13 +122,13 @@ def _assemble(
 
 
 def _first_things_first(unfilled: Sequence[Problem], others: Sequence[Problem]) -> list[Problem]:
-    """Leave out what else is wrong with a value that was not filled in: it helps nobody."""
+    """Drop further problems of values that are still placeholders: the user has to replace these anyway."""
     known = {id(problem.place) for problem in unfilled}
     return [*unfilled, *(problem for problem in others if id(problem.place) not in known)]
 
 
 def _placeholders(node: Node, key: str) -> Iterator[Problem]:
-    """Find the values of an example config that were left as they were."""
+    """Yield a problem for each `<YOUR_…>` placeholder that was left in a value."""
     if isinstance(node.value, list | dict):
         items = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)
         for name, item in items:
@@ -133,7 +138,10 @@ def _placeholders(node: Node, key: str) -> Iterator[Problem]:
 
 
 def _from_working_directory(assignment: Assignment) -> Assignment:
-    """Take a file named on the command line as the shell does: from the working directory, if it is there."""
+    """Resolve a file on the command line from the working directory, as the shell does, if it exists there.
+
+    Otherwise it stays relative to the config file, like paths in that file.
+    """
     value = assignment.node.value
     if isinstance(value, str) and assignment.path[:2] in _FILES and Path(value).expanduser().exists():
         return attrs.evolve(assignment, node=Node(str(Path(value).expanduser().resolve()), assignment.node.place))
@@ -141,7 +149,7 @@ def _from_working_directory(assignment: Assignment) -> Assignment:
 
 
 def _keep_one_policy(tree: Tree) -> None:
-    """Let `model.path=…` on the command line replace the file's builder and its options; or `model.use=…` its path."""
+    """Let `model.path=…` on the command line replace the file's `model.use` with its options, and the reverse."""
     model = tree.find(("model",)).value
     if not isinstance(model, dict) or not {"path", "use"} <= model.keys():
         return
@@ -156,9 +164,7 @@ def _unusable_groups(run: RunConfig, tree: Tree) -> Iterator[Problem]:
     needed, size = run.rollout.min_group_size, run.rollout.group_size
     if needed > size:
         place = tree.find(("rollout", "group_size")).place
-        yield Problem(
-            place, f"rollout.group_size: expected at least rollout.min_group_size, which is {needed}, found {size}"
-        )
+        yield Problem(place, f"rollout.group_size: expected at least rollout.min_group_size, {needed}, found {size}")
 
 
 def _located(finding: Finding, tree: Tree) -> Iterator[Problem]:

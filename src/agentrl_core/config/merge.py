@@ -1,4 +1,4 @@
-"""Assignments put together into one tree of values: the config file first, then the overrides."""
+"""Merge of single assignments (`trainer.lr = 1e-6`) into one tree: first the config file's, then the overrides."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from agentrl_core.config.nodes import Assignment, Node, Place, Problem, describe
 
 @attrs.frozen
 class Tree:
-    """The config under construction."""
+    """Tree of config values that assignments change in place."""
 
     root: Node
     default_of: Callable[[str], Any]
-    """Plain default of a top-level option, for overrides that reach into a list; None where it has none."""
+    """Function that returns the default of a top-level option, or None; overrides can reach into default lists."""
 
     def assign(self, assignment: Assignment) -> list[Problem]:
-        """Set one option; sections on the way are made, a value that is no section in the way is a problem.
+        """Set one option, and return a problem if a value on its path is not a section or list.
 
-        A number reaches into a list (`trackers.0.use`), the number after the last item appends to it. A bare
-        string on the way is a component's name (`trackers.0.level` of `trackers: [console]`).
+        Missing sections on the path are created. A number selects an item of a list (`trackers.0.use`); the number
+        after the last item appends one. A bare string on the path is a component's name and becomes a section
+        (`trackers.0.level` of `trackers: [console]`).
         """
         *way, last = assignment.path
         node = self.root
@@ -31,6 +32,8 @@ class Tree:
                 node = self._enter(node, name, assignment.node.place)
             if isinstance(node.value, list):
                 _put(node.value, last, assignment.node)
+            # Every section also arrives as an assignment of its own, empty, before its options. It must not remove
+            # options that are set already, by an alias, by the file, or by an earlier override.
             elif assignment.node.value != {} or not isinstance(getattr(node.value.get(last), "value", None), dict):
                 node.value[last] = assignment.node
         except _NoWayError as error:
@@ -38,7 +41,7 @@ class Tree:
         return []
 
     def find(self, path: Sequence[str]) -> Node:
-        """Return the node at `path`, or of the nearest section around it that was given."""
+        """Return the node at `path`, or the nearest section around it that exists."""
         node = self.root
         for name in path:
             child = _lookup(node.value, name)
@@ -48,7 +51,7 @@ class Tree:
         return node
 
     def _enter(self, parent: Node, name: str, place: Place) -> Node:
-        """Return the section or list `name` of `parent`, made where it is missing."""
+        """Return the section or list `name` of `parent`; create it if it is missing."""
         child = _lookup(parent.value, name)
         if child is None and parent is self.root and isinstance(default := self.default_of(name), list):
             child = from_python(default, place)
@@ -66,7 +69,7 @@ class Tree:
 
 
 class _NoWayError(Exception):
-    """An option cannot be set there."""
+    """Raised if an option cannot be set at its path."""
 
 
 def _lookup(section: Any, name: str) -> Node | None:

@@ -1,4 +1,4 @@
-"""Config values that remember where they were written, so that every message can say so."""
+"""Data types of a config before it is structured: values with the file and line, or the override, they come from."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from agentrl_core.errors import ConfigError
 
 @attrs.frozen
 class Place:
-    """Where a value was written."""
+    """Place at which a value was written."""
 
     text: str
-    """`config.yaml:9` or `command line: trainer.lr=1`."""
+    """Place for messages: `config.yaml:9` or `command line: trainer.lr=1`."""
     order: int = 0
-    """Sorts messages: line numbers first, then overrides as they were given."""
+    """Sort key of messages: the file's line number; overrides have larger numbers, in the order given."""
     is_override: bool = False
-    """Written on the command line, not in the file."""
+    """True for a value from the command line."""
 
 
 @attrs.frozen
 class Node:
-    """One value and its place."""
+    """Value with its place."""
 
     value: Any
-    """A scalar, a `dict[str, Node]` or a `list[Node]`; both are changed in place while overrides are applied."""
+    """Scalar, `dict[str, Node]` or `list[Node]`. Overrides change the dicts and lists in place."""
     place: Place
 
     def plain(self) -> Any:
-        """Drop the places."""
+        """Return the value without places."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -43,17 +43,17 @@ class Node:
 
 @attrs.frozen
 class Assignment:
-    """One option as the user set it; sections are taken apart, lists are not."""
+    """One option as the user set it. A section gives one assignment per option; a list is one value."""
 
     path: tuple[str, ...]
     node: Node
     spelled: str
-    """The dotted key as the user wrote it, before aliases."""
+    """Dotted key as the user wrote it, before aliases are translated."""
 
 
 @attrs.frozen
 class Problem:
-    """Something wrong with the config; all of them are reported together."""
+    """Fault of the config; all faults are reported together."""
 
     place: Place
     text: str
@@ -63,13 +63,13 @@ class Problem:
 
 
 def refusal(problems: Sequence[Problem]) -> ConfigError:
-    """Return one error with a line for each problem: those of the file by line, then those of the overrides."""
+    """Return one error with a line per problem: first those of the file by line, then those of the overrides."""
     ordered = sorted(problems, key=lambda problem: problem.place.order)
     return ConfigError("\n".join(dict.fromkeys(map(str, ordered))))
 
 
 def describe(value: Any) -> str:
-    """Say what a plain value is, for messages of the form `found …`; the password of an address is hidden."""
+    """Describe a plain value for messages of the form `found …`; hide the password of an address."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -84,12 +84,12 @@ def describe(value: Any) -> str:
 
 
 def without_password(text: str) -> str:
-    """Hide user and password of a database address."""
+    """Return the text with user and password of database addresses replaced by `***`."""
     return re.sub(r"://[^/@\s]*@", "://***@", text)
 
 
 def from_python(value: Any, place: Place) -> Node:
-    """Turn plain Python data into nodes; tuples count as lists, paths as their text."""
+    """Turn plain Python data into nodes; tuples become lists, and paths become text."""
     if isinstance(value, Mapping):
         wrong = [key for key in value if not isinstance(key, str)]
         if wrong:
@@ -101,9 +101,9 @@ def from_python(value: Any, place: Place) -> Node:
 
 
 def assignments(node: Node, path: tuple[str, ...] = ()) -> Iterator[Assignment]:
-    """Take a section apart into its options, in the order in which they were written.
+    """Yield the options of a section as single assignments, in the order in which they were written.
 
-    A section itself comes first, as an empty one, so that its place is known.
+    The section itself comes first, as an empty one, so that its place is known to messages.
     """
     spelled = ".".join(path)
     if not isinstance(node.value, dict):

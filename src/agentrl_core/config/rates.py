@@ -1,4 +1,4 @@
-"""Learning rates where a config names none: by whether the policy is built from nothing or loaded."""
+"""Default learning rates: one for a pretrained model, and a larger one for a small model built from nothing."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ C = TypeVar("C", bound="RunConfig | SftConfig")
 
 @attrs.frozen(kw_only=True)
 class Rates:
-    """Rates of AdamW over all weights."""
+    """Learning rates of AdamW on all weights."""
 
     built: float
-    """For a model of a builder (`model.use`), which is small and knows nothing."""
+    """Rate for a model of a builder (`model.use`), which is small and untrained."""
     loaded: float
-    """For a model directory (`model.path`), whose abilities a large rate destroys within a few steps."""
+    """Rate for a pretrained model (`model.path`), whose abilities a large rate destroys within a few steps."""
 
     def of(self, model: ModelConfig) -> float:
-        """Return the rate for a model."""
+        """Return the rate for `model`."""
         return self.built if model.use is not None else self.loaded
 
 
 RL = Rates(built=4e-4, loaded=1e-6)
-"""1e-6 is what TRL's GRPO and verl begin with, too."""
+"""Rates of `agentrl run`; 1e-6 is also the default of TRL's GRPO and of verl."""
 WARM_START = Rates(built=3e-3, loaded=2e-5)
 SFT = Rates(built=1e-3, loaded=2e-5)
-"""2e-5 is what TRL's supervised fine-tuning begins with, too."""
+"""Rates of `agentrl sft`; 2e-5 is also the default of TRL's supervised fine-tuning."""
 
 
 def with_rates(run: C) -> C:
-    """Return a config in which every learning rate that it leaves open is written out."""
+    """Return the config with a number for every learning rate that it leaves open."""
     trainer: Any = run.trainer
     if trainer.lr is None:
         rates = RL if isinstance(run, RunConfig) else SFT

@@ -1,4 +1,7 @@
-"""Plain data structured into the config classes: strictly, with everything that is wrong found at once."""
+"""Strict conversion of plain data into the config classes, and back (`dump`).
+
+Unknown options and wrong types are errors. cattrs stops at the first error by default; the hooks here collect all.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ C = TypeVar("C", bound=RunConfig | SftConfig)
 
 @attrs.frozen
 class Finding:
-    """One thing wrong in the data."""
+    """One fault of the data."""
 
     path: Path
-    """Of the value at fault; for a missing one, of where it should be."""
+    """Path of the faulty value; for a missing option, the path that it should have."""
     text: str
 
 
 class InvalidError(ValueError):
-    """The data does not have the shape of its class."""
+    """Raised if data does not fit its config class; holds all findings."""
 
     def __init__(self, *findings: Finding) -> None:
         super().__init__("; ".join(f"{'.'.join(item.path)}: {item.text}" for item in findings))
@@ -38,23 +41,23 @@ class InvalidError(ValueError):
 
 
 def structure(data: Mapping[str, Any], schema: type[C]) -> C:
-    """Make a config of plain data in native spelling; raises InvalidError with all findings."""
+    """Return the config for plain data with our option names; raise `InvalidError` with all findings."""
     return _converter.structure(data, schema)
 
 
 def dump(config: RunConfig | SftConfig) -> dict[str, Any]:
-    """Return `config` as plain data, defaults included; `parse` reads it back to an equal config."""
+    """Return `config` as plain data with all defaults; `parse` turns it back into an equal config."""
     return cast("dict[str, Any]", _converter.unstructure(config))
 
 
 def default_of(name: str) -> Any:
-    """Return the plain default of a section; None where it has none."""
+    """Return the plain default of a top-level option of `RunConfig`; None if it has none."""
     default = attrs.fields_dict(RunConfig)[name].default if name in attrs.fields_dict(RunConfig) else None
     return None if isinstance(default, attrs.Factory) else _converter.unstructure(default)  # type: ignore[arg-type]  # a class at run time
 
 
 def _class_hook(cls: type) -> Callable[[Any, Any], Any]:
-    """Return the hook of one section: every option, and every unknown one, is looked at before it gives up."""
+    """Return the structure hook of one section, which checks all options before it raises."""
     kinds = get_type_hints(cls)
     attributes = attrs.fields_dict(cls)
 
@@ -79,6 +82,7 @@ def _class_hook(cls: type) -> Callable[[Any, Any], Any]:
 
 
 def _structure_option(value: Any, kind: Any, attribute: attrs.Attribute[Any]) -> Any:
+    # `loss: {clip: 0.3}` without `use` keeps the default component and only sets its options.
     if kind is Component and isinstance(attribute.default, Component) and isinstance(value, Mapping):
         value = {"use": attribute.default.use, **value}
     structured = _converter.structure(value, kind)
@@ -105,7 +109,7 @@ def _component(value: Any, _: Any) -> Component:
 
 
 def _model(value: Any, _: Any) -> ModelConfig:
-    """Structure the section of the policy; options that it does not know belong to the builder that `use` names."""
+    """Structure the section `model`; its unknown options belong to the builder that `use` names."""
     if not isinstance(value, Mapping):
         raise InvalidError(
             Finding((), f"expected a section {{path: FOLDER}} or {{use: NAME, …}}, found {describe(value)}")
@@ -114,7 +118,7 @@ def _model(value: Any, _: Any) -> ModelConfig:
     options = {name: item for name, item in value.items() if name not in _MODEL_OPTIONS}
     findings = []
     if options and known.get("use") is None:
-        why = "; beside path and dtype, options are those of a builder, which `use` names"
+        why = "; without `use` there is no builder that could take it"
         findings = [Finding((name,), f"unknown option{did_you_mean(name, _MODEL_OPTIONS) or why}") for name in options]
     if known.get("use") is not None and known.get("path") is not None:
         findings.append(Finding(("use",), "expected either path or use, found both"))
@@ -131,7 +135,7 @@ _MODEL_OPTIONS = ("path", "use", "dtype")
 def _text(value: Any, _: Any) -> str:
     if not isinstance(value, str):
         fix = f"; put it in quotes: '{value}'" if isinstance(value, int | float) else ""
-        if isinstance(value, Mapping) and "use" in value:  # of scorers only names are texts
+        if isinstance(value, Mapping) and "use" in value:  # a scorer with options where a name is expected
             fix = "; write its options under `scorers:`, as `NAME: {use: …}`, and that NAME here"
         raise InvalidError(Finding((), f"expected a text, found {describe(value)}{fix}"))
     return value
@@ -186,11 +190,11 @@ def _sequence(value: Any, kind: Any) -> tuple[Any, ...]:
 
 
 def _named_files(value: Any, _: Any) -> Mapping[str, str] | str | None:
-    """Structure `data.eval`: one file, several by name, or none."""
+    """Structure `data.eval`: one file, a mapping of names to files, or None."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, Mapping):
-        raise InvalidError(Finding((), f"expected a file, or files by name, found {describe(value)}"))
+        raise InvalidError(Finding((), f"expected a file or a section `NAME: FILE`, found {describe(value)}"))
     findings: list[Finding] = []
     for name, item in value.items():
         with _collect(findings, name):
@@ -201,9 +205,9 @@ def _named_files(value: Any, _: Any) -> Mapping[str, str] | str | None:
 
 
 def _named_sections(value: Any, kind: Any) -> Mapping[str, Any]:
-    """Structure sections under names of the user's choice."""
+    """Structure a mapping of the user's own names to sections."""
     if not isinstance(value, Mapping):
-        raise InvalidError(Finding((), f"expected sections by name, found {describe(value)}"))
+        raise InvalidError(Finding((), f"expected a section with a section for each name, found {describe(value)}"))
     findings: list[Finding] = []
     sections = {}
     for name, item in value.items():
@@ -219,7 +223,7 @@ def _holds_sections(kind: Any) -> bool:
 
 
 def _is_section(kind: Any) -> bool:
-    """Whether nothing after the colon means the defaults, as in a section whose options are all commented out."""
+    """True if an empty value means the defaults, as for a section whose options are all commented out."""
     return attrs.has(kind) or _holds_sections(kind) or _is_generic(tuple)(kind)
 
 
@@ -229,7 +233,7 @@ def _is_generic(origin: Any) -> Callable[[Any], bool]:
 
 @contextmanager
 def _collect(findings: list[Finding], *path: str) -> Iterator[None]:
-    """Add the findings of the block to `findings`, as of the value at `path`."""
+    """Catch an `InvalidError` of the block, and add its findings to `findings`, with `path` in front of theirs."""
     try:
         yield
     except InvalidError as error:
@@ -246,23 +250,24 @@ def _under(name: str) -> Iterator[None]:
 
 
 def _unknown(name: str, cls: type) -> str:
-    """Say why a section has no option of that name."""
+    """Return the message for an option that a section does not have, with a hint if there is one."""
     if cls in COUNTERPARTS and name in attrs.fields_dict(COUNTERPARTS[cls]):
-        return "has a meaning for `agentrl run` only: supervised fine-tuning samples nothing; take it out"
+        return "only for `agentrl run`, because supervised fine-tuning samples nothing; remove it"
     if cls in COUNTERPARTS:
         return f"unknown option{did_you_mean(name, attrs.fields_dict(cls)) or hint_elsewhere(name, SftConfig)}"
     return f"unknown option{counterpart(name) or did_you_mean(name, attrs.fields_dict(cls)) or hint_elsewhere(name)}"
 
 
 def hint_elsewhere(name: str, schema: type = RunConfig) -> str:
-    """Suggest where in the config an option of that name stands, if it does."""
+    """Return a hint to an option of the same name in another section; empty if there is none."""
     home = _homes(schema).get(name)
     return f" (did you mean {home}?)" if home else ""
 
 
 @functools.cache
 def _homes(schema: type) -> Mapping[str, str]:
-    """Map the name of each option inside of a section to its first dotted key."""
+    """Return the first dotted key of each option name that stands inside a section."""
+    # Reversed, so that the first of several options with one name wins.
     paths = [path for path in _option_paths(schema) if len(path) > 1]
     return {path[-1]: ".".join(path) for path in reversed(paths)}
 
@@ -275,7 +280,7 @@ def _option_paths(cls: type, path: Path = ()) -> Iterator[Path]:
 
 
 def _plain(value: Any) -> Any:
-    """Copy the options of a component as plain data."""
+    """Return the options of a component as plain dicts and lists."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -287,6 +292,7 @@ def _plain_model(model: ModelConfig) -> dict[str, Any]:
 
 
 def _build_converter() -> cattrs.Converter:
+    # The hooks collect all findings with their paths themselves, so cattrs' own error groups are switched off.
     converter = cattrs.Converter(detailed_validation=False, unstruct_collection_overrides={tuple: list})
     converter.register_structure_hook_factory(attrs.has, _class_hook)
     for kind, hook in {

@@ -1,7 +1,7 @@
-"""YAML and `a.b=c` overrides read into nodes, and plain data written as YAML.
+"""Reader of YAML files and `a.b=c` overrides that keeps line numbers, and writer of YAML.
 
-YAML is read by the rules of YAML 1.2, which people expect: `1e-6` is a number, `on` and `no` are words, `010` is
-ten, and a key may stand only once in its section.
+PyYAML implements YAML 1.1. This reader follows YAML 1.2, which people expect: `1e-6` is a number, `on` and `no` are
+text, and `010` is ten. A key may occur only once in its section.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _AFTER_ALL_LINES = 10**9
-"""Overrides are reported after the problems of the file."""
+"""Sort key that puts problems of overrides after those of the file."""
 
 _MOST_BYTES = 1_000_000
-"""Of a config file: PyYAML takes about 10 CPU seconds for so much."""
+"""Largest config file in bytes; PyYAML takes about 10 CPU seconds for it."""
 _DEEPEST = 100
-"""Levels of sections and lists within each other; the deepest option of a run has 5."""
+"""Deepest nesting of sections and lists; the deepest option of a run has 5 levels."""
 _MOST_REPEATED = 1000
-"""Values that aliases repeat; nine lines of them could stand for a billion."""
+"""Most values that YAML aliases may repeat; nine lines of nested aliases could stand for a billion values."""
 _LONGEST_NUMBER = 1000
-"""Characters of a whole number; the time to read one grows with their square."""
+"""Longest whole number in characters; the time to convert one grows with the square of its length."""
 
 
 def read_file(path: Path, problems: list[Problem]) -> Node:
-    """Read a YAML file; a file that cannot be read, or is not YAML, is a ConfigError."""
+    """Read a YAML file; raise `ConfigError` if it cannot be read or is not YAML, add other faults to `problems`."""
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MOST_BYTES + 1)  # one byte more tells a file of the limit from a larger one
     except IsADirectoryError as error:
         raise ConfigError(f"{path}: expected a config file, found a folder") from error
     except FileNotFoundError as error:
@@ -54,7 +54,7 @@ def read_file(path: Path, problems: list[Problem]) -> Node:
 
 
 def read_override(text: str, index: int, problems: list[Problem]) -> Assignment:
-    """Read `a.b=c`, a leading `--` allowed; the value is YAML."""
+    """Read an override `a.b=c` or `--a.b=c`; its value is YAML."""
     place = Place(f"command line: {without_password(text)}", _AFTER_ALL_LINES + index, is_override=True)
     key, equals, value = text.removeprefix("--").partition("=")
     path = tuple(key.strip().split("."))
@@ -65,18 +65,18 @@ def read_override(text: str, index: int, problems: list[Problem]) -> Assignment:
 
 
 def write_yaml(data: Mapping[str, Any]) -> str:
-    """Write plain data as YAML that `read_file`, and any reader of YAML 1.1, reads back to the same values."""
+    """Return plain data as YAML that `read_file`, and any reader of YAML 1.1, reads back to the same values."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only; scalars get their type by the rules below instead of YAML 1.1's."""
+    """Loader that only composes nodes; scalars get their types by `_SCALARS` instead of YAML 1.1's rules."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  (PyYAML's own attribute)
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuse what would nest too deeply for whoever reads it, and anchors that mean two things."""
+        """Compose one node; raise on nesting that would exhaust the recursion limit, and on anchors defined twice."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         anchor = getattr(event, "anchor", None)
         if self.depth >= _DEEPEST:
@@ -84,7 +84,7 @@ class _Loader(yaml.SafeLoader):
                 problem=f"nested more than {_DEEPEST} levels deep", problem_mark=event.start_mark
             )
         if anchor in self.anchors and not isinstance(event, yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem=f"the anchor &{anchor} is given twice", problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem=f"the anchor &{anchor} is defined twice", problem_mark=event.start_mark)
         self.depth += 1
         try:
             return super().compose_node(parent, index)
@@ -93,7 +93,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that the rules of either YAML version would read as something else."""
+    """Dumper that quotes every text that YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  (PyYAML's signature)
         return True
@@ -108,7 +108,7 @@ _SCALARS = {
         list("-+.0123456789"),
     ),
 }
-"""The core schema of YAML 1.2.2 (10.3.2): what a plain scalar means, and the characters that it starts with."""
+"""Core schema of YAML 1.2.2 (10.3.2): for each type, the pattern of its plain scalars and their first characters."""
 
 _TAG = "tag:yaml.org,2002:"
 
@@ -118,7 +118,7 @@ for _kind, (_pattern, _starts) in _SCALARS.items():
 
 
 def _read(text: str, place_of: Callable[[int], Place], problems: list[Problem]) -> Node:
-    """Compose YAML text into nodes; broken YAML raises, everything else is added to `problems`."""
+    """Compose YAML text into nodes; raise `ConfigError` on broken YAML, and add every other fault to `problems`."""
     first = place_of(1)
     try:
         root = yaml.compose(text, Loader=_Loader)
@@ -133,14 +133,14 @@ def _read(text: str, place_of: Callable[[int], Place], problems: list[Problem]) 
 
 @attrs.define
 class _Converter:
-    """Turns composed YAML into nodes; a value's place is the line of its key."""
+    """Converter of composed YAML into nodes; the place of a value is the line of its key."""
 
     place_of: Callable[[int], Place]
     problems: list[Problem]
     _converted: set[int] = attrs.field(factory=set)
-    """Ids of the composed nodes so far."""
+    """Ids of the composed nodes that were converted so far."""
     _repeated: int = 0
-    """Nodes that were converted once more, for an alias."""
+    """Number of nodes that were converted again because of an alias."""
 
     def convert(self, node: yaml.Node, place: Place, parents: tuple[yaml.Node, ...] = ()) -> Node:
         if any(node is parent for parent in parents):
@@ -149,7 +149,7 @@ class _Converter:
         self._converted.add(id(node))
         if self._repeated > _MOST_REPEATED:
             raise ConfigError(
-                f"{place.text}: aliases repeat more than {_MOST_REPEATED:,} values; write some of them out"
+                f"{place.text}: YAML aliases repeat more than {_MOST_REPEATED:,} values; write some of them out"
             )
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, place)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from agentrl_core.plugins.hookspecs import Register
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "init": ("Write a demo, or a config for an existing agent.", "agentrl_core.cli.init:init"),
+    "init": ("Write a demo, or a config for an agent that you already have.", "agentrl_core.cli.init:init"),
     "run": ("Train an agent from a config file.", "agentrl_core.cli.run:run"),
     "sft": ("Fine-tune a model on demonstrations.", "agentrl_core.cli.sft:sft"),
     "config": ("Show and check configs.", "agentrl_core.cli.config:app"),

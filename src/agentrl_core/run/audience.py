@@ -1,4 +1,4 @@
-"""Who follows a run: its trackers, and the lifecycle hooks of plugins."""
+"""Event dispatch: passes each event of a run to its trackers and to the lifecycle hooks of plugins."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class Audience:
-    """Passes every event to all trackers in order, then to the plugins.
+    """Dispatcher that passes every event to all trackers, in the config's order, and then to the plugins.
 
-    `call_hook(name, **arguments)` calls a lifecycle hook of every plugin that has it.
+    `call_hook(name, **arguments)` calls a lifecycle hook of every plugin that has it. A tracker that raises stops the
+    run with a `RunError` that names the tracker.
     """
 
     def __init__(self, trackers: Sequence[Tracker], call_hook: Callable[..., object]) -> None:
@@ -27,58 +28,58 @@ class Audience:
         self._call_hook = call_hook
         self._run: RunInfo | None = None
         self.progress = Progress(self.notice)
-        """Progress between two events, for trackers that `watch`."""
+        """Progress between two events; a tracker with a method `watch` gets a function that reads it at any time."""
         for tracker in self._trackers:
             if hasattr(tracker, "watch"):
                 _tell(tracker, "watch", self.progress.now)
 
     def notice(self, message: str) -> None:
-        """One line for a person, also kept in the log."""
+        """Show one line to the user, and write it into the log."""
         logger.info("%s", message)
         self._tell("notice", message)
 
     def run_started(self, run: RunInfo) -> None:
-        """Before the first episode."""
+        """Report the start of the run, before its first episode."""
         self._run = run
         self._tell("run_started", run)
         self._call_hook("run_started", run=run)
 
     def evaluated(self, report: EvalReport) -> None:
-        """After an evaluation."""
+        """Report a finished evaluation; only trackers are told."""
         logger.info("evaluation after step %d: %s", report.step, dict(report.rewards))
         self._tell("evaluated", report)
 
     def step_finished(self, report: StepReport) -> None:
-        """After each optimizer step."""
+        """Report a finished optimizer step."""
         logger.info("step %d, version %d: %s", report.step, report.version, dict(report.metrics))
         self._tell("step_finished", report)
         self._call_hook("step_finished", run=self._run, step=report)
 
     def record_scored(self, record: Record) -> None:
-        """After each scored record; called on the agents' loop."""
+        """Report a scored record to the plugins; called on the thread of the agents' event loop."""
         self._call_hook("record_scored", run=self._run, record=record)
 
     def weights_published(self, version: int) -> None:
-        """After the engine took new weights."""
+        """Report to the plugins that the engine has loaded new weights."""
         self._call_hook("weights_published", run=self._run, version=version)
 
     def run_finished(self, summary: RunSummary) -> None:
-        """At the end, failed runs included."""
+        """Report the end of the run, of a failed run too."""
         self._tell("run_finished", summary)
         self._call_hook("run_finished", run=self._run, summary=summary)
 
     def _tell(self, event: str, value: object) -> None:
-        """Pass one event on to all trackers."""
+        """Pass one event to all trackers."""
         for tracker in self._trackers:
             _tell(tracker, event, value)
 
 
 def _tell(tracker: Tracker, event: str, value: object) -> None:
-    """Call a tracker's method; one that fails stops the run by its name."""
+    """Call a tracker's method; raise a `RunError` that names the tracker if the method fails."""
     try:
         getattr(tracker, event)(value)
     except AgentRLError:
         raise
     except Exception as error:
         name = type(tracker).__qualname__
-        raise RunError(f"tracker {name} failed at {event}: {type(error).__name__}: {error}") from error
+        raise RunError(f"tracker {name} failed in `{event}`: {type(error).__name__}: {error}") from error

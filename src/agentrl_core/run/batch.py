@@ -1,4 +1,7 @@
-"""The groups of one step: taken as they become ready, judged once, and replaced where they teach nothing."""
+"""Collecting the groups that one optimizer step trains, with replacements for groups that the filters drop.
+
+Replacing dropped groups is DAPO's dynamic sampling, `rollout.dynamic_sampling`.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class BatchCollector:
-    """Collects what each step trains, with `rollout.dynamic_sampling` topped up to a whole batch.
+    """Collector of the groups of each step; with `rollout.dynamic_sampling` it tops them up to a whole batch.
 
-    Which groups those are does not depend on which of them ends first: each one that is dropped admits one more, by
-    the order of tasks, and a step goes through all that were admitted for it.
+    The choice of groups does not depend on which of them ends first, so equal seeds give equal batches: each dropped
+    group admits the next group in the order of tasks, and a step waits for all groups that were admitted for it.
     """
 
     def __init__(
@@ -32,11 +35,11 @@ class BatchCollector:
 
     @property
     def totals(self) -> Mapping[str, int]:
-        """`dropped(REASON)` and `topped_up` -> groups of all steps so far."""
+        """Number of groups over all steps so far, under `dropped(REASON)` and `topped_up`."""
         return dict(self._totals)
 
     def collect(self, version: int) -> tuple[Signal, dict[str, float]]:
-        """Wait for the groups of the step that trains `version`: what they teach, and metrics of how they came."""
+        """Block until the groups for a step on `version` are there; return their training signal and metrics."""
         wanted = self._config.tasks_per_step
         if not self._config.dynamic_sampling:
             signal, metrics = self._take(wanted, version), {}
@@ -49,9 +52,10 @@ class BatchCollector:
         return signal, metrics
 
     def _topped_up(self, wanted: int, version: int) -> Signal:
-        """Judge each group as it comes, and ask for another in place of one that is dropped, up to the limit."""
+        """Filter each group as it arrives, and sample another one for each that is dropped, up to the limit."""
         limit = math.floor(wanted * self._config.max_oversampling)
         parts: list[Signal] = []
+        # One group at a time: the filter must have decided on it before another one may be admitted.
         admitted = wanted
         while len(parts) < admitted:
             part = self._take(1, version, more=admitted - len(parts) - 1)
@@ -63,9 +67,9 @@ class BatchCollector:
         if len(signal.groups) < wanted:
             reasons = ", ".join(f"{name} {count}" for name, count in sorted(signal.dropped.items()))
             self._notice(
-                f"only {len(signal.groups)} of the {wanted} groups that a step takes had a signal, after {admitted} "
-                f"were sampled (dropped: {reasons}); the step goes on with those. Raise rollout.max_oversampling or "
-                "rollout.group_size, or mix task difficulties"
+                f"{admitted} groups were sampled, but only {len(signal.groups)} of the {wanted} that a step needs had "
+                f"something to learn from (dropped: {reasons}); the step trains on those. To fill the step, raise "
+                "rollout.max_oversampling or rollout.group_size, or mix easier and harder tasks"
             )
         return signal
 

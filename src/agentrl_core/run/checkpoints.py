@@ -1,4 +1,4 @@
-"""When a run writes checkpoints, and what it says of them when it is interrupted."""
+"""Schedule of a run's checkpoints: after steps, after minutes, at the end, and on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Saves(Protocol):
-    """A learner or tuner whose state can be saved."""
+    """Interface of a learner or tuner whose state can be saved."""
 
     def save(self, directory: Path, step: int, version: int) -> None:
         """Write a checkpoint."""
@@ -29,9 +29,9 @@ class Saves(Protocol):
 
 
 class Checkpoints:
-    """Writes what one run has trained: every `trainer.save_steps`, every `trainer.save_minutes`, and when told.
+    """Writer of one run's checkpoints: every `trainer.save_steps`, every `trainer.save_minutes`, and on request.
 
-    `step` is the one that the run begins after; its checkpoint is there, unless it is 0.
+    `step` is the step after which the run begins. Unless it is 0, its checkpoint exists already.
     """
 
     def __init__(
@@ -51,42 +51,46 @@ class Checkpoints:
         self._saved = step
 
     def after_step(self, step: int, version: int) -> None:
-        """Save where it is time to."""
+        """Save if the step count or the clock says so."""
         late = self._clock() - self._saved_at >= 60 * self._config.save_minutes
         if late or step % self._config.save_steps == 0:
             self.save(step, version)
 
     def save(self, step: int, version: int) -> None:
-        """Save the state after `step`, unless it is already."""
+        """Save the state after `step`, unless that is saved already."""
         if step == self._saved:
             return
         self._progress.begin("saving")
-        asyncio.run(self._store.flush())  # a checkpoint is never ahead of its store
+        # The store comes first. A checkpoint of steps that the store lacks could not be resumed: the order of tasks
+        # and the policy versions would be lost.
+        asyncio.run(self._store.flush())
         self._trained.save(self._directory.checkpoints / f"step-{step}", step=step, version=version)
         self._saved, self._saved_at = step, self._clock()
 
     def save_interrupted(
         self, step: int, version: int, notice: Callable[[str], None], *, broke_step: bool = False
     ) -> str:
-        """Save the state after the last whole step of a run that is to end; return what is saved, for a person.
+        """Save the state after the last whole step; return text for the user that says what is saved.
 
-        `broke_step`: the next step has changed a part of the weights, so that there is no such state any more.
+        `broke_step` says that a second signal ended the next step after it had changed part of the weights. The state
+        after the last whole step is then gone, so nothing is saved.
         """
         if not step:
-            return "before the end of the first step: there is nothing to save yet"
+            return "during the first step: there is nothing to save yet"
         if broke_step:
-            return f"in the midst of a step, which keeps its weights from being saved: {self._newest()}"
+            return f"in the middle of a step, so the weights are half updated and were not saved: {self._newest()}"
         try:
             try:
                 if step != self._saved:
-                    notice(f"interrupted: saving step {step}; once more, and it ends without")
-            finally:  # whoever is told may be gone, with the terminal for one
+                    notice(f"interrupted: saving step {step}; press Ctrl-C again to end without saving")
+            finally:
+                # Save although the notice may fail, for example because the terminal was closed (SIGHUP).
                 self.save(step, version)
         except KeyboardInterrupt:
             logger.warning("interrupted again while step %d was saved", step)
-            return f"after step {step}, and again while it was saved: {self._newest()}"
-        return f"after step {step}, which is saved: no step is lost"
+            return f"after step {step}, and again while that step was being saved: {self._newest()}"
+        return f"after step {step}, which is saved: no finished step is lost"
 
     def _newest(self) -> str:
         since = f"the newest checkpoint is that of step {self._saved}" if self._saved else "there is no checkpoint"
-        return f"{since}, later steps are taken again"
+        return f"{since}; a resumed run repeats the steps after it"

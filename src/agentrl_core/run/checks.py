@@ -1,4 +1,7 @@
-"""What can be found wrong with a config before a run starts, beyond the config itself."""
+"""Checks of a run's config against its surroundings, for `config check`, `doctor` and the start of every run.
+
+The package `config` checks types and names. These checks import components, read task files and try the port.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,16 @@ if TYPE_CHECKING:
     from agentrl_core.types import Task
 
 
-NO_WORKFLOW = "the agent is missing; name it: `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`"
-ONLINE_WORKFLOW = "with rollout.agent.mode online nothing is run here: leave the agent out, it opens its own sessions"
-NO_TASKS = "the tasks are missing; give a JSONL file: `data: {train: tasks.jsonl}`"
+NO_WORKFLOW = "the agent is missing; set `workflow: my_module.MyAgent` or `workflow: {use: file.py:Agent}`"
+ONLINE_WORKFLOW = "with rollout.agent.mode online the run starts no agent: leave `workflow` out; agents open sessions"
+NO_TASKS = "the tasks are missing; set a JSONL file: `data: {train: tasks.jsonl}`"
 
 
 def check_config(loaded: LoadedConfig[RunConfig]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return a line for each problem, and one for each thing that may become one.
+    """Return a line for each problem, and a line for each note on something that may become a problem.
 
-    Components that are nothing but values are built; of the others, which open files and load weights, only the
-    names of the options are checked.
+    Components that only hold values (losses, filters, …) are built. For the others, which open files and load weights,
+    only the names of the options are checked.
     """
     run = loaded.run
     checks = Checks(Given.from_file(loaded), load_registry(run.plugins.block, on_error=run.plugins.on_error))
@@ -49,17 +52,21 @@ def check_config(loaded: LoadedConfig[RunConfig]) -> tuple[Sequence[str], Sequen
 
 
 class Checks(PartChecks[RunConfig]):
-    """The checks of one run's config, each yielding a line for everything that it finds wrong."""
+    """Checks of the config of `agentrl run`; each check yields one line per problem."""
 
     def __init__(
         self, given: Given[RunConfig], registry: Registry, *, load_datasets: bool = False, binds: bool = True
     ) -> None:
-        """`binds`: whether to see if the gateway's port is free."""
+        """Prepare the checks.
+
+        `load_datasets` loads registered data sets instead of only finding them. `binds` also tries whether the
+        gateway's port is free.
+        """
         super().__init__(given, registry)
         self._load_datasets, self._binds = load_datasets, binds
         self.notes: list[str] = unknown_variables(os.environ, named_variables(configs.dump(self._run)))
         self.task_sets: dict[str, Sequence[Task]] = {}
-        """`data.train`, `data.eval`, `data.eval.NAME` -> what `tasks` read there."""
+        """Tasks that `tasks` has read, by `data.train`, `data.eval` or `data.eval.NAME`."""
         self.scorers = ScorerTable(
             registry,
             self._run.scorers,
@@ -69,7 +76,7 @@ class Checks(PartChecks[RunConfig]):
         )
 
     def all(self) -> Iterator[str]:
-        """Everything but the workflow."""
+        """Run every check except `workflow`."""
         yield from self.modules()
         yield from self.modes()
         yield from self.model()
@@ -78,33 +85,33 @@ class Checks(PartChecks[RunConfig]):
         yield from self.tasks()
 
     def modules(self) -> Iterator[str]:
-        """Import what may register something: the config's modules, and that of an agent in this process."""
+        """Import the modules that may register components: the config's modules, and the module of an inline agent."""
         yield from self.imports()
         workflow = self._run.workflow
         if workflow is not None and self._run.rollout.agent.mode == "inline" and is_reference(workflow.use):
-            with contextlib.suppress(PluginError):  # told where the agent is resolved
+            with contextlib.suppress(PluginError):  # reported where the agent is resolved
                 self._registry.find("workflows", workflow.use, base_dir=self._given.base_dir)
 
     def modes(self) -> Iterator[str]:
-        """What the options allow and this version does not."""
+        """Yield options that are valid by themselves but not in this version or this combination."""
         where, run = self._given.where, self._run
         if run.launcher.use != "local":
             yield f"{where('launcher')}: no launcher '{run.launcher.use}' is installed, only 'local'"
         if run.sampling.temperature == 0:
-            yield f"{where('sampling.temperature')}: 0 never explores; expected more than 0, 1.0 for one"
+            yield f"{where('sampling.temperature')}: 0 never explores; expected more than 0, for example 1.0"
         yield from self._sampling()
         agent = run.rollout.agent
         if agent.mode != "subproc":
             for name in ("python", "env", "subproc_max_memory_mb"):
                 if getattr(agent, name):
-                    yield f"{where(f'rollout.agent.{name}')}: it is for rollout.agent.mode subproc, found {agent.mode}"
+                    yield f"{where(f'rollout.agent.{name}')}: only for rollout.agent.mode subproc, found {agent.mode}"
         yield from self._admission()
         if self._binds and run.gateway.port:
             yield from (f"{where('gateway.port')}: {text}" for text in problems_of(self._bind))
         yield from self._groups()
 
     def _sampling(self) -> Iterator[str]:
-        """Yield sampling options with which no reply could be sampled."""
+        """Yield sampling options that contradict each other."""
         where, sampling = self._given.where("sampling.min_tokens"), self._run.sampling
         if sampling.min_tokens and sampling.stop:
             yield f"{where}: sampling.stop could end a reply before {sampling.min_tokens} tokens; leave one of them out"
@@ -112,7 +119,7 @@ class Checks(PartChecks[RunConfig]):
             yield f"{where}: expected at most sampling.max_tokens, {sampling.max_tokens}, found {sampling.min_tokens}"
 
     def _bind(self) -> None:
-        """Raise ConfigError where the gateway could not listen at its port now."""
+        """Raise `ConfigError` if the gateway's port is not free now."""
         from agentrl_core.gateway.serving.server import bind
 
         try:
@@ -121,21 +128,21 @@ class Checks(PartChecks[RunConfig]):
             raise ConfigError(str(error).removeprefix("gateway: ")) from error
 
     def _groups(self) -> Iterator[str]:
-        """What becomes of groups, and of the records in them."""
+        """Yield options of groups that have no effect as they are set."""
         where, rollout = self._given.where, self._run.rollout
         if rollout.dynamic_sampling and not self._run.filters:
             yield (
-                f"{where('rollout.dynamic_sampling')}: samples others in place of the groups that `filters` drop, and "
-                "there are none; expected filters: [zero_variance], for one"
+                f"{where('rollout.dynamic_sampling')}: replaces groups that `filters` drop, but there are no filters; "
+                "expected, for example, filters: [zero_variance]"
             )
         if rollout.agent.export_style != "individual" and self._run.loss.options.get("unit") != "sequence":
             self.notes.append(
-                f"{where('rollout.agent.export_style')}: changes nothing without loss.unit: sequence; every sampled "
-                "token is trained once, with the advantage of its own call, in both styles"
+                f"{where('rollout.agent.export_style')}: has no effect without loss.unit: sequence; in both styles "
+                "every sampled token is trained once, with the advantage of its own call"
             )
 
     def _admission(self) -> Iterator[str]:
-        """Who may reach the gateway and open sessions."""
+        """Check the gateway's admin key, and that no other machine can reach a gateway without one."""
         where, gateway = self._given.where, self._run.gateway
         yield from (
             f"{where('gateway.admin_key_env')}: {text}"
@@ -149,10 +156,10 @@ class Checks(PartChecks[RunConfig]):
         for name, upstream in self._run.gateway.upstreams.items():
             if upstream.api_key_env is not None and not os.environ.get(upstream.api_key_env):
                 where = self._given.where(f"gateway.upstreams.{name}.api_key_env")
-                self.notes.append(f"{where}: the environment variable {upstream.api_key_env} is not set here")
+                self.notes.append(f"{where}: the environment variable {upstream.api_key_env} is not set")
 
     def components(self) -> Iterator[str]:
-        """Everything that is named by a registry name."""
+        """Check every component that the config names."""
         run = self._run
         yield from self._with_options("engines", "engine", run.engine.use, run.engine.options)
         yield from self.common()
@@ -165,7 +172,7 @@ class Checks(PartChecks[RunConfig]):
             yield from self._built("filters", f"filters.{index}", item)
 
     def workflow(self) -> Iterator[str]:
-        """Build the agent."""
+        """Build the agent, and end its worker processes again."""
         if self._run.rollout.agent.mode == "online":
             if self._run.workflow is not None:
                 yield f"{self._given.where('workflow')}: {ONLINE_WORKFLOW}"
@@ -182,7 +189,7 @@ class Checks(PartChecks[RunConfig]):
             agent.workers.close_now()
 
     def tasks(self) -> Iterator[str]:
-        """Read the task files, and see whether their scorers can score them."""
+        """Read the task files, and check that each task has a scorer that can score it."""
         data = self._run.data
         sources: dict[str, str] = {}
         if data.train is not None:
@@ -203,7 +210,7 @@ class Checks(PartChecks[RunConfig]):
                 yield from self._scorers(source, tasks)
 
     def _read(self, key: str, source: str) -> Sequence[Task]:
-        """Read a task file, or a registered data set: of that, a mere check sees only that it is there."""
+        """Read a task file or a registered data set; without `load_datasets` only look whether the data set exists."""
         path = self._given.base_dir / Path(source).expanduser()
         if path.is_file():
             return load_tasks(path)
@@ -215,7 +222,7 @@ class Checks(PartChecks[RunConfig]):
         return loader() if self._load_datasets else ()
 
     def _scorers(self, source: str, tasks: Sequence[Task]) -> Iterator[str]:
-        """See whether there is a scorer for each task, and whether it can score it."""
+        """Yield a line for each scorer that is missing or refuses tasks of a file, with the first such task."""
         by_scorer: dict[str | None, list[Task]] = {}
         for task in tasks:
             by_scorer.setdefault(task.scorer, []).append(task)
@@ -226,7 +233,7 @@ class Checks(PartChecks[RunConfig]):
             except UsageError as error:
                 if name is None:
                     yield from self._without_default(source, len(its_tasks), error)
-                elif name not in self._run.scorers:  # what the config itself defines is looked at by `defined_scorers`
+                elif name not in self._run.scorers:  # `defined_scorers` reports those that the config defines
                     yield f"{self._task_place(source, its_tasks[0])}: {error}"
                 continue
             refused = [(task, problem) for task in its_tasks if (problem := scorer.refuses(task))]
@@ -240,21 +247,24 @@ class Checks(PartChecks[RunConfig]):
                     yield text
 
     def _task_place(self, source: str, task: Task) -> str:
-        """Where a task stands: its line, if it is from a file."""
+        """Return the place of a task for messages, with the line if it is from a file."""
         path = self._given.base_dir / Path(source).expanduser()
         line = line_of(path, task.id) if path.is_file() else None
         return f"{source}: task '{task.id}'" if line is None else f"{path}:{line}: task '{task.id}'"
 
     def _without_default(self, source: str, count: int, error: UsageError) -> Iterator[str]:
-        """Tell that the default scorer, which the config does not name, cannot score tasks that name none."""
-        if self._run.data.default_scorer is not None:  # looked at by `defined_scorers`
+        """Report tasks that name no scorer where the built-in default scorer is missing.
+
+        This is an error only if the workflow never returns rewards; otherwise it is a note.
+        """
+        if self._run.data.default_scorer is not None:  # `defined_scorers` reports it
             return
         default = default_scorer()
         missing = f"no scorer named '{default}'" in str(error)
         why = f"is not installed ({install_hint('scorers', default)})" if missing else f"cannot be used ({error})"
         found = f"{source}: {count} tasks name no scorer, and the default one, '{default}', {why}: "
         if self._leaves_scoring:
-            yield f"{found}set data.default_scorer (exact_match or numeric, for one), or name a scorer in each task"
+            yield f"{found}set data.default_scorer (for example exact_match or numeric), or name a scorer in each task"
         else:
             online = self._run.rollout.agent.mode == "online"
             self.notes.append(
@@ -263,28 +273,30 @@ class Checks(PartChecks[RunConfig]):
 
     @functools.cached_property
     def _leaves_scoring(self) -> bool:
-        """Whether the config's workflow is one that never returns a reward."""
+        """True if the config's workflow is known to return no reward."""
         workflow = self._run.workflow
-        if workflow is None or is_reference(workflow.use):  # of a user's own nobody knows before it runs
+        if workflow is None or is_reference(workflow.use):
+            # Whether a user's own workflow returns rewards is known only when it runs.
             return False
         try:
             target = self._find("workflows", workflow.use, self._given.where("workflow"))
-        except PluginError:  # told where the agent is resolved
+        except PluginError:  # reported where the agent is resolved
             return False
         return getattr(target, "leaves_scoring", False) and workflow.options.get("reward_fn") is None
 
     def _loss(self) -> Iterator[str]:
-        """Build the loss, and the advantage that it or the config chose."""
+        """Build the loss, and the advantage that the loss or the config chooses."""
         yield from super()._loss()
         chosen = self._run.advantage
         try:
             advantage = settled(self._given, self._registry).advantage
-        except UsageError as error:  # of the loss itself it was told just now, and is told once
+        except UsageError as error:
+            # The same error may have been reported by `super()._loss()`; the callers drop duplicates.
             yield str(error)
             advantage = chosen
         if advantage.use != AUTO:
             where, loss = self._given.where("loss"), self._run.loss.use
-            asks = f"{where}: '{loss}': its `advantage_default` asks for {advantage.use}: "
+            asks = f"{where}: '{loss}': its `advantage_default` names {advantage.use}: "
             for problem in problems_of(lambda: self._build_advantage(advantage)):
                 yield asks + problem if chosen.use == AUTO else problem
 
@@ -293,12 +305,12 @@ class Checks(PartChecks[RunConfig]):
         for index, item in enumerate(self._run.filters):
             if item.use == "zero_variance" and getattr(built, "compares_groups", False):
                 self.notes.append(
-                    f"{self._given.where(f'filters.{index}')}: drops groups in which every record got 0, which "
-                    f"advantage '{chosen.use}' compares with the step's others; `filters: []` keeps them"
+                    f"{self._given.where(f'filters.{index}')}: drops groups in which every record got 0, although "
+                    f"advantage '{chosen.use}' compares groups with each other; `filters: []` keeps them"
                 )
 
     def defined_scorers(self) -> Iterator[str]:
-        """Make the scorers of the config, the default one among them where it is named."""
+        """Build the scorers that the config defines, and the one that `data.default_scorer` names."""
         yield from self.scorers.problems()
         name = self._run.data.default_scorer
         if name is not None and name not in self._run.scorers:
@@ -310,12 +322,16 @@ class Checks(PartChecks[RunConfig]):
 def resolve_agent(
     given: Given[RunConfig], registry: Registry, chosen: object, workflow_options: Mapping[str, Any] | None = None
 ) -> ResolvedWorkflow:
-    """Find and build the agent, where it is to run; its `workers`, if any, have then begun."""
+    """Find and build the agent, in this process or in workers.
+
+    With `rollout.agent.mode: subproc` the worker processes have started when this returns; the caller ends them.
+    """
     where, config = given.places("workflow"), given.run
     if config.rollout.agent.mode != "subproc":
         return resolve_workflow(
             chosen, registry=registry, base_dir=given.base_dir, where=where, options=workflow_options, run=config
         )
+    # Keep the admin key out of the environment of the processes that start from now on: agents must not have it.
     withhold(config.gateway.admin_key_env)
     return resolve_in_workers(
         with_options(chosen, workflow_options or {}, where=where),

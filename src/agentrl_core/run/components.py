@@ -1,4 +1,4 @@
-"""Everything that a run's config names, resolved and checked before anything starts."""
+"""Resolve a run's config into objects: tasks, agent, scorers. Raises here for errors that would stop the run later."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ logger = logging.getLogger(__name__)
 
 @attrs.define(kw_only=True)
 class Components(Parts[RunConfig]):
-    """What the config of an agent's run names."""
+    """Objects that the config of `agentrl run` names."""
 
     workflow: ResolvedWorkflow | None
-    """None where agents from elsewhere do the episodes."""
+    """None with `rollout.agent.mode: online`, where agents outside of the run connect by themselves."""
     tasks: Sequence[Task]
     eval_sets: Mapping[str, Sequence[Task]]
     scorers: ScorerTable
 
     def close(self) -> None:
-        """End the workflow's processes, where they are not yet."""
+        """End the worker processes of the workflow, if any are left."""
         if self.workflow is not None and self.workflow.workers is not None:
             self.workflow.workers.close_now()
 
     def scorer_for(self, task: Task) -> NormalizedScorer:
-        """The scorer of a task whose workflow returned no reward; stops the run if it is not installed."""
+        """Return the scorer of a task whose workflow returned no reward; raise `RunError` if it is not installed."""
         default = self.config.data.default_scorer or default_scorer()
         try:
             return self.scorers.of_task(task.scorer) if task.scorer else self.scorers.get(default)
@@ -62,9 +62,10 @@ class Components(Parts[RunConfig]):
 def resolve(
     given: Given[RunConfig], *, workflow: object | None = None, workflow_kwargs: Mapping[str, Any] | None = None
 ) -> Components:
-    """Load the registry, the tasks and the workflow; raise `UsageError` for all that would stop the run later.
+    """Load the registry, the tasks and the workflow; raise one `UsageError` for everything that would fail later.
 
-    `workflow` takes the place of the config's; `workflow_kwargs` are its options, beside those of the config.
+    `workflow` replaces the config's workflow. `workflow_kwargs` are its options, in addition to those of the config.
+    In the mode `subproc` the worker processes run when this returns; `Components.close` ends them.
     """
     wait_without_spinning()
     config = given.run
@@ -83,7 +84,7 @@ def resolve(
     }
     for name, tasks in eval_sets.items():
         if not tasks:
-            raise DataError(f"{given.where('data.eval')}: the task set '{name}' is empty")
+            raise DataError(f"{given.where('data.eval')}: the task set '{name}' is empty; expected at least one task")
     given = attrs.evolve(given, run=settled(given, registry))
     resolved = _workflow(given, registry, config.workflow if workflow is None else workflow, workflow_kwargs)
     used = {} if resolved is None else {"workflow": resolved.name}

@@ -1,4 +1,4 @@
-"""The cores of this machine, shared by learner and engine: how many threads the learner takes, and how they wait."""
+"""CPU budget of learner and engine: number of the learner's torch threads, and how idle threads wait."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ _WAITING = "OMP_WAIT_POLICY"
 
 
 def wait_without_spinning() -> None:
-    """Let torch's idle threads sleep; has an effect before torch is imported, and where the environment is silent.
+    """Let torch's idle threads sleep instead of spin, by OMP_WAIT_POLICY.
 
-    OpenMP's threads spin between two operations as a rule. Where another process or the engine wants the core, a
-    spinning thread keeps it from the one that is waited for: a step with two threads took five times the CPU time of
-    one thread on a busy machine with two cores, and as much as one thread once the idle ones slept.
+    Call this before torch is imported: OpenMP reads the variable only once. A value that the user has set stays.
+
+    By default OpenMP's threads spin between two operations. Where another process or the engine wants the core, a
+    spinning thread holds up the very thread that it waits for. On a busy machine with two cores, a step with two
+    threads took five times the CPU time of one thread; with sleeping threads it took as much as one thread.
     """
     os.environ.setdefault(_WAITING, "PASSIVE")
 
@@ -27,10 +29,10 @@ def usable_cores() -> int:
 
 
 def learner_threads(config: RunConfig, cores: int) -> tuple[int, str]:
-    """Return the threads that the learner takes of `trainer.threads`, and why they are fewer; at least one.
+    """Return the number of the learner's threads (at least 1), and why it is less than `trainer.threads`, else "".
 
-    Synchronous training steps while the engine rests, so each may use all cores in turn; off-policy both are busy at
-    once, and what the engine's threads leave is the learner's.
+    In synchronous training the engine is idle during a step, so learner and engine may each use all cores in turn.
+    Off-policy both are busy at once, and the learner gets the cores that the engine's threads leave.
     """
     asked = config.trainer.threads
     engine = config.engine.options.get("threads", 1) if config.engine.use == "embedded" else 0
@@ -38,5 +40,5 @@ def learner_threads(config: RunConfig, cores: int) -> tuple[int, str]:
     threads = max(1, min(asked, cores - taken))
     if threads == asked:
         return asked, ""
-    beside = f", of which the engine takes {taken} while the learner is busy" if taken else ""
-    return threads, f"the learner takes {threads} threads, not the {asked} of trainer.threads: {cores} cores{beside}"
+    beside = f", and the engine uses {taken} of them at the same time" if taken else ""
+    return threads, f"the learner uses {threads} threads, not the {asked} of trainer.threads: {cores} cores{beside}"

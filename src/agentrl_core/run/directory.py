@@ -1,4 +1,4 @@
-"""The folder of one run: config snapshot, store, logs, checkpoints, picture."""
+"""Layout of the run directory, its creation and look-up, its lock, its config snapshot and its log files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _ANIMALS = ("badger", "crane", "falcon", "heron", "lynx", "marten", "otter", "ra
 
 @attrs.frozen
 class RunDirectory:
-    """The folder of one run, for its owner alone. Only checkpoints beyond `keep_last` are ever erased."""
+    """Run directory: the folder with everything that one run writes.
+
+    Only its owner may read it. Nothing in it is ever deleted except checkpoints beyond `trainer.keep_last`.
+    """
 
     path: Path
 
@@ -40,72 +43,80 @@ class RunDirectory:
 
     @property
     def database(self) -> Path:
-        """The store's file."""
+        """Path of the SQLite store."""
         return self.path / "agentrl.db"
 
     @property
     def model(self) -> Path:
-        """The policy before training, where the run built it."""
+        """Folder of the policy before training, if the run builds it (`model.use`)."""
         return self.path / "model"
 
     @property
     def warm_started(self) -> Path:
-        """The policy after the warm start, where the loss refers to it; checkpoints go, this stays."""
+        """Folder of the policy after the warm start, if the loss uses it as reference.
+
+        It is kept apart from the checkpoints, because old checkpoints are deleted.
+        """
         return self.path / "reference"
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of `step-N` folders."""
+        """Folder with one folder `step-N` per checkpoint."""
         return self.path / "checkpoints"
 
     @property
     def picture(self) -> Path:
-        """The reward curve."""
+        """Path of the reward curve."""
         return self.path / "reward.png"
 
     @property
     def admin_key(self) -> Path:
-        """The key that opens sessions, where the run made it."""
+        """Path of the admin key that opens sessions, if the run created one."""
         return self.path / "admin_key"
 
     @property
     def snapshot(self) -> Path:
-        """The config that the run started with."""
+        """Path of the config snapshot: the effective config of the run, with overrides of resumptions."""
         return self.path / "config.json"
 
     @property
     def reference(self) -> str:
-        """What commands call the run: its name where they look for it by themselves, else its path."""
+        """Name of the run for command lines: its name if it is in the default folder `runs`, else its path."""
         return self.name if self.path.parent == Path("runs").resolve() else str(self.path)
 
     def log(self, role: str, rank: int = 0) -> Path:
-        """Log file of one process."""
+        """Return the path of the log file of one process."""
         return self.path / "logs" / f"{role}_{rank}.log"
 
     @classmethod
     def create(cls, output_dir: Path, name: str) -> RunDirectory:
-        """Make the folder of a new run; an existing name is refused, an empty one is generated."""
+        """Create the folder of a new run; an empty `name` generates one.
+
+        Raises `UsageError` if the name exists already or the folder cannot be created.
+        """
         name = name or _free_name(output_dir)
         path = output_dir / name
         if path.exists():
             raise UsageError(
                 f"run '{name}' exists already ({path}): choose another --name, "
-                f"or go on with it: {command_line('runs', 'resume', cls(path.resolve()).reference)}"
+                f"or resume it: {command_line('runs', 'resume', cls(path.resolve()).reference)}"
             )
         try:
             for folder in (path, path / "logs", path / "checkpoints"):
                 make_private_folder(folder)
         except OSError as error:
-            raise UsageError(f"cannot create the run's folder {path}: {error}; set output_dir elsewhere") from error
+            raise UsageError(
+                f"cannot create the run directory {path}: {error}; set output_dir to another folder"
+            ) from error
         return cls(path.resolve())
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """Find the folder of an earlier run."""
+        """Open the folder of an earlier run; raise `UsageError` if there is none at `path`."""
         directory = cls(path.resolve())
         if directory.database.is_file() and not directory.snapshot.is_file():
             raise UsageError(
-                f"{directory.snapshot} is missing, the config that the run '{directory.name}' leaves there; "
+                f"{directory.snapshot} is missing, the config snapshot of the run '{directory.name}'; "
                 "put it back, or start a new run from the config file"
             )
         if not directory.snapshot.is_file():
@@ -116,7 +127,7 @@ class RunDirectory:
         return directory
 
     def all_checkpoints(self) -> list[tuple[int, Path]]:
-        """Step and folder of each checkpoint, the newest first."""
+        """Return step and folder of each checkpoint, the newest first."""
         found = [
             (int(match[1]), path)
             for path in self.checkpoints.glob("step-*")
@@ -125,54 +136,60 @@ class RunDirectory:
         return sorted(found, reverse=True)
 
     def put_aside(self, checkpoint: Path) -> Path:
-        """Take a checkpoint out of those that the run goes on from; return what it is called now."""
+        """Rename a checkpoint so that the run does not resume from it; return its new path."""
         names = (f"aside-{number}-{checkpoint.name}" for number in itertools.count(1))
         return checkpoint.rename(next(path for name in names if not (path := checkpoint.with_name(name)).exists()))
 
     def write_snapshot(self, config: Mapping[str, Any], base_dir: Path, *, command: str = "run") -> None:
-        """Keep the effective config, the folder that its relative paths start from, and whose config it is."""
+        """Write the config snapshot: the effective config, its base folder for relative paths, and the command.
+
+        Raises `RunError` if it cannot be written.
+        """
         kept = {"command": command, "base_dir": str(base_dir), "config": config}
         text = json.dumps(kept, indent=2, ensure_ascii=False)
         draft = self.path / f".{self.snapshot.name}.draft"
         try:
             with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
                 file.write(text)
-            draft.replace(self.snapshot)  # a process that is killed here leaves one or the other, never half of it
+            draft.replace(self.snapshot)  # atomic: a process that is killed here leaves the old or the new snapshot
         except OSError as error:
             raise RunError(f"cannot write {self.snapshot}: {error}") from error
 
     def read_snapshot(self) -> tuple[dict[str, Any], Path]:
-        """The config as `write_snapshot` kept it."""
+        """Return the config of the snapshot, and the folder from which its relative paths start."""
         kept = self._kept()
         return kept["config"], Path(kept["base_dir"])
 
     @property
     def command(self) -> str:
-        """Of which command the run is, `run` or `sft`."""
+        """Command that started the run: `run` or `sft`."""
         return str(self._kept().get("command", "run"))
 
     def check_name(self, name: str) -> None:
-        """Refuse another name than the folder's."""
+        """Raise `UsageError` if `name` is not the folder's name."""
         if name != self.name:
             raise UsageError(
-                f"the folder {self.path} is that of run '{name}': a run keeps its name; rename the folder back, or "
-                "leave `name` out"
+                f"the folder {self.path} belongs to the run '{name}', and a run keeps its name; rename the folder "
+                "back, or leave `name` out"
             )
 
     def _kept(self) -> dict[str, Any]:
         try:
             kept: dict[str, Any] = json.loads(self.snapshot.read_text(encoding="utf-8"))
             _ = kept["config"], Path(kept["base_dir"])
-            return kept  # noqa: TRY300  # whatever is wrong in it has one message
+            return kept  # noqa: TRY300  # every fault of the file gets the one message below
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{self.snapshot}: not the config that a run leaves there ({error}); "
+                f"{self.snapshot}: not the config snapshot of a run ({error}); "
                 "put it back, or start a new run from the config file"
             ) from error
 
     @contextmanager
     def private(self) -> Iterator[None]:
-        """Take everyone else's access to what is there, and to what trackers and others have added at the end."""
+        """Remove other users' access to the folder's files, at once and again at the end.
+
+        The second pass covers the files that trackers and plugins have added in between.
+        """
         make_private(self.path)
         try:
             yield
@@ -181,33 +198,37 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training this run; the lock ends with the process, however it ends."""
+        """Hold the run's advisory lock, so that no other process trains this run.
+
+        The operating system releases the lock when the process ends, even after kill -9. Raises `UsageError` if
+        another process holds it.
+        """
         with ExitStack() as held:
             try:
                 held.enter_context(folder_lock(self.path))
             except FolderInUseError as holder:
-                message = f"run '{self.name}' is being trained by process {holder}; end that first"
+                message = f"run '{self.name}' is being trained by process {holder}; end that process first"
                 raise UsageError(message) from None
             except OSError as error:
                 where = error.filename or self.path
-                message = f"cannot write {where}: {error.strerror}; make room there, or the folder writable"
+                message = f"cannot write {where}: {error.strerror}; free disk space there, or make the folder writable"
                 raise RunError(message) from error
             yield
 
     @contextmanager
     def logging_to(self, role: str, rank: int = 0) -> Iterator[None]:
-        """Send agentrl's log records to this process's log file while the context lasts."""
+        """Write agentrl's log records into the log file of this process while the context lasts."""
         try:
             self.log(role, rank).parent.mkdir(exist_ok=True)
             handler = _LogFile(self.log(role, rank), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            raise RunError(f"cannot write {self.log(role, rank)}: {error.strerror}; make room there") from error
+            raise RunError(f"cannot write {self.log(role, rank)}: {error.strerror}; free disk space there") from error
         handler.setFormatter(_WithoutSecrets("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger = logging.getLogger("agentrl_core")
         previous = logger.level, logger.propagate
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        logger.propagate = False  # the terminal belongs to the trackers
+        logger.propagate = False  # only trackers write to the terminal
         try:
             yield
         finally:
@@ -218,15 +239,18 @@ class RunDirectory:
 
 
 class _WithoutSecrets(logging.Formatter):
-    """Takes sessions' keys and addresses out of what is logged."""
+    """Formatter that removes sessions' keys and addresses from the log."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record."""
+        """Return one log line, without secrets."""
         return without_secrets(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk silences: what stops the run then says so itself."""
+    """Log file that drops records on a full disk instead of printing tracebacks to the terminal.
+
+    The write that stops the run then reports the full disk itself.
+    """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
         """Drop the record."""
@@ -237,13 +261,13 @@ class _LogFile(logging.FileHandler):
         return file
 
     def close(self) -> None:
-        """Close it; what could not be written is dropped, too."""
+        """Close the file, and drop what could not be written."""
         with suppress(OSError):
             super().close()
 
 
 def _free_name(output_dir: Path) -> str:
-    """Two words that no run in `output_dir` has yet."""
+    """Return a random name, two words and a number, that no run in `output_dir` has yet."""
     chooser = random.SystemRandom()
     while True:
         name = f"{chooser.choice(_ADJECTIVES)}-{chooser.choice(_ANIMALS)}-{chooser.randrange(100, 1000)}"

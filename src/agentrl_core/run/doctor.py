@@ -1,4 +1,4 @@
-"""Whether a run could work here: what is installed, what a config names, and one episode from end to end."""
+"""Diagnosis behind `agentrl doctor`: check the installation, then a config, then run one real episode of its agent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentrl_core.types import Record, Task
 
 _PYTHONS = ((3, 11), (3, 14))
-"""From, and up to without."""
+"""Oldest supported Python version, and the first one that is too new."""
 _SHOWN_VERSIONS = ("torch", "transformers", "tokenizers", "httpx2", "aiohttp")
 _LITTLE_BYTES = 2**30
 """Free disk space below which checkpoints soon fail."""
@@ -44,22 +44,22 @@ _LITTLE_BYTES = 2**30
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """What one check found."""
+    """Result of one check."""
 
     check: str
-    """versions, plugins, port, disk, config, model, template, store, agent or call."""
+    """Name of the check: versions, plugins, port, disk, config, model, template, store, agent or call."""
     ok: bool
     told: str
-    """What was found."""
+    """Description of the result."""
     fix: str = ""
-    """What to do, where something is wrong."""
+    """Instruction that fixes the problem; empty if there is none."""
 
 
 def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[Finding]:
-    """Check this installation, and with a config whether its run could begin: each check's finding as it is made.
+    """Yield the findings about this installation and, given a config, about its run; one by one as they are made.
 
-    The last check runs one episode of the config's agent on its first task, with the policy as it is before any
-    training, in a folder that is removed afterwards. What builds on a failed check is left out.
+    The last check runs one episode of the config's agent on its first task, with the policy before any training, in a
+    temporary folder. Checks that depend on a failed one are skipped.
     """
     yield _versions()
     yield from _plugins()
@@ -78,7 +78,8 @@ def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterat
     port = _port(given.run.gateway.host, given.run.gateway.port)
     yield port
     yield _disk(Path(given.run.output_dir))
-    if not port.ok:  # told once: the rest is tried where the gateway can listen
+    if not port.ok:
+        # The port is reported already. Try the rest on a free port, so that one problem does not hide the others.
         gateway = attrs.evolve(given.run.gateway, host="127.0.0.1", port=0)
         given = attrs.evolve(given, run=attrs.evolve(given.run, gateway=gateway))
     yield from _run(given, config)
@@ -112,9 +113,9 @@ def _plugins() -> Iterator[Finding]:
             check="plugins",
             ok=False,
             told=f"{package.distribution} {package.version} {package.trouble}",
-            fix="install what it misses, or what fits "
-            f"(`{command_line('plugins', 'show', package.distribution)}` has the traceback), "
-            f"or leave it out: AGENTRL_BLOCK_PLUGINS={package.distribution}",
+            fix="install the missing or a compatible package "
+            f"(`{command_line('plugins', 'show', package.distribution)}` shows the traceback), "
+            f"or disable this plugin: AGENTRL_BLOCK_PLUGINS={package.distribution}",
         )
     for clash in registry.clashes():
         yield Finding(check="plugins", ok=True, told=clash)
@@ -127,9 +128,9 @@ def _port(host: str, port: int) -> Finding:
     try:
         listening = bind(host, port)
     except AgentRLError as error:
-        return _wrong("port", error, "set gateway.port: 0 to take any free port, or end what holds it")
+        return _wrong("port", error, "set gateway.port: 0 to use any free port, or end the process that holds this one")
     with listening:
-        return Finding(check="port", ok=True, told=f"{host}:{listening.getsockname()[1]} can be listened at")
+        return Finding(check="port", ok=True, told=f"{host}:{listening.getsockname()[1]} is free")
 
 
 def _disk(output_dir: Path) -> Finding:
@@ -143,12 +144,12 @@ def _disk(output_dir: Path) -> Finding:
         fix = "set output_dir to a folder that this user may write to"
         return Finding(check="disk", ok=False, told=f"cannot write to {folder}: {error.strerror}", fix=fix)
     return Finding(
-        check="disk", ok=free >= _LITTLE_BYTES, told=told, fix="" if free >= _LITTLE_BYTES else "free space there"
+        check="disk", ok=free >= _LITTLE_BYTES, told=told, fix="" if free >= _LITTLE_BYTES else "free disk space there"
     )
 
 
 def _run(given: Given[RunConfig], config: Path) -> Iterator[Finding]:
-    """What the config names, and one episode of it."""
+    """Check everything that the config names, and run one episode."""
     checks = Checks(given, load_registry(given.run.plugins.block), load_datasets=True, binds=False)
     problems = list(dict.fromkeys([*checks.all(), *checks.workflow()]))
     for problem in problems:
@@ -160,13 +161,13 @@ def _run(given: Given[RunConfig], config: Path) -> Iterator[Finding]:
         )
     if problems:
         return
-    yield Finding(check="config", ok=True, told="all that it names is installed and takes its options")
+    yield Finding(check="config", ok=True, told="every component it names is installed and accepts its options")
     for note in checks.notes:
         yield Finding(check="config", ok=True, told=f"note: {note}")
     try:
         components = resolve(given)
     except AgentRLError as error:
-        yield _wrong("agent", error, "correct the agent that the config's `workflow` names")
+        yield _wrong("agent", error, "correct the agent that `workflow` names in the config")
         return
     if components.workflow is not None:
         yield Finding(check="agent", ok=True, told=components.workflow.name)
@@ -174,7 +175,7 @@ def _run(given: Given[RunConfig], config: Path) -> Iterator[Finding]:
 
 
 def _rehearsal(components: Components) -> Iterator[Finding]:
-    """Build what a run builds, in a folder of its own, and run one episode."""
+    """Build all parts of a run in a temporary folder, and run one episode."""
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder, ExitStack() as closing:
         directory = RunDirectory.create(Path(folder), "doctor")
         try:
@@ -207,18 +208,22 @@ def _rehearsal(components: Components) -> Iterator[Finding]:
         with directory.logging_to("doctor"):
             yield from _call(components, side, store, directory.name)
             for notice in notices:
-                yield Finding(check="agent", ok=False, told=notice, fix="see rollout.agent.mode: subproc")
+                yield Finding(
+                    check="agent", ok=False, told=notice, fix="change that code, or set rollout.agent.mode: subproc"
+                )
 
 
 def _call(components: Components, side: SamplingSide, store: Store, run_id: str) -> Iterator[Finding]:
     task = _first_task(components)
     if task is None or components.workflow is None:
-        yield Finding(check="call", ok=True, told="not tried: the agents of this config come by themselves")
+        yield Finding(
+            check="call", ok=True, told="not tried: with rollout.agent.mode online, agents connect by themselves"
+        )
         return
     try:
         side.evaluate({"doctor": [task]}, 1)
     except AgentRLError as error:
-        yield _wrong("call", error, "look at the part that it names")
+        yield _wrong("call", error, "fix the part that the message names")
         return
     (record,) = asyncio.run(store.records(run_id))
     usage = asyncio.run(store.usage(run_id)).get(record.id)
@@ -234,13 +239,13 @@ def _judged(record: Record, task: Task, calls: int) -> Finding:
         check="call",
         ok=False,
         told=f"{done}, {record.outcome.value} ({record.reason or 'no reason'}): {record.detail}",
-        fix="correct the agent or its scorer until one episode ends with a reward",
+        fix="correct the agent or its scorer, and try again until one episode ends with a reward",
     )
 
 
 def _name(components: Components) -> str:
     model = components.config.model
-    return model.path or f"a model from nothing, built by '{model.use}'"
+    return model.path or f"a new model, built from nothing by '{model.use}'"
 
 
 def _first_task(components: Components) -> Task | None:

@@ -1,4 +1,4 @@
-"""Environment variables that begin like agentrl's own and mean nothing: misspelt ones would be ignored in silence."""
+"""Warn of unknown environment variables that begin with AGENTRL_: a misspelt one would be ignored silently."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ if TYPE_CHECKING:
 
 _KNOWN = ("AGENTRL_ADMIN_KEY", "AGENTRL_BLOCK_PLUGINS", "AGENTRL_LOAD_PLUGINS", "AGENTRL_TRACE_PLUGINS")
 _OTHERS = re.compile(r"AGENTRL_SUBPROC_WORKER|AGENTRL_\w+_PYTHON|AGENTRL_BENCH_\w+")
-"""Set by a run for its workers; read by the tests of plugins with an interpreter of their own, and by benchmarks."""
+"""Variables that no user of a run sets: for a run's worker processes, for tests of plugins that bring another Python
+interpreter, and for benchmarks."""
 
 
 def unknown_variables(environment: Iterable[str], named: Collection[str]) -> list[str]:
-    """Return a note for each variable that nothing reads; `named` are those that a config names."""
+    """Return one line for each variable that nothing reads; `named` are the variables that the config refers to."""
     return [
-        f"the environment variable {name} is unknown and changes nothing{did_you_mean(name, _KNOWN)}"
+        f"the environment variable {name} is unknown and has no effect{did_you_mean(name, _KNOWN)}"
         for name in sorted(environment)
         if name.startswith("AGENTRL_") and name not in {*_KNOWN, *named} and not _OTHERS.fullmatch(name)
     ]
 
 
 def named_variables(value: object) -> set[str]:
-    """Return all texts inside a config, dumped, that could name a variable."""
+    """Return every AGENTRL_ name that occurs in the texts of a config, given as plain data."""
     if isinstance(value, dict):
         return set().union(*map(named_variables, value.values()))
     if isinstance(value, list | tuple):

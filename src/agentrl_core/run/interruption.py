@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM during a run: waiting ends at once, a change of the weights first comes to its end."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP during a run.
+
+A run that waits or samples ends at once. A step that has begun to change the weights is finished first, so that the
+weights, the store and the step number agree and can be saved. A second signal ends even that step.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +22,27 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Whether one run was asked to stop; made where the signals come, asked where the run waits and steps.
+    """Stop request of one run: set by the signal handler, checked where the run waits and between steps.
 
-    The first signal raises `KeyboardInterrupt` where the run is, but for a step that has begun to change the weights:
-    that one is finished first, so that weights, store and step agree. The second raises it wherever that may be.
+    The first signal raises `KeyboardInterrupt` at once, or after the current step if that has called `hold`. The
+    second signal raises it in any case.
     """
 
     def __init__(self) -> None:
         self._direct = True
         self._held = self._pending = False
         self.broke_step = False
-        """Whether a step that had begun to change the weights was ended in its midst: they are of no step any more."""
+        """True if a second signal ended a step that had begun to change the weights; they must not be saved then."""
         self._count = 0
         self._signal = signal.SIGINT
 
     def hold(self) -> None:
-        """Let what begins now come to its end; inside of `whole_step`."""
+        """Postpone the first signal to the end of the step; called inside `whole_step`, before the weights change."""
         self._held = True
 
     @contextmanager
     def whole_step(self) -> Iterator[None]:
-        """Raise behind a step what came after its `hold`."""
+        """Run one step, and raise after it a stop request that came since its `hold`."""
         self.check()
         try:
             yield
@@ -47,15 +51,16 @@ class Interruption:
         self.check()
 
     def check(self) -> None:
-        """Raise `KeyboardInterrupt` if the run was asked to stop and was not told so far."""
+        """Raise `KeyboardInterrupt` if there is a stop request that nobody has raised yet and no step holds."""
         if self._pending and not self._held:
             self._pending = False
             raise KeyboardInterrupt
 
     def run(self, work: Callable[[Interruption], T]) -> T:
-        """Do a run's blocking work; where an event loop runs on this thread, a notebook's for one, on another.
+        """Do a run's blocking work; on another thread if this one has a running event loop, as in a notebook.
 
-        A run that was interrupted ends with `Interrupted`, which is a `KeyboardInterrupt`, or with `Terminated`.
+        Raises `Interrupted`, which is a `KeyboardInterrupt`, after Ctrl-C, and `Terminated`, which is a `SystemExit`,
+        after another signal.
         """
         try:
             with self._handling_signals():
@@ -72,7 +77,8 @@ class Interruption:
         try:
             return thread.submit(work, self).result()
         finally:
-            thread.shutdown(wait=False)  # after a second Ctrl-C the run is left to itself
+            # Do not wait: after a second Ctrl-C the run's thread may still be busy, and the user wants to leave.
+            thread.shutdown(wait=False)
 
     def _handle(self, number: int, _frame: object) -> None:
         self._count += 1
@@ -80,7 +86,9 @@ class Interruption:
             self._signal = signal.Signals(number)
             self._pending = True
             if not self._direct:
-                return  # whoever waits on the other thread asks
+                # The handler runs on the main thread, and an exception here would not reach the run's thread. That
+                # thread asks by `check` wherever it waits.
+                return
             self.check()
         else:
             self.broke_step = self.broke_step or self._held
@@ -90,10 +98,11 @@ class Interruption:
     @contextmanager
     def _handling_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread may
+            yield  # Python lets only the main thread install signal handlers
             return
         before = {number: signal.getsignal(number) for number in _SIGNALS}
-        ours = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]  # nohup stays
+        # A signal that is ignored stays ignored: nohup means that a closed terminal must not end the run.
+        ours = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
         for number in ours:
             signal.signal(number, self._handle)
         try:

@@ -1,4 +1,4 @@
-"""Life cycle that training and fine-tuning share: lock, log, store, trackers, status, last message."""
+"""Frame around the work of `run` and `sft`: folder lock, log file, store, trackers, final status and message."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ logger = logging.getLogger(__name__)
 
 
 def carry_out(parts: Parts[Any], directory: RunDirectory, work: Callable[[Store, Audience], RunSummary]) -> RunSummary:
-    """Open what a run needs, do its work, and close everything, whatever happens in between."""
+    """Lock the run's folder, open log, store and trackers, do the work, and close all of them even if it fails.
+
+    Raises `KeyboardInterrupt` with the command that resumes the run, and `RunError` for an unexpected exception.
+    """
     with directory.locked(), directory.private(), directory.logging_to("run"), ExitStack() as closing:
         closing.callback(parts.close)
         try:
             audience = Audience(_trackers(parts, directory, closing), parts.registry.hooks.notify)
             store: Store = parts.build("stores", "store", parts.config.store, path=directory.database)
+            # Callbacks run in reverse order: the store closes before the trackers, and the parts close last.
             closing.callback(lambda: asyncio.run(store.close()))
             with _status(store, directory.name):
                 return work(store, audience)
         except KeyboardInterrupt as stop:
             what = str(stop) or _before_any_step(directory)
-            message = f"interrupted {what}. Go on with: {command_line('runs', 'resume', directory.reference)}"
+            message = f"interrupted {what}. To resume: {command_line('runs', 'resume', directory.reference)}"
             logger.warning("%s", message)
             raise KeyboardInterrupt(message) from None
         except AgentRLError:
@@ -42,15 +46,15 @@ def carry_out(parts: Parts[Any], directory: RunDirectory, work: Callable[[Store,
         except Exception as error:
             logger.exception("the run stopped")
             raise RunError(
-                f"{type(error).__name__}: {error} (unforeseen; the traceback is in {directory.log('run')})"
+                f"{type(error).__name__}: {error} (unexpected error; the traceback is in {directory.log('run')})"
             ) from error
 
 
 def _before_any_step(directory: RunDirectory) -> str:
-    """Say what is saved of a run that was interrupted before it took a step, as one that has just been resumed."""
+    """Say what is saved of a run that was interrupted before its next step began, fresh or just resumed."""
     saved = directory.all_checkpoints()
     if not saved or saved[0][0] == 0:
-        return "before the first step: nothing of it is saved yet"
+        return "before the first step: nothing is saved yet"
     return f"before its next step: step {saved[0][0]} is saved"
 
 
@@ -65,12 +69,13 @@ def _trackers(parts: Parts[Any], directory: RunDirectory, closing: ExitStack) ->
 
 @contextmanager
 def _status(store: Store, run_id: str) -> Iterator[None]:
-    """Write into the store how the run ended; a finished one that does not go on stays finished."""
+    """Write into the store how the run ended; a finished run whose resumption fails stays `finished`."""
     try:
         yield
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        with suppress(StoreError):  # the store may be what failed, or not know the run yet
+        # The store itself may be the cause of the failure, or may not know the run yet. The first error counts.
+        with suppress(StoreError):
             if (run_id, "finished") not in {(row.id, row.status) for row in asyncio.run(store.runs())}:
                 asyncio.run(store.update_run(run_id, status=status, error=str(error)))
         raise

@@ -1,4 +1,4 @@
-"""The training loop: take groups, step, publish, evaluate, save, report."""
+"""Main loop of `agentrl run`: take groups, update the weights, publish them, evaluate, save, report."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STEPS_AT_TARGET = 3
-"""Steps whose mean reward must reach `trainer.stop_at_reward`."""
+"""Number of last steps over which the mean reward is compared with `trainer.stop_at_reward`."""
 
 
 class TrainingLoop:
-    """One run on one machine: learner on this thread, engine, gateway and agents on theirs."""
+    """One run on one machine: the learner on the calling thread; engine, gateway and agents on threads of their own."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class TrainingLoop:
         self._checkpoints = Checkpoints(
             self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step
         )
+        # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
         self._learner.before_change(interruption.hold)
         self._watch = Watch(
             self._config, audience.notice, max_tokens=self._sampling.gateway.max_tokens, earlier=earlier
@@ -79,7 +80,7 @@ class TrainingLoop:
         self._unseen_so_far = 0
 
     def run(self) -> RunSummary:
-        """Train to the end; the summary is reported on failures too."""
+        """Train to the end. The summary also goes to the trackers if the run fails or is interrupted."""
         info = RunInfo(
             name=self._directory.name,
             directory=str(self._directory.path),
@@ -113,7 +114,8 @@ class TrainingLoop:
         if tools_notice := self._sampling.gateway.tools_notice:
             self._audience.notice(tools_notice)
         self._evaluate(self._config.eval.tasks)
-        if self._step >= self._config.trainer.steps:  # resumed after a kill in the last evaluation: this was it
+        if self._step >= self._config.trainer.steps:
+            # The run was killed during its last evaluation and resumed: the evaluation above is the one it lacked.
             return
         self._sampling.begin()
         rollout = self._config.rollout
@@ -124,6 +126,7 @@ class TrainingLoop:
         while self._step < self._config.trainer.steps:
             with self._interruption.whole_step():
                 report = self._take_step()
+                # Report the step before the evaluation that may follow it, so that the console prints them in order.
                 self._audience.step_finished(report)
             self._check_signal(report)
             self._check_finite(report)
@@ -133,6 +136,7 @@ class TrainingLoop:
             if every and self._step % every == 0 and self._step < self._config.trainer.steps:
                 self._evaluate(self._config.eval.tasks_during)
             self._sampling.open_capacity(self._version, self._step)
+        # Evaluate at the end, unless the last evaluation was after this very step and on as many tasks.
         if (
             not self._evals
             or self._evals[-1].step != self._step
@@ -142,7 +146,7 @@ class TrainingLoop:
         self._checkpoints.save(self._step, self._version)
 
     def _take_step(self) -> StepReport:
-        """One optimizer step, from waiting for its groups to the record of what it did."""
+        """Take one optimizer step, from waiting for its groups to its row in the store, and return its report."""
         begin = time.perf_counter()
         rollout = self._config.rollout
         self._progress.begin_step(self._step + 1, self._config.trainer.steps, ahead=rollout.max_head_offpolicyness > 0)
@@ -155,6 +159,7 @@ class TrainingLoop:
         self._sampled_at = sampled
         metrics = self._learner.step(signal, step=self._step + 1, version=self._version)
         trained = time.perf_counter()
+        # From here on weights, version, store row and step number must change together; a Ctrl-C waits until then.
         self._interruption.hold()
         self._step += 1
         self._publish()
@@ -191,7 +196,7 @@ class TrainingLoop:
         )
 
     def _unseen_tools(self) -> dict[str, float]:
-        """Return how many calls since the last step offered tools to a template without; empty where it has them."""
+        """Return the number of calls since the last step whose tools the template dropped; {} if it takes tools."""
         gateway = self._sampling.gateway
         if gateway.chat.takes_tools:
             return {}
@@ -202,13 +207,16 @@ class TrainingLoop:
         return {"rollout/calls_with_unseen_tools": float(since)}
 
     def _sampling_since(self, begin: float) -> float:
-        """When the sampling of a step's groups began: off-policy, it went on while the last step was trained."""
+        """Return the time at which the sampling of a step's groups began.
+
+        Off-policy, sampling goes on while the last step is trained, so the time since then counts, not only the wait.
+        """
         if self._config.rollout.max_head_offpolicyness == 0 or self._sampled_at is None:
             return begin
         return self._sampled_at
 
     def _publish(self) -> None:
-        """Hand the new weights to the engine as the next policy version."""
+        """Load the new weights into the engine as the next policy version, and record the version in the store."""
         self._version += 1
         self._sampling.load_weights(self._version, self._learner.weights())
         asyncio.run(self._store.add_version(self._directory.name, self._version, step=self._step))
@@ -232,12 +240,12 @@ class TrainingLoop:
         for name, found in results.items():
             if found.failed and not found.scored:
                 raise RunError(
-                    f"none of the {found.failed} evaluation episodes on '{name}' gave a reward; "
-                    f"look at: {command_line('trace', 'list', self._directory.reference)}"
+                    f"none of the {found.failed} evaluation episodes on '{name}' ended with a reward; "
+                    f"see what happened in: {command_line('trace', 'list', self._directory.reference)}"
                 )
 
     def _check_signal(self, report: StepReport) -> None:
-        """Stop a run that has nothing to learn from."""
+        """Stop the run after `trainer.max_steps_without_signal` steps in a row that had nothing to learn from."""
         if report.metrics.get("rollout/groups_with_signal", 1.0) > 0:
             self._without_signal = 0
             return
@@ -245,14 +253,15 @@ class TrainingLoop:
         limit = self._config.trainer.max_steps_without_signal
         if self._without_signal >= limit:
             raise RunError(
-                f"{limit} steps in a row had no group with signal: all records of each task got one and the same "
-                f"reward (mean of the last step: {report.metrics.get('reward/mean', float('nan')):.3f}). "
+                f"in {limit} steps in a row all answers to each task got the same reward, so there was nothing to "
+                f"learn from (mean reward of the last step: {report.metrics.get('reward/mean', float('nan')):.3f}). "
                 f"Look at `{command_line('trace', 'list', self._directory.reference)}`: is the task too hard, too "
-                "easy, or is the reward constant? Raise rollout.group_size, mix task difficulties, or change the scorer"
+                "easy, or is the reward constant? Raise rollout.group_size, mix easier and harder tasks, or change "
+                "the scorer"
             )
 
     def _check_finite(self, report: StepReport) -> None:
-        """Tell what `trainer.non_finite: skip` left out; stop a run in which that does not end."""
+        """Report what `trainer.non_finite: skip` left out; stop the run if that happens in too many steps in a row."""
         if not report.left_out:
             self._not_finite = 0
             return
@@ -260,15 +269,15 @@ class TrainingLoop:
         records = "; ".join(f"{record}: {what}" for record, what in sorted(report.left_out.items()))
         skipped = report.metrics.get("batch/updates_skipped", 0.0)
         self._audience.notice(
-            f"step {report.step}: not finite, so left out of its loss: {records}"
-            + (f"; {skipped:.0f} of its updates did not take place" if skipped else "")
+            f"step {report.step}: left out of the loss because of NaN or infinite numbers: {records}"
+            + (f"; {skipped:.0f} optimizer updates of this step were skipped" if skipped else "")
         )
         limit = self._config.trainer.max_steps_not_finite
         if self._not_finite >= limit:
             raise RunError(
-                f"{limit} steps in a row had something that is not finite, in the last: {records}. Look at these "
+                f"{limit} steps in a row had NaN or infinite numbers, the last one in: {records}. Look at these "
                 f"records ({command_line('trace', 'show')}), and lower trainer.lr if loss/grad_norm grows; "
-                "trainer.max_steps_not_finite is how many are accepted"
+                "trainer.max_steps_not_finite sets after how many such steps a run stops"
             )
 
     def _tell_forced_temperatures(self) -> None:
@@ -276,8 +285,9 @@ class TrainingLoop:
         if forced:
             self._audience.notice(
                 f"{forced} LLM calls asked for another temperature and were sampled at the policy's, "
-                f"{self._config.sampling.temperature:g} (gateway.temperature: force); what is trained must be what "
-                "was sampled. Use refuse to find the agent's call, or set sampling.temperature"
+                f"{self._config.sampling.temperature:g}, because training needs samples of the policy itself "
+                "(gateway.temperature: force). To find these calls, set gateway.temperature: refuse; to change the "
+                "temperature, set sampling.temperature"
             )
 
     def _tell_without_effect(self) -> None:
@@ -285,12 +295,12 @@ class TrainingLoop:
         if asked:
             names = ", ".join(f"{name} ({count})" for name, count in sorted(asked.items()))
             self._audience.notice(
-                f"LLM calls asked for sampling parameters that have no effect on the policy: {names}; what is trained "
-                "is sampled from the policy's own distribution. The trace shows what each call asked for"
+                f"LLM calls asked for sampling parameters that are ignored while training: {names}; training needs "
+                "samples of the policy's own distribution. The trace lists what each call asked for"
             )
 
     def _earlier_metrics(self) -> list[Mapping[str, float]]:
-        """Metrics of the steps before a resumption."""
+        """Return the metrics of the steps before the run was resumed, without voided ones."""
         if not self._step:
             return []
         return [row.metrics for row in asyncio.run(self._store.steps(self._directory.name)) if not row.voided]
@@ -303,7 +313,8 @@ class TrainingLoop:
         return sum(self._recent_rewards) / _STEPS_AT_TARGET >= target
 
     def _finish(self, status: str, message: str) -> RunSummary:
-        """Close everything, then report; nothing stored is lost."""
+        """Close the sampling side, report the summary, and return it. The store stays as it is."""
+        # Notices and CPU times come before the closing: they read from the gateway and from the agents' thread.
         self._tell_forced_temperatures()
         self._tell_without_effect()
         cpu = self._sampling.cpu_seconds() | {"learner": self._learner.cpu_seconds}

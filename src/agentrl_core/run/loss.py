@@ -1,4 +1,4 @@
-"""The loss of a run: what it decides where the config is silent, and its calculator with the corrections around it."""
+"""Build the loss with its corrections, and fill in the options that the config leaves to the loss."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ class _Build(Protocol):
 
 
 def settled(given: Given[C], registry: Registry) -> C:
-    """Return the config with what it leaves open written out: learning rates, and what its loss decides.
+    """Return the config with its open options written out: learning rates, aggregation, horizon and advantage.
 
-    That is the aggregation, the horizon and a run's advantage.
-
-    A calculator's `aggregation_defaults` and `advantage_default` hold where the config says nothing else. Raises
-    `UsageError` where the loss cannot be found or its section does not fit.
+    Learning rates depend on the model. The other three come from the loss calculator's attributes
+    `aggregation_defaults` and `advantage_default`, where the config does not set them. Raises `UsageError` if the loss
+    cannot be found or its section is wrong.
     """
     run = with_rates(attrs.evolve(given.run, loss=settled_loss(given, registry)))
     if not isinstance(run, RunConfig):
@@ -43,25 +42,28 @@ def settled(given: Given[C], registry: Registry) -> C:
 
 
 def settled_loss(given: Given[Any], registry: Registry) -> Component:
-    """Return the section `loss` of any config with its aggregation written out; raises as `settled`."""
+    """Return the section `loss` with its aggregation, unit and horizon written out; raises like `settled`."""
     loss: Component = given.run.loss
     defaults = _default(_calculator(given, registry), given, "aggregation_defaults", {})
     options = dict(loss.options)
     chosen = options.get("aggregation", defaults.get("aggregation", "token_mean"))
     if chosen == "constant" and "horizon" not in {**defaults, **options}:
-        sampling: SamplingConfig | None = getattr(given.run, "sampling", None)  # supervised training samples nothing
+        # A fine-tuning's config has no section `sampling`.
+        sampling: SamplingConfig | None = getattr(given.run, "sampling", None)
         if sampling is None or sampling.max_tokens is None:
             raise ConfigError(
-                f"{given.where('loss')}: {loss.use} divides by a constant number of tokens per sequence, and none is "
+                f"{given.where('loss')}: {loss.use} divides by a constant number of tokens per sequence, which is not "
                 f"given; set loss.horizon{'' if sampling is None else ', or sampling.max_tokens, its default'}"
             )
         options["horizon"] = sampling.max_tokens
     try:
         aggregation = LossSection.read(options, defaults, where=given.places("loss")).aggregation
     except ConfigError as error:
-        LossSection.read(options, where=given.places("loss"))  # raises where the config itself is wrong
-        name = f"{given.where('loss')}: '{loss.use}': its `aggregation_defaults` are {defaults}"
-        raise PluginError(f"{name}, with which: {error}") from error
+        # Who is at fault? Without the loss's defaults this raises only if the config itself is wrong; if it passes,
+        # the fault is in the defaults, and the error must name the loss's package.
+        LossSection.read(options, where=given.places("loss"))
+        name = f"{given.where('loss')}: '{loss.use}': its `aggregation_defaults` are wrong, {defaults}"
+        raise PluginError(f"{name}: {error}") from error
     written: dict[str, Any] = {"aggregation": aggregation.aggregation, "unit": aggregation.unit}
     if aggregation.horizon is not None:
         written["horizon"] = aggregation.horizon
@@ -73,7 +75,7 @@ def _calculator(given: Given[Any], registry: Registry) -> Any:
 
 
 def _default(calculator: Any, given: Given[Any], name: str, otherwise: Mapping[str, Any]) -> dict[str, Any]:
-    """What a calculator's class brings along under `name`."""
+    """Return the mapping that a calculator's class has under `name`; `otherwise` if it has none."""
     found = getattr(calculator, name, otherwise)
     if not isinstance(found, Mapping):
         raise PluginError(
@@ -91,7 +93,7 @@ def _advantage(chosen: Component, default: dict[str, Any]) -> Component:
 
 
 def build_loss(loss: Component, build: _Build) -> tuple[LossCalculator, LossSection]:
-    """Construct the calculator and its corrections with `build`; returns them as one, and the parted section."""
+    """Construct the calculator, wrap its corrections around it, and return it with the parsed section `loss`."""
     section = LossSection.read(loss.options)
     calculator = build("losses", "loss", Component(loss.use, section.options))
     corrections = [

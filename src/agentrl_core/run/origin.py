@@ -1,4 +1,7 @@
-"""What every run begins with, whatever it trains by: its row in the store, and the policy's folder."""
+"""Starting points that `run` and `sft` share: the run's row in the store, the policy's folder, the last checkpoint.
+
+`start.py` builds the RL-specific start on top of these functions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 
 async def announce(store: Store, parts: Parts[Any], run_id: str) -> None:
-    """Enter the run into the store."""
+    """Write the row of a new run into the store."""
     row = RunRow(
         id=run_id,
         created_at=time.time(),
@@ -38,11 +41,11 @@ async def announce(store: Store, parts: Parts[Any], run_id: str) -> None:
 
 
 def newest_checkpoint(store: Store, directory: RunDirectory, notice: Callable[[str], None]) -> tuple[int, Path] | None:
-    """Return step and folder of the newest checkpoint whose steps the store has, too.
+    """Return step and folder of the newest checkpoint whose steps the store has too; None without any checkpoint.
 
-    A machine that loses its power may lose what the store wrote last. Checkpoints of steps that are gone with it are
-    put aside, which `notice` is told: the groups behind them would be sampled and trained once more. Raises
-    `UsageError` where no other is left.
+    A power cut may lose the store's last writes. A checkpoint of lost steps cannot be resumed from: the groups that it
+    has trained would be sampled and trained again. Such checkpoints are renamed, and `notice` says so. Raises
+    `UsageError` if no usable checkpoint is left.
     """
     checkpoints = directory.all_checkpoints()
     if not checkpoints:
@@ -56,55 +59,59 @@ def newest_checkpoint(store: Store, directory: RunDirectory, notice: Callable[[s
             if gap:
                 kept = ", ".join(directory.put_aside(other).name for _, other in checkpoints[:place])
                 notice(
-                    f"the store does not know all steps of the newest checkpoint ({gap}), as after a power cut; going "
-                    f"back to the checkpoint of step {step}. What is later is kept in {directory.checkpoints}: {kept}"
+                    f"the store lacks steps of the newest checkpoint ({gap}), as after a power cut; resuming from "
+                    f"the checkpoint of step {step}. Later checkpoints are kept in {directory.checkpoints} as {kept}"
                 )
             return step, path
         gap = gap or missing
     raise UsageError(
-        f"run '{directory.name}' cannot go on from its checkpoints: {directory.database} does not know their steps "
-        f"({gap}), as after a power cut, and the groups behind them would be trained once more. Put back the store "
+        f"run '{directory.name}' cannot resume from its checkpoints: {directory.database} lacks their steps "
+        f"({gap}), as after a power cut, so their groups would be trained a second time. Put back the database "
         f"that belongs to them, or start a new run with model.path={checkpoints[0][1]}"
     )
 
 
 def _missing(step: int, path: Path, live: Mapping[int, int]) -> str:
-    """Say which of the steps behind a checkpoint the store lacks; empty where it has them all."""
+    """Say which of the steps up to a checkpoint the store lacks; empty if it has them all."""
     from agentrl_core.training.checkpoint import read_state
 
     version = int(read_state(path)["version"])
     done = next((number for number in range(step) if number + 1 not in live), step)
     if done < step:
-        return f"it has steps up to {done}, the checkpoint is of step {step}"
+        return f"it has the steps up to {done}, the checkpoint is of step {step}"
     if step and live[step] != version:
-        return f"its step {step} gave version {live[step]}, that of the checkpoint version {version}"
+        return f"its step {step} has policy version {live[step]}, the checkpoint's has {version}"
     return ""
 
 
 def check_unfinished(store: Store, directory: RunDirectory, step: int, *, steps: int) -> None:
-    """Refuse to go on after `step` with a run that has all its `steps`."""
+    """Raise `UsageError` for a finished run that has taken all of its `steps`."""
     if step >= steps and asyncio.run(_known_status(store, directory)) == "finished":
         more = f"trainer.steps={2 * step}"
         raise UsageError(
             f"run '{directory.name}' is finished: {step} of {steps} steps; "
-            f"give it more with: {command_line('runs', 'resume', directory.reference, more)}"
+            f"to train it further: {command_line('runs', 'resume', directory.reference, more)}"
         )
 
 
 async def _known_status(store: Store, directory: RunDirectory) -> str:
-    """How the run ended; a checkpoint without its store would start the order of tasks and the versions anew."""
+    """Return the status of the run in the store.
+
+    Raises `UsageError` if the store does not know the run. Its checkpoints alone are not enough: the order of tasks
+    and the policy versions would start from the beginning.
+    """
     known = {run.id: run.status for run in await store.runs()}
     if directory.name not in known:
         raise UsageError(
-            f"{directory.path} has checkpoints, but its store {directory.database} does not know the run "
-            f"'{directory.name}' (it knows: {', '.join(known) or 'none'}); put the store back, or start a new run "
-            "with model.path set to the checkpoint"
+            f"{directory.path} has checkpoints, but its database {directory.database} does not contain the run "
+            f"'{directory.name}' (it contains: {', '.join(known) or 'none'}); put the right database back, or start a "
+            "new run with model.path set to the checkpoint"
         )
     return known[directory.name]
 
 
 def loading(model_dir: Path) -> str:
-    """Say which model is being loaded, and how large it is: it takes seconds per GB, and torch itself some."""
+    """Return a notice with the model's path and size: loading takes seconds per GB, plus the import of torch."""
     weights = [path for form in ("*.safetensors", "*.bin") for path in model_dir.glob(form)]
     size = sum(path.stat().st_size for path in weights)
     written = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"  # noqa: PLR2004  (0.1 GB)
@@ -112,8 +119,12 @@ def loading(model_dir: Path) -> str:
 
 
 async def rewind(store: Store, parts: Parts[Any], run_id: str, step: int) -> ResumePoint:
-    """Void what came after `step`, and publish its weights as a version that the run never had."""
-    if run_id not in {run.id for run in await store.runs()}:  # killed before the store knew of it
+    """Void all steps after `step`, and publish the weights of `step` under a new policy version.
+
+    The version is one that the run never used, so that no token of a voided step can be taken for one of the new steps.
+    """
+    if run_id not in {run.id for run in await store.runs()}:
+        # The first process was killed after it had made the folder and before it had written the run's row.
         await announce(store, parts, run_id)
     await store.void_after(run_id, step)
     point = await store.resume_point(run_id, step)
@@ -125,9 +136,9 @@ async def rewind(store: Store, parts: Parts[Any], run_id: str, step: int) -> Res
 def model_directory(
     parts: Parts[Any], directory: RunDirectory, conversations: Callable[[], Sequence[Mapping[str, Any]]]
 ) -> Path:
-    """The policy before training: the config's own folder, or one that its builder fills.
+    """Return the folder of the policy before training: `model.path`, or the folder that the builder `model.use` fills.
 
-    `conversations` are what a built tokenizer is trained on.
+    A builder trains its tokenizer on `conversations`. A resumed run keeps the folder that it has built.
     """
     config, where = parts.config, parts.where
     if config.model.path is not None:
@@ -135,8 +146,8 @@ def model_directory(
             raise ConfigError(f"{where('model.path')}: {problem}")
         return (parts.base_dir / Path(config.model.path).expanduser()).resolve()
     if config.model.use is None:
-        raise ConfigError(f"{where('model')}: name the policy: `path: FOLDER` or `use: tiny`")
-    if not (directory.model / "config.json").is_file():  # a resumed run has it
+        raise ConfigError(f"{where('model')}: the model is missing; set `path: FOLDER` or `use: tiny`")
+    if not (directory.model / "config.json").is_file():
         with _appearing(directory.model) as draft:
             builder = Component(config.model.use, config.model.options)
             parts.build(
@@ -152,20 +163,25 @@ def model_directory(
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """Give the path of a folder to make, which appears as `folder` when it is whole; `RunError` where that fails."""
+    """Yield the path of a draft folder, and rename it to `folder` when it is complete.
+
+    A process that is killed in between leaves no half-written model under the final name. Raises `RunError` if the
+    folder cannot be written.
+    """
     from safetensors import SafetensorError
 
     draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
     try:
         yield draft
         make_private(draft)
         flush_to_disk(draft)
-        shutil.rmtree(folder, ignore_errors=True)  # half of one, which earlier versions left
+        # An incomplete folder, left by an earlier version that wrote in place. `replace` needs an empty target.
+        shutil.rmtree(folder, ignore_errors=True)
         draft.replace(folder)
     except (OSError, SafetensorError) as error:
         raise RunError(
-            f"cannot build the policy in {folder}: {error}; make room there, or set output_dir elsewhere"
+            f"cannot build the policy in {folder}: {error}; free disk space there, or set output_dir to another folder"
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)

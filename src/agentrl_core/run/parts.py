@@ -1,4 +1,7 @@
-"""The parts that a config names, whatever the run trains by: held against their signatures first, then built."""
+"""Base classes for checking and building the components of a config, shared by `run` and `sft`.
+
+`PartChecks` compares options with constructors' signatures before anything starts. `Parts` builds the components.
+"""
 
 from __future__ import annotations
 
@@ -35,51 +38,54 @@ _METHODS = {
     "filters": "keep",
     "shapings": "shape",
 }
-"""Kind of component -> the method without which it is none."""
+"""Method that every component of a kind must have, by kind."""
 _OF_FUNCTIONS = {"filters": as_filter, "shapings": as_shaping}
-"""Kind of component that may be a plain function -> what makes one of it."""
+"""Wrapper that turns a plain function into a component, for the kinds that accept functions."""
 _INJECTED = {
     "engines": ("model_dir", "seed", "dtype"),
     "stores": ("path",),
     "trackers": ("run_dir",),
     "models": ("directory", "seed", "conversations"),
 }
-"""Kind of component -> the arguments that a run gives it."""
+"""Arguments that the run passes to constructors in addition to the config's options, by kind."""
 
 
 @attrs.frozen(kw_only=True)
 class Given(Generic[C]):
-    """A config and where it was written."""
+    """Config together with the place of each option in its file."""
 
     run: C
     base_dir: Path
-    """Relative paths in the config start from here."""
+    """Folder from which relative paths in the config start."""
     places: Callable[[str], Callable[[str], str]]
-    """Dotted key of a section -> its option's name ("" for the section) -> `config.yaml:9: section.option`."""
+    """Function from a section's dotted key to a function from an option's name to `config.yaml:9: section.option`.
+
+    The option "" stands for the section itself.
+    """
 
     @classmethod
     def from_file(cls, loaded: LoadedConfig[C]) -> Given[C]:
-        """A config that was read from a file."""
+        """Wrap a config that was read from a file."""
         return cls(run=loaded.run, base_dir=loaded.base_dir, places=loaded.places)
 
     @classmethod
     def from_python(cls, run: C, base_dir: Path) -> Given[C]:
-        """A config without a file; messages name the key alone."""
+        """Wrap a config that was made in Python; messages then name the key without a file and line."""
         return cls(run=run, base_dir=base_dir, places=lambda key: lambda option: f"{key}.{option}" if option else key)
 
     def where(self, key: str) -> str:
-        """Start of a message about a dotted key."""
+        """Return the beginning of a message about a dotted key: `config.yaml:9: key`."""
         return self.places(key)("")
 
 
 @attrs.define(kw_only=True)
 class Parts(Generic[C]):
-    """What the config names, as objects; those that need the run's folder are built later by `build`."""
+    """Objects that a config names; those that need the run's folder are built later, by `build`."""
 
     given: Given[C]
     registry: Registry
     used: dict[str, str]
-    """`kind:name` -> `dist==version module:attr`."""
+    """Origin of each component in use: `kind:name` -> `distribution==version module:attr`."""
 
     @property
     def config(self) -> C:
@@ -88,18 +94,18 @@ class Parts(Generic[C]):
 
     @property
     def base_dir(self) -> Path:
-        """Relative paths in the config start from here."""
+        """Folder from which relative paths in the config start."""
         return self.given.base_dir
 
     def close(self) -> None:
-        """Nothing has to be ended."""
+        """Release what the parts hold; there is nothing to release here."""
 
     def where(self, key: str) -> str:
-        """Start of a message about a dotted key, `config.yaml:9: key`."""
+        """Return the beginning of a message about a dotted key: `config.yaml:9: key`."""
         return self.given.where(key)
 
     def build(self, kind: str, key: str, component: Component, **injected: Any) -> Any:
-        """Construct a component and remember where it came from."""
+        """Construct a component, and note in `used` which package it came from."""
         places, base_dir = self.given.places(key), self.base_dir
         built = self.registry.build(kind, component, where=places, base_dir=base_dir, **injected)
         self.used[f"{kind}:{component.use}"] = self.registry.describe(kind, component.use, base_dir=base_dir)
@@ -107,13 +113,13 @@ class Parts(Generic[C]):
 
 
 class PartChecks(Generic[C]):
-    """The checks of what configs have in common, each yielding a line for everything that it finds wrong."""
+    """Checks of the sections that `run` and `sft` share; each check yields one line per problem."""
 
     def __init__(self, given: Given[C], registry: Registry) -> None:
         self._given, self._run, self._registry = given, given.run, registry
 
     def imports(self) -> Iterator[str]:
-        """Import the config's modules, which may register something."""
+        """Import the modules of `plugins.modules`, which may register components."""
         folders = user_folders(self._given.base_dir)
         for index, name in enumerate(self._run.plugins.modules):
             where = self._given.where(f"plugins.modules.{index}")
@@ -123,12 +129,12 @@ class PartChecks(Generic[C]):
                 yield f"{where}: {error}"
 
     def model(self) -> Iterator[str]:
-        """The policy's folder or builder."""
+        """Check the policy's folder or builder, and its dtype."""
         model, where = self._run.model, self._given.where
         if model.use is not None:
             yield from self._with_options("models", "model", model.use, model.options)
         elif model.path is None:
-            yield f"{where('model')}: name the policy: `path: FOLDER` of a model, or `use: tiny`"
+            yield f"{where('model')}: the model is missing; set `path: FOLDER` of a model, or `use: tiny`"
         else:
             folder = self._given.base_dir / Path(model.path).expanduser()
             problem = no_model_in(model.path, self._given.base_dir)
@@ -137,11 +143,11 @@ class PartChecks(Generic[C]):
         if model.dtype == "bfloat16" and self._run.trainer.lr != 0:
             yield (
                 f"{where('model.dtype')}: bfloat16 weights have too few digits to be trained: most steps round to no "
-                "change at all. Leave dtype out: training takes float32 (or set trainer.lr: 0 to train nothing)"
+                "change at all. Leave dtype out, so that training uses float32 (or set trainer.lr: 0 to train nothing)"
             )
 
     def common(self) -> Iterator[str]:
-        """Store, trackers and loss."""
+        """Check the store, the trackers and the loss."""
         run = self._run
         yield from self._with_options("stores", "store", run.store.use, run.store.options)
         for index, item in enumerate(run.trackers):
@@ -149,7 +155,7 @@ class PartChecks(Generic[C]):
         yield from self._loss()
 
     def _loss(self) -> Iterator[str]:
-        """Build the loss with its corrections; see whether its reference is there."""
+        """Build the loss with its corrections, and check that the folder of its reference model exists."""
         try:
             _, section = build_loss(settled_loss(self._given, self._registry), self._build)
         except UsageError as error:
@@ -170,8 +176,8 @@ class PartChecks(Generic[C]):
         if not callable(getattr(built, method, None)):
             found = getattr(built, "__qualname__", type(built).__qualname__)
             raise PluginError(
-                f"{places('')}: '{component.use}' makes {found}, which has no method `{method}`; expected an object "
-                f"(or a class of it) with `{method}(…)`"
+                f"{places('')}: '{component.use}' builds {found}, which has no method `{method}`; expected a class or "
+                f"an object with `{method}(…)`"
             )
         if kind in {"losses", "corrections"} and (problem := problem_of_needs(built)):
             raise PluginError(f"{places('')}: '{component.use}': {problem}")
@@ -181,7 +187,7 @@ class PartChecks(Generic[C]):
         return self._registry.load(kind, name, base_dir=self._given.base_dir, where=where)
 
     def _with_options(self, kind: str, key: str, name: str, options: Mapping[str, Any]) -> Iterator[str]:
-        """Import a component, and hold its options against its signature."""
+        """Import a component, and compare its options with its constructor's signature, without calling it."""
         places, injected = self._given.places(key), dict.fromkeys(_INJECTED.get(kind, ()))
 
         def look() -> None:
@@ -192,7 +198,7 @@ class PartChecks(Generic[C]):
 
 
 def problems_of(action: Callable[[], object]) -> Iterator[str]:
-    """Yield what `action` finds wrong with what the user wrote."""
+    """Call `action`, and yield the message of the `UsageError` that it raises, if any."""
     try:
         action()
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""The moment of a run: which phase it is in, how far that has come, and which episodes fail meanwhile."""
+"""Live progress of a run, for the console's status line: current phase, units done, failures so far."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from agentrl_core.types import Record
 
 _TOLD = 10
-"""Kinds of failure that are told as they first happen; the count of the others is seen all the same."""
+"""Number of kinds of failure that get a notice of their own; further kinds are only counted."""
 
 
 class Progress:
-    """Collects the parts of an `Activity`; thread-safe.
+    """Collector of the numbers that make up an `Activity`; thread-safe.
 
-    `notice(message)` tells the first episode that ends without a reward, of each kind.
+    `notice(message)` is called for the first episode of each kind that ends without a reward.
     """
 
     def __init__(self, notice: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class Progress:
         self._step = self._steps = self._done = self._total = 0
         self._unit = ""
         self._slots: set[tuple[str, int]] = set()
-        """Group and sample of each training episode that ended and that no step has taken yet."""
+        """Group id and sample index of each training episode that has ended and that no step has taken yet."""
         self._failures: Counter[str] = Counter()
         self._newest_failure = ""
         self._calls: Callable[[], int] = int
@@ -48,23 +48,26 @@ class Progress:
             self._calls_before = self._calls()
 
     def begin_step(self, step: int, steps: int, *, ahead: bool) -> None:
-        """Begin the step that is the `step`-th of so many; `ahead`: episodes that ended before may be for it."""
+        """Begin step number `step` of `steps`.
+
+        `ahead` says that sampling runs ahead of training, so episodes that have ended before may belong to this step.
+        """
         with self._lock:
             self._step, self._steps, self._step_began = step, steps, self._clock()
             if not ahead:
                 self._slots.clear()
 
     def advance(self) -> None:
-        """Count one more unit of the phase."""
+        """Count one more finished unit of the phase."""
         with self._lock:
             self._done += 1
 
     def count_calls(self, calls: Callable[[], int]) -> None:
-        """Read the number of LLM calls here from now on."""
+        """Use `calls` from now on to read the number of LLM calls."""
         self._calls = calls
 
     def ended(self, record: Record) -> None:
-        """Count an episode; tell of one that fails as none before."""
+        """Count an ended episode; send a notice for the first failure of its kind."""
         name = label(record)
         with self._lock:
             if record.is_eval:
@@ -78,18 +81,18 @@ class Progress:
             told = self._failures[name] > 1 or len(self._failures) > _TOLD
         if not told:
             self._notice(
-                f"an episode without a reward, {name}, on task '{record.task_id}': {record.detail or name}. See "
-                f"`{command_line('trace', 'show', record.id)}`; others like it are counted"
+                f"an episode on task '{record.task_id}' ended without a reward, {name}: {record.detail or name}. See "
+                f"`{command_line('trace', 'show', record.id)}`; further ones of this kind are only counted"
             )
 
     def taken(self, groups: Iterable[str]) -> None:
-        """Take note of the groups that a step has taken; what it trains is sampled no more."""
+        """Forget the episodes of the groups that a step has taken: they no longer count as sampled for the next one."""
         ids = set(groups)
         with self._lock:
             self._slots = {slot for slot in self._slots if slot[0] not in ids}
 
     def now(self) -> Activity:
-        """Return what the run does now."""
+        """Return a snapshot of the run's current activity."""
         with self._lock:
             now = self._clock()
             done = len(self._slots) if self._phase == "sampling" else self._done
@@ -100,7 +103,8 @@ class Progress:
                 steps=self._steps,
                 step_s=now - self._step_began,
                 done=done,
-                total=max(self._total, done) if self._total else 0,  # what was sampled again, or ahead, counts too
+                # More may be done than planned: retried slots, groups that were replaced, and sampling ahead.
+                total=max(self._total, done) if self._total else 0,
                 unit=self._unit,
                 llm_calls=self._calls() - self._calls_before,
                 failures=dict(self._failures),

@@ -1,4 +1,4 @@
-"""The sampling side of a run in this process: engine, gateway, agents' loop and scheduler."""
+"""Sampling half of a run: builds the engine, the gateway, the agents' event loop and the scheduler, and closes them."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _END_S = 15.0
-"""Longest wait for cancelled episodes to be stored; agents and scorers have their time to clean up."""
+"""Longest wait for cancelled episodes to be stored, with time for agents and scorers to clean up."""
 
 
 class SamplingSide:
-    """Owns the engine, the gateway and the loop on which agents run; called from the main thread.
+    """Owner of the engine, the gateway and the event loop on which agents run; its methods are called by one thread.
 
-    `asked_to_stop` raises what ends the waiting for groups and evaluations, where the run is to stop.
-    `notice(message)` is called on another thread, once, where an agent blocks that loop. Whatever waits for the
-    loop raises `RunError` when it is blocked for longer than `rollout.timeout_s`.
+    While a method waits for groups or an evaluation, it calls `asked_to_stop` repeatedly; that raises if the run is
+    to stop. `notice(message)` is called once, on another thread, if an agent blocks the event loop. Every wait raises
+    `RunError` if the loop is blocked for longer than `rollout.timeout_s`.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class SamplingSide:
         self._config, self._run_id, self._store = config, run_id, start.store
         self._scheduling: asyncio.Task[None] | None = None
         self._asked_to_stop = asked_to_stop
-        with ExitStack() as undo:  # a part that cannot start takes those before it along
+        # If one part cannot start, the stack closes the parts before it. The order of the callbacks matters: they run
+        # in reverse, so the engine and the gateway close while the agents' loop still turns.
+        with ExitStack() as undo:
             undo.enter_context(shared_tls())
             self._agents = LoopThread(
                 "agents",
@@ -87,6 +89,7 @@ class SamplingSide:
             )
             undo.callback(self.engine.close)
             self.engine.start()
+            # An engine that loads its model has version 0; a resumed run goes on with a later version.
             if start.version:
                 self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
             self._admin_key_file = admin_key_file
@@ -124,17 +127,18 @@ class SamplingSide:
             self._undo = undo.pop_all()
 
     def begin(self) -> None:
-        """Let training episodes start."""
+        """Start the scheduler: from now on training episodes begin."""
         self._scheduling = self._agents.start(self.scheduler.run())
 
     def take_groups(self, count: int, ahead: Ahead) -> Sequence[Group]:
-        """Wait for the next `count` groups; what stopped the scheduler is raised here."""
+        """Block until the next `count` groups are ready; raise the scheduler's error if it has stopped."""
         return self._agents.run(self._take_groups(count, ahead), asked_to_stop=self._asked_to_stop)
 
     async def _take_groups(self, count: int, ahead: Ahead) -> Sequence[Group]:
         scheduling = self._scheduling
         if scheduling is None:
-            raise RunError("sampling has not begun")
+            raise RunError("groups were requested before sampling began")
+        # Wait for the groups and for the scheduler at once: if the scheduler fails, the groups never come.
         taking = asyncio.ensure_future(self._store.take_groups(self._run_id, count, ahead=ahead))
         try:
             await asyncio.wait({taking, scheduling}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,29 +146,29 @@ class SamplingSide:
                 return groups
         finally:
             taking.cancel()
-        await scheduling  # raises what ended it
-        raise RunError("sampling ended before the step had its groups")
+        await scheduling  # raises the scheduler's own error, if that is why it ended
+        raise RunError("sampling ended before the step had all of its groups")
 
     def load_weights(self, version: int, source: WeightSource) -> None:
-        """Switch the engine to new weights."""
+        """Pause the gateway, load new weights into the engine, and go on."""
         with self.gateway.paused():
             self._agents.run(self.engine.load_weights(version, source))
 
     @property
     def invitation(self) -> str:
-        """What agents that come by themselves need to know; empty where the run has its own."""
+        """Notice that tells online agents how to open sessions; empty if the run starts its agents itself."""
         if self._config.rollout.agent.mode != "online":
             return ""
         variable = self._config.gateway.admin_key_env
         key = f"in {variable}" if os.environ.get(variable) else f"in {self._admin_key_file}"
-        return f"agents open sessions by POST {self.gateway.url}/rl/start_session with the admin key, which is {key}"
+        return f"agents open sessions with POST {self.gateway.url}/rl/start_session; the admin key is {key}"
 
     def open_capacity(self, version: int, steps_done: int) -> None:
-        """Let the episodes start that the new version admits."""
+        """Tell the scheduler the new version and step count, so that it can start further episodes."""
         self.scheduler.publish(version, steps_done)
 
     def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, Evaluation]:
-        """Evaluate each task set."""
+        """Run the first `tasks` tasks of each set once, and return the results by name; blocks until all are done."""
         sampling = attrs.evolve(self._config.sampling, temperature=self._config.eval.temperature)
         results = {}
         for name, members in sets.items():
@@ -175,12 +179,13 @@ class SamplingSide:
         return results
 
     def cpu_seconds(self) -> dict[str, float]:
-        """CPU seconds by part: agent (with its SDK), gateway, engine."""
+        """Return the CPU seconds of `agent` (with its SDK), `gateway` and `engine` so far."""
+        # Gateway and inline agents share a thread, so the gateway's own measure is subtracted from the thread's.
         gateway, agents = self.gateway.cpu_seconds, self._agents.cpu_seconds()
         return {"agent": max(0.0, agents - gateway), "gateway": gateway, "engine": self.engine.cpu_seconds}
 
     def close(self) -> None:
-        """Cancel running episodes and free everything; safe at any moment."""
+        """Cancel running episodes and close everything; allowed at any time."""
         self.scheduler.stop()
         if self._scheduling is not None:
             self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
@@ -195,7 +200,7 @@ class SamplingSide:
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait for the end of `task`, whatever it is; an error that nobody has seen yet goes to the log."""
+    """Wait until `task` has ended, and log its error if it has one."""
     await asyncio.wait({task})
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.info("sampling ended with %s", error)
@@ -206,7 +211,8 @@ def _gateway(components: Components, start: Start, engine: Engine, run_id: str, 
     parser = None
     if config.gateway.tool_parser != "auto":
         parser = components.build("tool_parsers", "gateway.tool_parser", Component(config.gateway.tool_parser))
-    reasoning = REASONING_FORMATS.get(config.gateway.reasoning_parser)  # None, as for `auto`: recognised
+    # `auto` is not in the table, and None lets `Chat` recognise the format from the chat template.
+    reasoning = REASONING_FORMATS.get(config.gateway.reasoning_parser)
     return Gateway(
         engine=engine,
         chat=Chat.from_directory(start.model_dir, parser=parser, reasoning=reasoning),

@@ -1,4 +1,4 @@
-"""The scorers that a run's tasks name, asked before it starts whether they can score."""
+"""Run every scorer's own start-up check, so that a missing judge or sandbox shows before the first episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_scorers(scorers: Iterable[NormalizedScorer], gateway: GatewayConfig) -> list[str]:
-    """Let all scorers look whether they can score, at once; return their notes. Raises what one of them raises."""
+    """Call `check` of all scorers concurrently; return their notes, and raise the first error."""
     gateway_url = f"http://{gateway.host}:{gateway.port}" if gateway.port else None
 
     async def check_all() -> list[str]:

@@ -1,4 +1,4 @@
-"""From a config to a fine-tuned policy, without sampling: `FineTuner(config).train()`, what `agentrl sft` calls."""
+"""Supervised fine-tuning on demonstrations, without sampling: `FineTuner(config).train()`, behind `agentrl sft`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from agentrl_core.training.fine_tuning import Tuner
 
 COMMAND = "sft"
-"""What the snapshot of such a run's config names."""
+"""Value of `command` in the config snapshot of a fine-tuning's run directory."""
 
 
 class FineTuner:
-    """Fine-tunes one policy on demonstrations.
+    """Supervised fine-tuning of one policy on demonstrations.
 
     `config` is an `SftConfig`, a mapping in the config file's shape, or the path of a YAML file; relative paths in it
     start from the file's folder, or from the working directory.
@@ -57,15 +57,14 @@ class FineTuner:
 
     @property
     def config(self) -> SftConfig:
-        """What will run."""
+        """The config with overrides applied."""
         return self._given.run
 
     def train(self) -> RunSummary:
-        """Train from the start to the end.
+        """Train in a new run directory, and block until the end.
 
-        Raises `UsageError` for what cannot work, before anything starts, and `RunError` where a started run cannot go
-        on. Ctrl-C and SIGTERM end it after a checkpoint of the last whole step, with `KeyboardInterrupt` and
-        `SystemExit`.
+        Raises `UsageError` before anything starts if the config cannot work, and `RunError` if the run fails later.
+        After Ctrl-C (`KeyboardInterrupt`) or SIGTERM (`SystemExit`), a checkpoint of the last whole step is saved.
         """
         return Interruption().run(self._train)
 
@@ -78,7 +77,10 @@ class FineTuner:
 
 
 def resume(directory: RunDirectory, overrides: Sequence[str], interruption: Interruption) -> RunSummary:
-    """Go on with a killed or interrupted fine-tuning from its newest checkpoint, bit by bit as if it never stopped."""
+    """Resume a killed or interrupted fine-tuning from its newest checkpoint.
+
+    The result is bit-identical to that of an uninterrupted run.
+    """
     kept, base_dir = directory.read_snapshot()
     config = configs.parse_as(SftConfig, kept, overrides)
     directory.check_name(config.name)
@@ -90,14 +92,14 @@ def resume(directory: RunDirectory, overrides: Sequence[str], interruption: Inte
 
 @attrs.define(kw_only=True)
 class SftParts(Parts[SftConfig]):
-    """What a fine-tuning's config names."""
+    """Objects that the config of `agentrl sft` names."""
 
     rows: Sequence[Demonstration]
     eval_sets: Mapping[str, Sequence[Demonstration]]
 
 
 class SftChecks(PartChecks[SftConfig]):
-    """The checks of a fine-tuning's config."""
+    """Checks of the config of `agentrl sft`."""
 
     def __init__(self, given: Given[SftConfig], registry: Registry) -> None:
         super().__init__(given, registry)
@@ -123,7 +125,7 @@ class SftChecks(PartChecks[SftConfig]):
         return list(dict.fromkeys(found))
 
     def _loss(self) -> Iterator[str]:
-        """Build the loss, and refuse one that needs what only sampling gives."""
+        """Build the loss, and refuse one that needs rewards or sampling log-probabilities."""
         yield from problems_of(self._supervised_loss)
 
     def _supervised_loss(self) -> None:
@@ -133,13 +135,13 @@ class SftChecks(PartChecks[SftConfig]):
 
 
 def check_config(loaded: LoadedConfig[SftConfig]) -> Sequence[str]:
-    """Return a line for each problem that can be found before a fine-tuning starts."""
+    """Return one line for each problem that can be found before a fine-tuning starts."""
     plugins = loaded.run.plugins
     return SftChecks(Given.from_file(loaded), load_registry(plugins.block, on_error=plugins.on_error)).all()
 
 
 def resolve(given: Given[SftConfig]) -> SftParts:
-    """Load the registry and the data; raise `UsageError` for all that would stop the run later."""
+    """Load the registry and the data; raise one `UsageError` for everything that would fail later."""
     wait_without_spinning()
     config = given.run
     registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
@@ -165,7 +167,8 @@ def _run(parts: SftParts, directory: RunDirectory, interruption: Interruption, *
         checkpoint = newest_checkpoint(store, directory, audience.notice) if resumed else None
         start = checkpoint[1] if checkpoint else model_directory(parts, directory, lambda: _conversations(parts))
         audience.notice(loading(start))
-        tuner = _tuner(parts, start)  # before it has read the rows, the number of steps is not known
+        # The tuner comes before the check: with `epochs` the number of steps is known only from the rows.
+        tuner = _tuner(parts, start)
         if checkpoint is not None:
             step, folder = checkpoint
             check_unfinished(store, directory, step, steps=tuner.steps)
@@ -186,7 +189,7 @@ def _run(parts: SftParts, directory: RunDirectory, interruption: Interruption, *
 
 
 def _conversations(parts: SftParts) -> list[dict[str, Any]]:
-    """What a built tokenizer is trained on."""
+    """Return the chats on which the tokenizer of a model from nothing is trained."""
     return [row.chat for row in parts.rows if row.messages]
 
 
@@ -206,7 +209,7 @@ def _tuner(parts: SftParts, model_dir: Path) -> Tuner:
 
 
 class _Loop:
-    """The updates of one fine-tuning, with everything that is reported and kept of them."""
+    """Loop of one fine-tuning: updates, held-out loss, checkpoints, reports."""
 
     def __init__(
         self,
@@ -230,7 +233,7 @@ class _Loop:
         self._evals: list[EvalReport] = []
 
     def run(self) -> RunSummary:
-        """Train to the end; the summary is reported on failures too."""
+        """Train to the end. The summary also goes to the trackers if the run fails or is interrupted."""
         planned = attrs.evolve(self._config.trainer, steps=self._tuner.steps, epochs=None)
         info = RunInfo(
             name=self._directory.name,

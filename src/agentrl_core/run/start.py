@@ -1,4 +1,7 @@
-"""Where a run begins: the policy's folder, the learner, the store, the first step. Fresh or resumed."""
+"""Starting state of `agentrl run`: policy, learner, step and version, for a fresh, a resumed or an untrained start.
+
+The parts that `agentrl sft` needs too are in `origin.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +31,24 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Start:
-    """Everything that the training loop starts from."""
+    """State from which the training loop starts."""
 
     model_dir: Path
     """Weights, tokenizer and template that the engine and the gateway load."""
     learner: Learner
     store: Store
     step: int = 0
-    """Optimizer steps done."""
+    """Number of optimizer steps done."""
     version: int = 0
     """Policy version of the weights in `model_dir`."""
     next_index: int = 0
-    """Submission index of the next group."""
+    """Submission index of the next group: its position in the order of tasks."""
     left: Mapping[int, int] = attrs.field(factory=dict)
-    """Earlier submission indices that no step consumed -> groups of them that had ended unusable."""
+    """Earlier submission indices that no step consumed, with the number of unusable groups that each has had."""
 
 
 def fresh_start(components: Components, directory: RunDirectory, store: Store, audience: Audience) -> Start:
-    """Build or find the policy, and warm-start it if the config says so."""
+    """Start a new run: build or find the policy, and warm-start it if the config says so."""
     asyncio.run(announce(store, components, directory.name))
     model_dir, learner = _initial_policy(components, directory, audience)
     asyncio.run(store.add_version(directory.name, 0, step=0))
@@ -53,7 +56,7 @@ def fresh_start(components: Components, directory: RunDirectory, store: Store, a
 
 
 def untrained_start(components: Components, directory: RunDirectory, store: Store) -> Start:
-    """Build or find the policy, and leave it as it is: no warm start."""
+    """Start for `agentrl doctor`: build or find the policy, without the warm start, which may take minutes."""
     asyncio.run(announce(store, components, directory.name))
     model_dir = model_directory(components, directory, lambda: _conversations(components))
     learner = _learner(components, directory, model_dir)
@@ -62,7 +65,10 @@ def untrained_start(components: Components, directory: RunDirectory, store: Stor
 
 
 def check_reference(components: Components, directory: RunDirectory) -> None:
-    """Refuse to resume a run whose loss has come to refer to a policy that it did not keep."""
+    """Raise `ConfigError` if a resumed run's loss needs a reference policy that the run did not keep.
+
+    This happens when an override adds a correction such as `kl` to a run that began with a warm start and without it.
+    """
     from agentrl_core.run.loss import build_loss
 
     config = components.config
@@ -71,14 +77,14 @@ def check_reference(components: Components, directory: RunDirectory) -> None:
         return
     if directory.all_checkpoints() and not (directory.warm_started / "config.json").is_file():
         raise ConfigError(
-            f"{components.where('loss')}: refers to the policy after the warm start, which is not in "
-            f"{directory.warm_started}: a run keeps it where its loss needs it from the start. Name a model folder "
+            f"{components.where('loss')}: needs the policy after the warm start as its reference, which is not in "
+            f"{directory.warm_started}: a run keeps it only if its loss needs it from the start. Name a model folder "
             "with loss.reference, or leave the correction out"
         )
 
 
 def resumed_start(components: Components, directory: RunDirectory, store: Store, audience: Audience) -> Start:
-    """Restore the newest checkpoint and void what was consumed after it; with none, begin anew."""
+    """Restore the newest checkpoint and void the steps after it; without a checkpoint, start from step 0."""
     checkpoint = newest_checkpoint(store, directory, audience.notice)
     if checkpoint is None:
         step = 0
@@ -90,7 +96,7 @@ def resumed_start(components: Components, directory: RunDirectory, store: Store,
         learner = _learner(components, directory, model_dir)
         learner.restore(model_dir)
     point = asyncio.run(rewind(store, components, directory.name, step))
-    lost = "" if checkpoint else f"; no checkpoint is left in {directory.checkpoints}, so all steps are taken again"
+    lost = "" if checkpoint else f"; there is no checkpoint in {directory.checkpoints}, so all steps are repeated"
     audience.notice(f"resumed after step {step}, at group {point.next_index}{lost}")
     version = point.last_version + 1
     return Start(
@@ -105,7 +111,7 @@ def resumed_start(components: Components, directory: RunDirectory, store: Store,
 
 
 def _initial_policy(components: Components, directory: RunDirectory, audience: Audience) -> tuple[Path, Learner]:
-    """The policy before the first step and the folder that holds it."""
+    """Return the folder of the policy before the first step, and its learner; run the warm start if there is one."""
     if builder := components.config.model.use:
         audience.notice(f"building the policy '{builder}'")
     model_dir = model_directory(components, directory, lambda: _conversations(components))
@@ -120,7 +126,9 @@ def _initial_policy(components: Components, directory: RunDirectory, audience: A
     losses = learner.warm_start(rows, warm_start, after_step=audience.progress.advance)
     audience.progress.begin("loading")
     audience.notice(f"warm start done: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-    if learner.refers:  # before the checkpoint, from which a killed run goes on without another warm start
+    # The reference comes before the checkpoint: a run killed in between resumes from the checkpoint, skips the warm
+    # start, and would never get its reference.
+    if learner.refers:
         learner.save(directory.warm_started, step=0, version=0)
     model_dir = directory.checkpoints / "step-0"
     learner.save(model_dir, step=0, version=0)
@@ -129,7 +137,7 @@ def _initial_policy(components: Components, directory: RunDirectory, audience: A
 
 def _learner(components: Components, directory: RunDirectory, model_dir: Path) -> Learner:
     from agentrl_core.run.loss import build_loss
-    from agentrl_core.training.learner import Learner  # with torch: whatever can be told before it is told by now
+    from agentrl_core.training.learner import Learner  # imports torch, so after the notices and the cheap checks
 
     config = components.config
     loss, section = build_loss(config.loss, components.build)
@@ -151,7 +159,7 @@ def _learner(components: Components, directory: RunDirectory, model_dir: Path) -
 
 
 def _reference(components: Components, directory: RunDirectory, path: str | None) -> Path:
-    """Folder of the reference policy: the config's, else that of the policy before the first step."""
+    """Return the folder of the reference policy: `loss.reference`, else the policy before the first step."""
     if path is not None:
         return (components.base_dir / Path(path).expanduser()).resolve()
     if components.config.warm_start is not None:
@@ -160,7 +168,7 @@ def _reference(components: Components, directory: RunDirectory, path: str | None
 
 
 def _conversations(components: Components) -> list[dict[str, Any]]:
-    """What a built tokenizer is trained on: the demonstrations, else the tasks' own messages."""
+    """Return the chats on which a built tokenizer is trained: the demonstrations, else the tasks' own messages."""
     if components.config.warm_start is not None:
         return [row.chat for row in _demonstrations(components, components.config.warm_start) if row.messages]
     return [{"messages": list(task.data["messages"])} for task in components.tasks]

@@ -1,4 +1,7 @@
-"""An event loop on a thread of its own, and how the main thread waits for it without depending on agents' manners."""
+"""The agents' event loop, on its own thread, protected from agents that block it, stop it or never end.
+
+The main thread's waits are all bounded, and a watchdog thread names the line of user code that blocks the loop.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from agentrl_core.concurrency.threads import DaemonExecutor
 from agentrl_core.errors import RunError
 from agentrl_core.rollout.failures import is_users
 
-if sys.platform == "win32":  # there is no uvloop for it
+if sys.platform == "win32":  # uvloop does not support Windows
     from asyncio import new_event_loop
 else:
     from uvloop import new_event_loop
@@ -32,23 +35,23 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
-"""Between two looks at whether the loop still turns."""
+"""Seconds between two checks that the loop still turns."""
 _NOTICE_AFTER_S = 1.0
 _CLOSING_S = 3.0
-"""How long a blocked loop is waited for once nothing more is wanted of it."""
+"""Longest wait for a blocked loop while the run is closing."""
 _ADVICE = (
-    "use await, or a plain `def run`, which gets a thread of its own, or `rollout.agent.mode: subproc`, which gives "
-    "agents processes of their own"
+    "use await, or a plain `def run`, which gets its own thread, or `rollout.agent.mode: subproc`, which runs agents "
+    "in their own processes"
 )
 _MOST_CALLERS = 3
 
 
 class LoopThread:
-    """Runs coroutines for other threads; every failure surfaces where the result is awaited.
+    """Event loop on its own thread that runs coroutines for other threads; errors are raised where they wait.
 
-    `workers`: threads for the synchronous parts of agents. `notice` is told once, on another thread, which lines of
-    the user's code keep the loop from turning (the log has the whole stack); after `patience_s` of that whoever waits
-    for the loop gets a `RunError`.
+    `workers` is the number of threads for the synchronous parts of agents. If user code blocks the loop, `notice` is
+    called once, on the watchdog thread, with the lines at fault; the log gets the whole stack. A loop that is blocked
+    for longer than `patience_s` makes all waits raise `RunError`.
     """
 
     def __init__(
@@ -79,10 +82,11 @@ class LoopThread:
         limit_s: float = math.inf,
         asked_to_stop: Callable[[], None] = lambda: None,
     ) -> T:
-        """Block until `work` is done; Ctrl-C cancels it, and so does `asked_to_stop` by raising something.
+        """Block until `work` is done, and return its result or raise its exception.
 
-        Raises `RunError` where the thread has ended, where the loop is blocked for longer than `patience_s` (as
-        a rule, that of the constructor), and after `limit_s`; `work` is cancelled then.
+        Ctrl-C cancels `work`; so does any exception of `asked_to_stop`, which is called every `TICK_S`. Raises
+        `RunError`, and cancels `work`, if the thread has ended, if the loop is blocked for longer than `patience_s`
+        (None: the constructor's), or after `limit_s`.
         """
         patience_s = self._patience_s if patience_s is None else patience_s
         if not self._thread.is_alive():
@@ -101,7 +105,7 @@ class LoopThread:
         return future.result()
 
     def _check(self, patience_s: float) -> None:
-        """Raise where waiting is in vain."""
+        """Raise `RunError` if the loop is dead or blocked for too long."""
         if not self._thread.is_alive():
             raise RunError(f"the thread '{self._thread.name}' has ended")
         if self._blocked_s > patience_s:
@@ -111,14 +115,14 @@ class LoopThread:
             )
 
     def try_run(self, work: Coroutine[Any, Any, object], what: str, *, limit_s: float) -> None:
-        """Run what belongs to the end; where the loop does not let it come to that, the log says so."""
+        """Run clean-up work; log a warning instead of raising if the loop is blocked or the work takes too long."""
         try:
             self.run(work, patience_s=_CLOSING_S, limit_s=limit_s)
         except RunError as error:
             logger.warning("%s: %s", what, error)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin `work` as a task of the loop, without waiting for its end."""
+        """Start `work` as a task of the loop, and return the task without waiting for its end."""
 
         async def begin() -> asyncio.Task[T]:
             return asyncio.get_running_loop().create_task(work)
@@ -126,7 +130,7 @@ class LoopThread:
         return self.run(begin())
 
     def cpu_seconds(self) -> float:
-        """CPU seconds of the thread so far; of a blocked loop, what was known last."""
+        """Return the CPU seconds of the thread so far; for a blocked loop, the last known value."""
 
         async def measure() -> None:
             self._tick()
@@ -136,7 +140,7 @@ class LoopThread:
         return self._cpu_seconds
 
     def close(self, *, grace_s: float = 5.0) -> None:
-        """Cancel what still runs, and end the thread; what goes on after `grace_s`, or blocks, is left behind."""
+        """Cancel all tasks and end the thread; abandon tasks that go on after `grace_s`, and a loop that is blocked."""
         if self._closing.is_set():
             return
         self.try_run(_cancel_all(grace_s), "closing the agents' event loop", limit_s=2 * grace_s)
@@ -148,16 +152,17 @@ class LoopThread:
             self._loop.close()
 
     def _serve(self) -> None:
-        """Keep the loop turning: neither `sys.exit` in an agent's background task nor `loop.stop()` ends the run."""
+        """Run the loop, and restart it if an agent's background task calls `sys.exit` or `loop.stop`."""
         while not self._closing.is_set():
             try:
                 self._loop.run_forever()
             except BaseException:
-                logger.exception("raised on the agents' event loop, which goes on")
+                logger.exception("an exception reached the agents' event loop, which goes on")
 
     def _log_unseen(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log what an agent's background task raised and nobody awaited: the terminal belongs to the trackers."""
-        if not self._closing.is_set():  # after the end there is no log, and it would come to the terminal
+        """Log the exception of a background task that nobody awaits; the terminal belongs to the trackers."""
+        # After the end of the run there is no log handler any more, and the record would reach the terminal.
+        if not self._closing.is_set():
             logger.warning("on the agents' event loop: %s", context.get("message"), exc_info=context.get("exception"))
 
     def _tick(self) -> None:
@@ -165,43 +170,46 @@ class LoopThread:
         self._ticked.set()
 
     def _watch(self) -> None:
-        """Measure for how long the loop has not turned, and tell who is at fault.
+        """Measure how long the loop has not turned, and report the task that blocks it.
 
-        The measure adds up waits instead of comparing clocks: a process that was stopped was not blocked. At fault is
-        one task that goes on although its thread has a core: on a busy machine the short turns of many, and those that
-        wait for a core, hold up the loop, too.
+        The measure adds up waits instead of comparing clocks, because a process that was suspended was not blocked.
+        Blame falls only on one task that runs on for `_NOTICE_AFTER_S` while its thread has a core. On a busy machine,
+        many short callbacks or a wait for a core delay the loop as well, and are nobody's fault.
         """
         told = False
         task: Callable[[], asyncio.Task[Any] | None] = _nothing
         lasting_s, waited_s = 0.0, 0.0
         while not self._closing.wait(TICK_S):
             self._ticked.clear()
-            with contextlib.suppress(RuntimeError):  # the loop was just closed
+            with contextlib.suppress(RuntimeError):  # the loop may have been closed since
                 self._loop.call_soon_threadsafe(self._tick)
             while not self._ticked.wait(TICK_S) and not self._closing.is_set():
                 self._blocked_s += TICK_S
                 running, waits_s = asyncio.current_task(self._loop), self._waits_for_a_core_s()
                 lasting_s = lasting_s + TICK_S - (waits_s - waited_s) if running is task() else 0.0
                 task, waited_s = _nothing if running is None else weakref.ref(running), waits_s
-                del running  # it is kept alive by nobody here
+                del running  # keep no reference: only the weak one may outlive this turn
                 if not told and lasting_s >= _NOTICE_AFTER_S:
                     told = self._tell()
             self._blocked_s, lasting_s = 0.0, 0.0
 
     def _tell(self) -> bool:
-        """Name the user's code that blocks the loop; return whether there is any."""
+        """Report the user code that blocks the loop; return False if the stack has none."""
         frame = self._frame()
         places = _users_places(frame)
         if not places:
             return False
         callers = "".join(f", called by {place}" for place in places[1 : 1 + _MOST_CALLERS])
         message = f"{places[0]} blocks the event loop that all agents share{callers}; {_ADVICE}"
-        logger.warning("%s. It was at:\n%s", message, "".join(traceback.format_stack(frame)))
+        logger.warning("%s. Stack:\n%s", message, "".join(traceback.format_stack(frame)))
         self._notice(message)
         return True
 
     def _waits_for_a_core_s(self) -> float:
-        """Return for how long the thread could have run and had no core, so far; 0 where the system does not say."""
+        """Return how many seconds in total the thread was ready to run but had no core; 0 if the system does not say.
+
+        The second number of Linux's schedstat, in nanoseconds.
+        """
         try:
             told = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text(encoding="ascii")
         except OSError:
@@ -209,7 +217,7 @@ class LoopThread:
         return int(told.split()[1]) / 1e9
 
     def _place(self) -> str:
-        """Return what the thread is at in the user's own code, the innermost frame; empty where it is elsewhere."""
+        """Return the innermost line of user code that the thread is executing; empty if there is none."""
         return next(iter(_users_places(self._frame())), "")
 
     def _frame(self) -> FrameType | None:
@@ -230,11 +238,11 @@ def _users_places(frame: FrameType | None) -> list[str]:
 
 def _check_time(end: float, limit_s: float) -> None:
     if time.monotonic() >= end:
-        raise RunError(f"it took longer than {limit_s:g} s and is left behind")
+        raise RunError(f"it took longer than {limit_s:g} s and was abandoned")
 
 
 def _nothing() -> None:
-    """Stand for no task, as a reference to one that has gone does."""
+    """Return None, like a weak reference to a task that is gone."""
 
 
 async def _cancel_all(grace_s: float) -> None:
@@ -245,9 +253,10 @@ async def _cancel_all(grace_s: float) -> None:
     pending = (await asyncio.wait(others, timeout=grace_s))[1] if others else set()
     for task in pending:
         setattr(task, "_log_destroy_pending", False)  # noqa: B010 (as asyncio.gather does: the log has told of it)
-        # Never freed, not even when the interpreter ends: closing its coroutine would hand control back to it, and
-        # an agent that catches everything in a loop would then keep the process alive.
+        # Leak the task on purpose, so that it is not freed even when the interpreter ends. Freeing it closes its
+        # coroutine, which hands control back to the agent, and an agent that catches everything in a loop would then
+        # keep the process alive.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
-        logger.warning("%r went on for %g s after it was cancelled and is left behind", task.get_coro(), grace_s)
+        logger.warning("%r went on for %g s after it was cancelled and is abandoned", task.get_coro(), grace_s)
     if not pending:
         await loop.shutdown_asyncgens()

@@ -1,4 +1,4 @@
-"""From a config to a trained policy: `Trainer(config).train(workflow="my_module.MyAgent")`."""
+"""Entry points of `agentrl run` and `runs resume`: `Trainer(config).train(workflow="my_module.MyAgent")`, `resume`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from agentrl_core.run.audience import Audience
 
 _DECIDED = ("aggregation", "unit", "horizon")
-"""Options of the section `loss` that a loss decides where the config is silent, beside the advantage."""
+"""Options of the section `loss` that the loss sets if the config does not; it also chooses the advantage."""
 Begin: TypeAlias = "Callable[[Components, RunDirectory, Store, Audience], Start]"
-"""What makes the start of a run: `fresh_start` or `resumed_start`."""
+"""Function that makes a run's start: `fresh_start` or `resumed_start`."""
 
 
 class Trainer:
-    """Trains one agent.
+    """Reinforcement learning of one agent's policy.
 
     `config` is a `RunConfig`, a mapping in the config file's shape, or the path of a YAML file; relative paths
     in it start from the file's folder, or from the working directory.
@@ -57,17 +57,17 @@ class Trainer:
 
     @property
     def config(self) -> RunConfig:
-        """What will run."""
+        """The config with overrides applied."""
         return self._given.run
 
     def train(self, workflow: object | None = None, *, workflow_kwargs: Mapping[str, Any] | None = None) -> RunSummary:
-        """Run from the start to the end; `workflow` takes the place of the config's.
+        """Train in a new run directory, and block until the end; `workflow` replaces the config's workflow.
 
-        `workflow_kwargs` are what its class is constructed with, or a function's own keyword arguments.
+        `workflow_kwargs` are the arguments of the workflow's constructor, or a function's keyword arguments.
 
-        Raises `UsageError` for what cannot work, before anything starts, and `RunError` where a started run
-        cannot go on; what was stored stays. Ctrl-C and SIGTERM end it after a checkpoint of the last whole step, with
-        `KeyboardInterrupt` and `SystemExit`.
+        Raises `UsageError` before anything starts if the config cannot work, and `RunError` if the run fails later;
+        the run directory stays. After Ctrl-C (`KeyboardInterrupt`) or SIGTERM (`SystemExit`), a checkpoint of the last
+        whole step is saved.
         """
         return Interruption().run(lambda interruption: self._train(workflow, workflow_kwargs, interruption))
 
@@ -89,9 +89,10 @@ def resume(
     workflow: object | None = None,
     workflow_kwargs: Mapping[str, Any] | None = None,
 ) -> RunSummary:
-    """Go on with a killed or interrupted run from its newest checkpoint.
+    """Resume a killed or interrupted run, of `run` or of `sft`, from its newest checkpoint.
 
-    The config is the run's own; `overrides` change it from here on (`trainer.steps=200`), for later resumes too.
+    The config is the one kept in the run directory. `overrides` such as `trainer.steps=200` change it from now on, and
+    for later resumes too. Blocks and raises like `Trainer.train`.
     """
     return Interruption().run(lambda interruption: _resume(run_dir, overrides, workflow, workflow_kwargs, interruption))
 
@@ -106,28 +107,33 @@ def _resume(
     directory = RunDirectory.open(run_dir)
     if directory.command == sft.COMMAND:
         if workflow is not None or workflow_kwargs is not None:
-            raise UsageError(f"run '{directory.name}' is a supervised fine-tuning, which has no workflow")
+            raise UsageError(f"run '{directory.name}' is a supervised fine-tuning, which takes no workflow")
         return sft.resume(directory, overrides, interruption)
     kept, base_dir = directory.read_snapshot()
     config = configs.parse(kept, overrides)
+    # The snapshot has the old loss's defaults written out, and these must not bind another loss.
     if config.loss.use != kept["loss"]["use"]:
         config = configs.parse(_unsettled(kept, base_dir), overrides)
     directory.check_name(config.name)
     components = resolve(Given.from_python(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
     check_reference(components, directory)
-    with directory.locked():  # before the first change
+    with directory.locked():  # a run that is being trained keeps its snapshot
         directory.write_snapshot(configs.dump(components.config), base_dir)
     return _run(components, directory, resumed_start, interruption)
 
 
 def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
-    """The kept config without what its loss decided, so that another loss may; what it said itself stays."""
+    """Return the kept config without the options that the old loss had set, so that the new loss sets its own.
+
+    The snapshot has these options written out. An option that differs from the old loss's default was the user's
+    choice, and stays.
+    """
     silent = {name: value for name, value in kept["loss"].items() if name not in _DECIDED}
     given = Given.from_python(configs.parse({**kept, "loss": silent, "advantage": AUTO}), base_dir)
     plugins = given.run.plugins
     try:
         decided = configs.dump(settled(given, load_registry(plugins.block, on_error=plugins.on_error)))
-    except UsageError:  # the loss is not there any more: nobody knows what it decided
+    except UsageError:  # the old loss is not installed any more, so its defaults are unknown
         return dict(kept)
     said = {name: value for name, value in kept["loss"].items() if decided["loss"].get(name) != value}
     return {
@@ -138,7 +144,7 @@ def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
 
 
 def _run(components: Components, directory: RunDirectory, begin: Begin, interruption: Interruption) -> RunSummary:
-    """Start, train and end."""
+    """Run the training loop inside the frame of `carry_out`."""
     started = time.time()
 
     def work(store: Store, audience: Audience) -> RunSummary:

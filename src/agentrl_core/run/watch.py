@@ -1,4 +1,4 @@
-"""Tells once, in words, when the numbers of a run's steps show that something is set up wrong."""
+"""Watchdog over the metrics of each step: one plain warning, once, per likely mistake in the set-up."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig
 
 _FIRST_STEPS = 3
-"""Steps whose largest entropy is the one that a run began with."""
+"""Number of first steps whose largest entropy counts as the entropy at the start."""
 _COLLAPSED = 0.2
-"""Share of that entropy below which a policy says nearly the same to everything. Runs that learn well keep half of it;
-a learning rate that destroys a model takes it below a fifth within few steps."""
+"""Share of the starting entropy below which a policy gives nearly the same reply to everything. Runs that learn well
+keep half of it; a learning rate that destroys the model takes it below a fifth within a few steps."""
 _MANY_CUT = 0.2
-"""Share of replies cut off at their limit that is worth a word."""
+"""Share of replies cut off at their token limit from which on a warning is given."""
 
 
 class Watch:
-    """Looks at each step's numbers and gives a notice for each problem, the first time that it shows.
+    """Checker of each step's metrics that gives one notice per kind of problem, the first time it shows.
 
-    `max_tokens` is the limit of replies for which the agent sets none, `earlier` are the metrics of the steps before a
-    resumption.
+    `max_tokens` is the limit of replies for which the agent sets none. `earlier` are the metrics of the steps before
+    the run was resumed, needed for the entropy at the start.
     """
 
     def __init__(
@@ -40,13 +40,14 @@ class Watch:
             self._keep_entropy(metrics)
 
     def step(self, step: int, metrics: Mapping[str, float], answers: Mapping[str, int]) -> None:
-        """Look at a step: its metrics, and where the answers of its judged records were (`tally.answer_name`)."""
+        """Check a step; `answers` counts where the answers of its scored records were found (`tally.answer_name`)."""
         self._keep_entropy(metrics)
         nothing_right = self._nothing_right(metrics)
         problems = {
             **dict(_missing_schemas(answers)),
             "nothing right": nothing_right,
-            "replies": "" if nothing_right else _wrong_replies(answers),  # explained by that
+            # A policy that writes random text explains these two as well.
+            "replies": "" if nothing_right else _wrong_replies(answers),
             "cut": "" if nothing_right else self._cut(metrics),
             "entropy": self._collapse(metrics),
             "tools": _unseen_tools(metrics),
@@ -65,9 +66,9 @@ class Watch:
         if entropy is None or entropy >= _COLLAPSED * start:
             return ""
         return (
-            f"the policy's entropy fell from {start:.2g} to {entropy:.2g} nats per token: it answers nearly the same to"
-            " everything, and soon no group will have a signal. If the reward is not yet as high as it can be, begin "
-            f"again with a lower trainer.lr (now {self._config.trainer.lr}), or hold the policy back with "
+            f"the policy's entropy fell from {start:.2g} to {entropy:.2g} nats per token: it gives nearly the same"
+            " reply every time, and soon there will be nothing left to learn from. If the reward should still rise,"
+            f" start again with a lower trainer.lr (now {self._config.trainer.lr}), or slow the policy's change with "
             "loss.corrections: [{use: kl, beta: 0.001}] or [{use: entropy_bonus}]"
         )
 
@@ -76,9 +77,9 @@ class Watch:
         if share < _MANY_CUT:
             return ""
         return (
-            f"{share:.0%} of the replies were cut off at their limit of tokens: the agent's own, or else "
-            f"sampling.max_tokens = {self._max_tokens}. If answers are lost that way, raise it, or ask "
-            "for shorter ones"
+            f"{share:.0%} of the replies were cut off at their token limit: the agent's own limit, or else "
+            f"sampling.max_tokens = {self._max_tokens}. If answers are lost that way, raise the limit, or ask for "
+            "shorter replies in the prompt"
         )
 
     def _nothing_right(self, metrics: Mapping[str, float]) -> str:
@@ -87,13 +88,13 @@ class Watch:
             return ""
         return (
             f"every reward is 0. The policy is built from nothing (model.use: {model.use}) and had no warm_start, so it"
-            " writes random text, hardly ever right. Show it the task first, `warm_start: {data: demos.jsonl}`,"
-            " or train a model that can already speak (model.path)"
+            " writes random text. Train it on demonstrations first, `warm_start: {data: demos.jsonl}`,"
+            " or use a pretrained model (model.path)"
         )
 
 
 def answers_found(answers: Mapping[str, int]) -> dict[str, float]:
-    """Return the metric of the replies that have their answer between tags or in a box; none without such replies."""
+    """Return the metric `rollout/answers_found`, the share of replies with their answer between tags or in a box."""
     replies = {name: count for name, count in answers.items() if name != "workflow"}
     found = sum(count for name, count in replies.items() if name.startswith("schema "))
     return {"rollout/answers_found": found / sum(replies.values())} if replies else {}
@@ -106,8 +107,8 @@ def _missing_schemas(answers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
             found = answers.get(f"schema {schema}", 0)
             text = (
                 f"{found} of {found + count} replies have {schema}, which their tasks name as answer_schema; the others"
-                " have no answer to judge. Ask for it in the prompt or leave answer_schema out: then a reply without it"
-                " is judged as a whole"
+                " have no answer to score. Ask for it in the prompt, or leave answer_schema out: then a reply without"
+                " it is scored as a whole"
             )
             yield name, text
 
@@ -117,9 +118,9 @@ def _wrong_replies(answers: Mapping[str, int]) -> str:
     if not wrong or answers.get("reply") or any(name.startswith("schema ") for name in answers):
         return ""
     return (
-        f"0 of {wrong} replies have <answer>…</answer>, so whole replies were judged, and none of them got more than 0."
-        " `agentrl trace show RECORD` has what was compared. If the answer stands amid other text, ask for the tags in "
-        "the prompt, or take a scorer that looks for it (numeric, choice, f1, regex)"
+        f"0 of {wrong} replies have <answer>…</answer>, so whole replies were scored, and none of them got more than 0."
+        " `agentrl trace show RECORD` shows what was compared. If the answer is only a part of the reply, ask for the"
+        " tags in the prompt, or use a scorer that searches the text (numeric, choice, f1, regex)"
     )
 
 
@@ -129,5 +130,5 @@ def _unseen_tools(metrics: Mapping[str, float]) -> str:
         return ""
     return (
         f"{count:.0f} calls offered tools, which the chat template dropped: the policy never saw them, and can use"
-        " them only as far as the prompt itself describes them"
+        " them only if the prompt itself describes them"
     )

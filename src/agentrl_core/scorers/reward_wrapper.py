@@ -27,10 +27,10 @@ class AsyncRewardWrapper:
                 ...
                 return await self.reward(prompt, completion, **data)
 
-    A sync function runs in a process of its own (see `agentrl_core.concurrency.processes`) that is killed at the time limit, an
-    async one on the event loop. After an exception the function is called again, up to `max_retries` times, and then
-    the exception is raised. A timeout is not retried: the episode is rejected (`reward_timeout`), or, with
-    `on_timeout="zero"`, the reward is 0.0 as in AReaL.
+    A sync function runs in a process of its own (see `agentrl_core.concurrency.processes`) that is killed at the
+    time limit, an async one on the event loop. After an exception the function is called again, up to `max_retries`
+    times, and then the exception is raised. A timeout is not retried: the episode is rejected (`reward_timeout`),
+    or, with `on_timeout="zero"`, the reward is 0.0 as in AReaL.
     """
 
     def __init__(

@@ -11,10 +11,10 @@ from agentrl_core.config.invocation import command_line, pip_install, pytest_cal
 from agentrl_core.plugins.manager import load_registry
 
 
-def check(name: Annotated[str, typer.Argument(help="Name of the package; all where absent.")] = "") -> None:
-    """Import and check all that is registered.
+def check(name: Annotated[str, typer.Argument(help="Name of the package; default: all packages.")] = "") -> None:
+    """Import and check everything that packages register.
 
-    Exit code 1 if any package has a fault. Notes are advice to its author.
+    The exit code is 1 if any package has a fault. Notes are advice for its author.
     """
     from agentrl_testing.plugins import plugin_advice, plugin_problems
 
@@ -41,9 +41,9 @@ def new(
     kind: Annotated[str, typer.Option(help="What it provides: scorer, workflow, loss, …")],
     directory: Annotated[Path, typer.Option(help="Folder to write it into.")] = Path(),
 ) -> None:
-    """Write a new package with one component.
+    """Write a new plugin package with one component.
 
-    It passes the conformance suite of its kind as it is.
+    The package passes the conformance tests of its kind without changes.
     """
     from agentrl_testing.scaffold.package import write_package
 
