@@ -11,8 +11,8 @@ import pytest
 
 from agentrl_core.config.schema import AgentConfig, RolloutConfig
 from agentrl_core.plugins.manager import load_registry
+from agentrl_core.rollout.outcome_counts import label
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
-from agentrl_core.rollout.tally import label
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.types import Task
 from agentrl_testing.workflows import Rehearsal

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_core.plugins.manager import load_registry
-from agentrl_core.rollout.tally import label
+from agentrl_core.rollout.outcome_counts import label
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.types import Task

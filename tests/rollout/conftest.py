@@ -9,11 +9,11 @@ from tests.gateway import conftest as parts
 
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import RolloutConfig
-from agentrl_core.http.borrowed import close_borrowed
+from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.plugins.registry import Registry
-from agentrl_core.rollout.calling import WorkflowCall
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
+from agentrl_core.rollout.workflow_call import WorkflowCall
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.types import Interaction, Task

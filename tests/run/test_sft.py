@@ -14,7 +14,7 @@ from agentrl_core import FineTuner, Trainer
 from agentrl_core.cli import main
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.run import resume
-from agentrl_core.run.audience import Audience
+from agentrl_core.run.events import Audience
 from agentrl_core.training.fine_tuning import Tuner
 
 WORDS = ("ab", "cd", "ef", "gh")

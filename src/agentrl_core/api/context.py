@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import attrs
 
-from agentrl_core.http import borrowed
+from agentrl_core.http import borrowed_clients as borrowed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -49,8 +49,8 @@ def show(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False, as
 def _settled(loaded: LoadedConfig[C]) -> C:
     """Return the config as a run would use it; print a note and return it unchanged if its loss cannot be found."""
     from agentrl_core.plugins.manager import load_registry
+    from agentrl_core.run.component_checks import Given
     from agentrl_core.run.loss import settled
-    from agentrl_core.run.parts import Given
 
     plugins = loaded.run.plugins
     try:

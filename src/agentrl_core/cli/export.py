@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import attrs
 import typer
 
-from agentrl_core.cli.locate import RunsOption, find_database, model_directory, open_run
+from agentrl_core.cli.find_run import RunsOption, find_database, model_directory, open_run
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.stores.files import private_opener

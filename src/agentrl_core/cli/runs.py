@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl_core.cli.locate import DATABASE_NAME, RunsOption, find_directory, last_write, open_run
+from agentrl_core.cli.find_run import DATABASE_NAME, RunsOption, find_directory, last_write, open_run
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import AgentRLError
 from agentrl_core.stores.folder_lock import is_abandoned

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
-from agentrl_core.config.foreign import counterpart
+from agentrl_core.config.foreign_hints import counterpart
 from agentrl_core.config.merge import Tree
 from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refusal
 from agentrl_core.config.schema import RunConfig

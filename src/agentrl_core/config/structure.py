@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin,
 import attrs
 import cattrs
 
-from agentrl_core.config.foreign import counterpart
+from agentrl_core.config.foreign_hints import counterpart
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.config.nodes import describe
 from agentrl_core.config.schema import Component, ModelConfig, RunConfig

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from agentrl_core.config.foreign import counterpart
+from agentrl_core.config.foreign_hints import counterpart
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.config.nodes import describe
 from agentrl_core.errors import ConfigError

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
-from agentrl_core.rollout.attempts import SIBLING_FAILED
+from agentrl_core.rollout.run_agent import SIBLING_FAILED
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:

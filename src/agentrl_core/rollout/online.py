@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_core.errors import EpisodeError, RequestError
 from agentrl_core.gateway.online.session import last_call, until_over
-from agentrl_core.rollout.attempts import Attempt
+from agentrl_core.rollout.run_agent import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -19,12 +19,12 @@ import attrs
 from agentrl_core.api import context as workflow_context
 from agentrl_core.api.scoring import Answer
 from agentrl_core.errors import EpisodeError
-from agentrl_core.rollout.attempts import GRACE_S, Attempt, cancelled_for, run_agent, unbroken
-from agentrl_core.rollout.details import storable
+from agentrl_core.rollout.episode_scoring import ask_scorer, early_request, judge
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of, tell
-from agentrl_core.rollout.judging import ask_scorer, early_request, judge
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.rewards import read_reward
+from agentrl_core.rollout.run_agent import GRACE_S, Attempt, cancelled_for, run_agent, unbroken
+from agentrl_core.rollout.score_details import storable
 from agentrl_core.rollout.token_level.engine import RecordEngine
 from agentrl_core.rollout.token_level.tensor_rows import is_tensor_rows, reward_of_rows
 from agentrl_core.rollout.workflows import ResolvedWorkflow

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_core.api.scoring import training_step
 from agentrl_core.errors import ConfigError, RunError
-from agentrl_core.rollout.attempts import cancelled_for
 from agentrl_core.rollout.capacity import Capacity
 from agentrl_core.rollout.failures import root_cause
 from agentrl_core.rollout.groups import run_group
 from agentrl_core.rollout.online import NobodyCame
 from agentrl_core.rollout.order import TaskOrder, TaskQueue, Turn, stable_hash
-from agentrl_core.rollout.tally import Tally
+from agentrl_core.rollout.outcome_counts import Tally
+from agentrl_core.rollout.run_agent import cancelled_for
 from agentrl_core.types import Evaluation, Outcome, Record, Task
 
 if TYPE_CHECKING:

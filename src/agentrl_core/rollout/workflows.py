@@ -21,8 +21,8 @@ from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.plugins.catalog import of_another_interpreter, providers
 from agentrl_core.plugins.options import bind, construct, place
-from agentrl_core.rollout.calling import INJECTED, EngineCall, WorkflowCall, takes_data
 from agentrl_core.rollout.ready_made.samplers import AsyncSampler, SamplerWorkflow
+from agentrl_core.rollout.workflow_call import INJECTED, EngineCall, WorkflowCall, takes_data
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig

@@ -23,9 +23,9 @@ from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, with_options
+from agentrl_core.run.component_checks import Given, PartChecks, problems_of
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
-from agentrl_core.run.parts import Given, PartChecks, problems_of
 from agentrl_core.scorers.table import ScorerTable
 
 if TYPE_CHECKING:

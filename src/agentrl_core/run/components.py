@@ -15,10 +15,10 @@ from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.plugins.catalog import default_scorer
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, Checks, resolve_agent
-from agentrl_core.run.cores import wait_without_spinning
+from agentrl_core.run.component_checks import Given, Parts
+from agentrl_core.run.cpu_budget import wait_without_spinning
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
-from agentrl_core.run.parts import Given, Parts
 from agentrl_core.run.scorers import check_scorers
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from agentrl_core.plugins.discovery import core_version
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import one_line
 from agentrl_core.run.checks import Checks
+from agentrl_core.run.component_checks import Given
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.parts import Given
 from agentrl_core.run.sampling import SamplingSide
 from agentrl_core.run.start import untrained_start
 from agentrl_core.types import Outcome

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import AgentRLError, RunError, StoreError
-from agentrl_core.run.audience import Audience
+from agentrl_core.run.events import Audience
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import RunSummary, Tracker
+    from agentrl_core.run.component_checks import Parts
     from agentrl_core.run.directory import RunDirectory
-    from agentrl_core.run.parts import Parts
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from agentrl_core.errors import RunError
 from agentrl_core.run.batch import BatchCollector
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.sampling import SamplingSide
-from agentrl_core.run.watch import Watch, answers_found
+from agentrl_core.run.step_warnings import Watch, answers_found
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentrl_core.run.audience import Audience
     from agentrl_core.run.components import Components
     from agentrl_core.run.directory import RunDirectory
+    from agentrl_core.run.events import Audience
     from agentrl_core.run.interruption import Interruption
     from agentrl_core.run.start import Start
 

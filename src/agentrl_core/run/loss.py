@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
-from agentrl_core.config.rates import with_rates
+from agentrl_core.config.default_lr import with_rates
 from agentrl_core.config.schema import AUTO, Component, RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import ConfigError, PluginError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.losses import LossCalculator
     from agentrl_core.config.schema import SamplingConfig
     from agentrl_core.plugins.registry import Registry
-    from agentrl_core.run.parts import Given
+    from agentrl_core.run.component_checks import Given
 
 C = TypeVar("C", bound=RunConfig | SftConfig)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_core.api.trackers import Activity
 from agentrl_core.config.invocation import command_line
-from agentrl_core.rollout.tally import label
+from agentrl_core.rollout.outcome_counts import label
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from agentrl_core.config.schema import Component
 from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.online.admin import key_from_environment, make_key
-from agentrl_core.http.borrowed import close_borrowed
-from agentrl_core.http.tls import shared_tls
+from agentrl_core.http.borrowed_clients import close_borrowed
+from agentrl_core.http.share_tls_context import shared_tls
 from agentrl_core.rollout.online import Visitors
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler

@@ -18,20 +18,27 @@ from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError, UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checkpoints import Checkpoints
-from agentrl_core.run.cores import wait_without_spinning
+from agentrl_core.run.component_checks import Given, PartChecks, Parts, problems_of
+from agentrl_core.run.cpu_budget import wait_without_spinning
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.lifecycle import carry_out
 from agentrl_core.run.loss import build_loss, settled, settled_loss
-from agentrl_core.run.origin import announce, check_unfinished, loading, model_directory, newest_checkpoint, rewind
-from agentrl_core.run.parts import Given, PartChecks, Parts, problems_of
+from agentrl_core.run.shared_start import (
+    announce,
+    check_unfinished,
+    loading,
+    model_directory,
+    newest_checkpoint,
+    rewind,
+)
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.config import LoadedConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.plugins.registry import Registry
-    from agentrl_core.run.audience import Audience
+    from agentrl_core.run.events import Audience
     from agentrl_core.training.fine_tuning import Tuner
 
 COMMAND = "sft"

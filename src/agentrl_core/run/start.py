@@ -16,16 +16,23 @@ from agentrl_core.batching.filters import as_filter
 from agentrl_core.batching.shaping import as_shaping
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError
-from agentrl_core.run.cores import learner_threads, usable_cores
-from agentrl_core.run.origin import announce, check_unfinished, loading, model_directory, newest_checkpoint, rewind
+from agentrl_core.run.cpu_budget import learner_threads, usable_cores
+from agentrl_core.run.shared_start import (
+    announce,
+    check_unfinished,
+    loading,
+    model_directory,
+    newest_checkpoint,
+    rewind,
+)
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.config.schema import WarmStartConfig
     from agentrl_core.data.demonstrations import Demonstration
-    from agentrl_core.run.audience import Audience
     from agentrl_core.run.components import Components
     from agentrl_core.run.directory import RunDirectory
+    from agentrl_core.run.events import Audience
     from agentrl_core.training.learner import Learner
 
 

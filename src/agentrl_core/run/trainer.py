@@ -14,20 +14,20 @@ from agentrl_core.config.schema import AUTO, RunConfig
 from agentrl_core.errors import UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run import sft
+from agentrl_core.run.component_checks import Given
 from agentrl_core.run.components import Components, resolve
-from agentrl_core.run.cores import learner_threads, usable_cores
+from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.lifecycle import carry_out
 from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.loss import settled
-from agentrl_core.run.parts import Given
 from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import RunSummary
-    from agentrl_core.run.audience import Audience
+    from agentrl_core.run.events import Audience
 
 _DECIDED = ("aggregation", "unit", "horizon")
 """Options of the section `loss` that the loss sets if the config does not; it also chooses the advantage."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 from attrs import field
 
-from agentrl_core.api.reading import Of, judged_text, references
+from agentrl_core.api.scored_text import Of, judged_text, references
 from agentrl_core.scorers.f1 import normalized
 
 if TYPE_CHECKING:

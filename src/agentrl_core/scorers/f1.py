@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
-from agentrl_core.api.reading import Of, judged_text, references
+from agentrl_core.api.scored_text import Of, judged_text, references
 
 if TYPE_CHECKING:
     from agentrl_core.api.scoring import ScoreRequest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 import attrs
 from attrs import field, validators
 
-from agentrl_core.api.reading import Of, judged_text, references
+from agentrl_core.api.scored_text import Of, judged_text, references
 
 if TYPE_CHECKING:
     from agentrl_core.api.scoring import ScoreRequest

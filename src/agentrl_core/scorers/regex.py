@@ -11,7 +11,7 @@ import attrs
 import regex  # type: ignore[import-untyped]  # it ships no types
 from attrs import field, validators
 
-from agentrl_core.api.reading import Of, judged_text, references
+from agentrl_core.api.scored_text import Of, judged_text, references
 
 if TYPE_CHECKING:
     from agentrl_core.api.scoring import ScoreRequest

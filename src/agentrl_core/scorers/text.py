@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_core.api.reading import Of, judged_text, references
+from agentrl_core.api.scored_text import Of, judged_text, references
 from agentrl_core.api.scoring import Score
 
 if TYPE_CHECKING:

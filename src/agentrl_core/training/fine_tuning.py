@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl_core.config.rates import SFT
+from agentrl_core.config.default_lr import SFT
 from agentrl_core.errors import DataError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.demonstrations import Demonstrations

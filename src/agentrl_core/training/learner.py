@@ -20,7 +20,7 @@ from agentrl_core.api.weights import ModuleWeights
 from agentrl_core.batching.packing import pack, split_updates
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.batching.signal import Signal, finished, training_signal
-from agentrl_core.config.rates import RL
+from agentrl_core.config.default_lr import RL
 from agentrl_core.errors import ConfigError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.diagnosis import Guard, LogprobGap

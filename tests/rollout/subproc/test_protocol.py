@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from agentrl_core.api.scoring import Answer
 from agentrl_core.errors import EpisodeError, PluginError
 from agentrl_core.rollout.failures import RemoteFailure
-from agentrl_core.rollout.subproc.answers import Frames, ProtocolError, check, read_answer, read_start
 from agentrl_core.rollout.subproc.worker import MAX_ANSWER_BYTES, answer_frame, plain
+from agentrl_core.rollout.subproc.worker_messages import Frames, ProtocolError, check, read_answer, read_start
 
 HOSTILE = '''
 import concurrent.futures

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.http import tls
+from agentrl_core.http import share_tls_context as tls
 from agentrl_core.rollout.subproc import leftovers, worker
 from agentrl_core.rollout.subproc.pickling import find_obstacle
 
@@ -28,7 +28,10 @@ def test_what_another_interpreter_runs_is_python_38_and_the_standard_library(mod
         elif isinstance(node, ast.ImportFrom):
             names = [node.module]
         for name in names:
-            assert name.partition(".")[0] in sys.stdlib_module_names or name == "agentrl_core.rollout.subproc.own"
+            assert (
+                name.partition(".")[0] in sys.stdlib_module_names
+                or name == "agentrl_core.rollout.subproc.own_interpreter"
+            )
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.12", "3.13"])

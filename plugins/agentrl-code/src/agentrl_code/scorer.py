@@ -16,7 +16,7 @@ from agentrl_code.reading import read_tests
 from agentrl_code.sandbox import SHARED, Limits, best_level
 from agentrl_code.verdicts import run_tests
 from agentrl_core import Score
-from agentrl_core.api.reading import Of, judged_text
+from agentrl_core.api.scored_text import Of, judged_text
 from agentrl_core.errors import ConfigError
 
 if TYPE_CHECKING:

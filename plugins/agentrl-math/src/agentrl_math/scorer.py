@@ -9,7 +9,7 @@ from attrs import field, validators
 
 from agentrl_core.api.extract import extract_answer
 from agentrl_core.api.processes import CallTimeoutError, run_in_process
-from agentrl_core.api.reading import references
+from agentrl_core.api.scored_text import references
 from agentrl_core.errors import EpisodeError
 from agentrl_math.comparing import same_value
 

@@ -18,7 +18,7 @@ from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, RolloutConfig, SamplingConfig
 from agentrl_core.engines.scripted import ScriptedEngine
 from agentrl_core.gateway import Gateway
-from agentrl_core.http.borrowed import close_borrowed
+from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow

@@ -19,7 +19,7 @@ import agentrl_core
 from agentrl_core.concurrency.secrecy import environment
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.http import tls
+from agentrl_core.http import share_tls_context as tls
 from agentrl_core.plugins.options import place
 from agentrl_core.plugins.references import is_reference, user_folders
 from agentrl_core.rollout.subproc import worker

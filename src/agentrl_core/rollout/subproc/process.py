@@ -24,10 +24,17 @@ import orjson
 
 from agentrl_core.errors import AgentRLError, ConfigError, DataError, PluginError, RunError
 from agentrl_core.rollout.failures import RemoteFailure, tell
-from agentrl_core.rollout.subproc.answers import READ_BYTES, Frames, ProtocolError, check, read_answer, read_start
 from agentrl_core.rollout.subproc.launch import WORKER
 from agentrl_core.rollout.subproc.output import Output
 from agentrl_core.rollout.subproc.worker import frame
+from agentrl_core.rollout.subproc.worker_messages import (
+    READ_BYTES,
+    Frames,
+    ProtocolError,
+    check,
+    read_answer,
+    read_start,
+)
 
 if TYPE_CHECKING:
     from agentrl_core.rollout.subproc.launch import Launch

@@ -781,7 +781,7 @@ def _work(control: socket.socket) -> None:
     # Another interpreter keeps its own path, without the first entry, which is this file's folder: an agent must not be
     # able to import these modules by their bare names.
     sys.path[:] = start["sys_path"] or sys.path[1:]
-    with _module("agentrl_core.http.tls", start["tls"]).shared_tls():
+    with _module("agentrl_core.http.share_tls_context", start["tls"]).shared_tls():
         try:
             loaded = _load(start, payload)
         except BaseException as error:  # noqa: BLE001  (any failure is reported to the run)
@@ -806,7 +806,7 @@ def _work(control: socket.socket) -> None:
 def _load(start: dict[str, Any], payload: bytes) -> Any:
     if not start["own"]:
         return Foreign(start)
-    from agentrl_core.rollout.subproc.own import Own
+    from agentrl_core.rollout.subproc.own_interpreter import Own
 
     return Own(start, payload)
 

@@ -13,7 +13,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from agentrl_core.http.tls import shared_tls
+from agentrl_core.http.share_tls_context import shared_tls
 
 
 def context_of(client):
@@ -87,7 +87,7 @@ def test_it_may_be_nested_and_leaves_nothing_behind():
 def test_a_library_that_is_imported_later_shares_it_too():
     program = """
         import sys
-        from agentrl_core.http.tls import shared_tls
+        from agentrl_core.http.share_tls_context import shared_tls
         with shared_tls():
             assert "httpx2" not in sys.modules
             import httpx2, inspect

@@ -23,8 +23,8 @@ from agentrl_core.stores.files import flush_to_disk, make_private
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import ResumePoint, Store
+    from agentrl_core.run.component_checks import Parts
     from agentrl_core.run.directory import RunDirectory
-    from agentrl_core.run.parts import Parts
 
 
 async def announce(store: Store, parts: Parts[Any], run_id: str) -> None:

@@ -12,9 +12,9 @@ import attrs
 from agentrl_core.api.extract import FoundAnswer, find_answer, shown
 from agentrl_core.api.scoring import Answer, Score, ScoreRequest, training_step
 from agentrl_core.errors import EpisodeError
-from agentrl_core.rollout.attempts import run_agent
 from agentrl_core.rollout.failures import describe
 from agentrl_core.rollout.rewards import GivenReward, read_reward
+from agentrl_core.rollout.run_agent import run_agent
 
 if TYPE_CHECKING:
     from agentrl_core.scorers.call import NormalizedScorer

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_core.api import context as workflow_context
-from agentrl_core.http.borrowed import close_borrowed
+from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.http.shared_client import SharedClient
 from agentrl_core.plugins.manager import load_registry
-from agentrl_core.rollout.calling import WorkflowCall
+from agentrl_core.rollout.workflow_call import WorkflowCall
 from agentrl_core.rollout.workflows import resolve_workflow
 
 

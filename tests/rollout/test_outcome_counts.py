@@ -3,7 +3,7 @@ import pytest
 
 from agentrl_core.config.schema import RolloutConfig
 from agentrl_core.errors import RunError
-from agentrl_core.rollout.tally import Tally, label
+from agentrl_core.rollout.outcome_counts import Tally, label
 from agentrl_core.types import Outcome, Record
 
 

@@ -3,7 +3,7 @@ import contextvars
 
 import pytest
 
-from agentrl_core.rollout.attempts import run_agent, unbroken
+from agentrl_core.rollout.run_agent import run_agent, unbroken
 
 
 def attempt(agent, *, timeout_s=30.0, grace_s=30.0):

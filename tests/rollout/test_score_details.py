@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.rollout.details import LARGEST_BYTES, storable
+from agentrl_core.rollout.score_details import LARGEST_BYTES, storable
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

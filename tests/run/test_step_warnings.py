@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl_core.config import parse
-from agentrl_core.run.watch import Watch, answers_found
+from agentrl_core.run.step_warnings import Watch, answers_found
 
 TAG, BOX = "<answer>…</answer>", r"\boxed{…}"
 

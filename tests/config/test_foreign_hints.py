@@ -6,7 +6,7 @@ import pytest
 
 from agentrl_core.config import load, parse, parse_as
 from agentrl_core.config.aliases import RENAMED
-from agentrl_core.config.foreign import FOREIGN, counterpart
+from agentrl_core.config.foreign_hints import FOREIGN, counterpart
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import ConfigError
 from agentrl_core.run.checks import check_config

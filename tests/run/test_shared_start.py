@@ -17,7 +17,7 @@ from agentrl_core.api.stores import RunRow, StepRow
 from agentrl_core.config.schema import ModelConfig
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.origin import check_unfinished, model_directory, newest_checkpoint
+from agentrl_core.run.shared_start import check_unfinished, model_directory, newest_checkpoint
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Outcome, Record
 from agentrl_core.weights.manifest import write_manifest

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentrl_core import config
-from agentrl_core.run.cores import learner_threads
+from agentrl_core.run.cpu_budget import learner_threads
 
 PROGRAM = """
 import json, os, sys

@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl_core.config import parse, parse_as
-from agentrl_core.config.rates import with_rates
+from agentrl_core.config.default_lr import with_rates
 from agentrl_core.config.sft import SftConfig
 
 BUILT, LOADED = {"use": "tiny"}, {"path": "models/qwen"}

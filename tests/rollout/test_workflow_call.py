@@ -5,7 +5,7 @@ from contextvars import ContextVar
 import pytest
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.rollout.calling import INJECTED, WorkflowCall
+from agentrl_core.rollout.workflow_call import INJECTED, WorkflowCall
 
 OFFERED = {name: f"the {name}" for name in INJECTED}
 
