@@ -16,7 +16,7 @@ from agentrl_core import config
 from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.rollout.episode_scoring import early_request
-from agentrl_core.rollout.online import Visitors
+from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.run.checks import check_config
 from agentrl_core.types import Outcome, Record, Task
@@ -182,7 +182,7 @@ def test_the_agent_from_elsewhere_plays_an_episode_of_the_run(online, database, 
     monkeypatch.setenv("AGENTRL_ADMIN_KEY", rest.key)
     task = Task(id="t", data={"id": "t", "messages": [{"role": "user", "content": "Hello"}]})
     rollout = RolloutConfig(agent=AgentConfig(mode="online"))
-    visitors = Visitors(rest.gateway, rollout, GatewayConfig())
+    visitors = OnlineAgents(rest.gateway, rollout, GatewayConfig())
     runner = Runner(run=visitors, gateway=rest.gateway, store=database, scorer_for=None, config=rollout, run_id="run")
 
     async def scenario():

@@ -95,7 +95,7 @@ class _Moved:
         return moved_spec(name)
 
 
-sys.meta_path.append(_Moved)  # type: ignore[arg-type]
+sys.meta_path.append(_Moved)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentrl_core.batching.trie import Node, Overlap, TokenTrie
+from agentrl_core.batching.trie import Overlap, TokenTrie, TrieNode
 
 few = st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=8)
 """Sequences over three tokens: they share much, repeat, end inside of others, or are empty."""
@@ -56,19 +56,26 @@ def test_the_order_of_the_sequences_does_not_matter(sequences, random):
 def test_a_dialogue_that_only_grows_is_one_node():
     turns = [list(range(length)) for length in (3, 7, 12)]
     trie = TokenTrie.build(turns)
-    assert trie.nodes == (Node(0, 12, 12),)
+    assert trie.nodes == (TrieNode(0, 12, 12),)
     assert trie.depth == 12
 
 
 def test_a_group_is_its_prompt_and_a_node_per_answer():
     trie = TokenTrie.build([[9, 9, 9, answer, 5] for answer in (1, 2, 3)])
-    assert trie.nodes == (Node(0, 3, 9), Node(3, 5, 5), Node(5, 7, 7), Node(7, 9, 9))
+    assert trie.nodes == (TrieNode(0, 3, 9), TrieNode(3, 5, 5), TrieNode(5, 7, 7), TrieNode(7, 9, 9))
     assert trie.positions.tolist() == [0, 1, 2, 3, 4, 3, 4, 3, 4]
 
 
 def test_nested_branches_end_with_their_parent():
     trie = TokenTrie.build([[1, 2, 3], [1, 2, 4], [1, 5], [6]])
-    assert trie.nodes == (Node(0, 1, 5), Node(1, 2, 4), Node(2, 3, 3), Node(3, 4, 4), Node(4, 5, 5), Node(5, 6, 6))
+    assert trie.nodes == (
+        TrieNode(0, 1, 5),
+        TrieNode(1, 2, 4),
+        TrieNode(2, 3, 3),
+        TrieNode(3, 4, 4),
+        TrieNode(4, 5, 5),
+        TrieNode(5, 6, 6),
+    )
 
 
 @given(few)

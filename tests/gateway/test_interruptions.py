@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from agentrl_core.chat.template_check import Stability, TemplateVerdict
+from agentrl_core.chat.template_check import Stability, TemplateCheck
 from agentrl_core.errors import RunError, StoreError
 from agentrl_core.types import FinishReason
 
@@ -205,7 +205,7 @@ def test_a_gateway_that_was_not_started_says_so(chat, engine, store):
 
 @pytest.mark.parametrize(("history", "warned"), [("exact", True), ("template", False)])
 def test_what_a_template_does_with_history_is_told(make_gateway, chat, monkeypatch, history, warned):
-    verdict = TemplateVerdict(stability=Stability.PATCHED, changed=("reasoning",))
+    verdict = TemplateCheck(stability=Stability.PATCHED, changed=("reasoning",))
     monkeypatch.setitem(vars(chat), "verdict", verdict)
     notice = make_gateway(history=history).history_notice
     assert "rewrites past turns with reasoning" in notice

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl_core.config.schema import GatewayConfig, UpstreamConfig
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.call_types import ChatRequest, ToolChoice, Usage
+from agentrl_core.gateway.call_types import ChatRequest, TokenUsage, ToolChoice
 from agentrl_core.gateway.dialects.openai_chat import OpenAIChat
 from agentrl_core.gateway.upstreams import UpstreamPiece, Upstreams
 from agentrl_core.types import Grammar
@@ -201,7 +201,7 @@ def test_a_whole_reply_is_read(provider, complete):
             tool_calls=(call("c1", "add", '{"a": 1}'),),
             finish_reason="tool_calls",
             logprobs=tuple(entries),
-            usage=Usage(prompt_tokens=11, output_tokens=5, cached_tokens=8, reasoning_tokens=2),
+            usage=TokenUsage(prompt_tokens=11, output_tokens=5, cached_tokens=8, reasoning_tokens=2),
         ),
     )
 
@@ -311,7 +311,7 @@ def test_a_stream_is_read_whatever_its_chunks(provider, stream):
         UpstreamPiece(content="né"),
         UpstreamPiece(tool_calls=(call("c1", "add", '{"a": 1}'),)),
         UpstreamPiece(tool_calls=(call("c2", "look", "{}"),), finish_reason="tool_calls"),
-        UpstreamPiece(usage=Usage(prompt_tokens=11, output_tokens=5, cached_tokens=8, reasoning_tokens=2)),
+        UpstreamPiece(usage=TokenUsage(prompt_tokens=11, output_tokens=5, cached_tokens=8, reasoning_tokens=2)),
     ]
     for pieces in (1, 7, 60):
         provider.replies = [events(*bodies, pieces=pieces)]
@@ -513,7 +513,7 @@ def test_a_provider_that_ignores_n_is_asked_for_the_replies_that_are_missing(pro
     assert said(pieces) == {0: "a", 1: "b", 2: "c"}
     assert [piece.finish_reason for piece in pieces] == ["stop"] * 3
     assert [(body.get("n"), body["seed"]) for _, _, body in provider.seen] == [(3, 5), (2, 6), (None, 7)]
-    assert pieces[-1].usage == Usage(prompt_tokens=33, output_tokens=15, cached_tokens=24, reasoning_tokens=6)
+    assert pieces[-1].usage == TokenUsage(prompt_tokens=33, output_tokens=15, cached_tokens=24, reasoning_tokens=6)
 
 
 def test_a_provider_that_streams_one_reply_is_asked_for_the_others(provider, stream):
@@ -522,7 +522,7 @@ def test_a_provider_that_streams_one_reply_is_asked_for_the_others(provider, str
     pieces = stream(THREE)
     assert said(pieces) == {0: "a", 1: "b", 2: "c"}
     assert [body.get("n") for _, _, body in provider.seen] == [3, None]
-    assert pieces[-1].usage == Usage(prompt_tokens=22, output_tokens=10, cached_tokens=16, reasoning_tokens=4)
+    assert pieces[-1].usage == TokenUsage(prompt_tokens=22, output_tokens=10, cached_tokens=16, reasoning_tokens=4)
 
 
 def test_a_usage_that_grows_with_the_stream_counts_once(provider, stream):

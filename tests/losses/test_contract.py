@@ -4,7 +4,7 @@ import torch
 
 from agentrl_core.api.losses import LossBatch, LossOutput
 from agentrl_core.errors import TrainingError
-from agentrl_core.losses.contract import checked, made_by, problem_of_needs
+from agentrl_core.losses.contract import checked, checked_output, problem_of_needs
 from agentrl_core.losses.corrected import Corrected
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.losses.lag_decay import LagDecay
@@ -80,7 +80,7 @@ def test_what_a_loss_raises_names_it_its_line_and_what_it_did_not_ask_for(batch)
 
     said = r"loss: Forgetful raised TypeError: .* \(.*test_contract\.py:\d+\)\. .* are set \(nothing\); the others"
     with pytest.raises(TrainingError, match=said):
-        made_by(Forgetful(), batch)
+        checked_output(Forgetful(), batch)
 
 
 def test_a_correction_is_blamed_for_its_own_shape(batch):

@@ -8,7 +8,7 @@ from tests.gateway import conftest as parts
 
 from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
 from agentrl_core.gateway.online.leases import Claim
-from agentrl_core.rollout.online import Visitors
+from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.scorers.call import normalize_scorer
@@ -33,7 +33,7 @@ def make_run(database):
         agent["reward_grace_s"] = options.pop("reward_grace_s", 5.0)
         agent["lease_timeout_s"] = options.pop("lease_timeout_s", 30.0)
         config = make_config(agent, **{"group_size": 2, "tasks_per_step": 1, "retries": 0, **options})
-        visitors = Visitors(rest.gateway, config, GatewayConfig(session_ttl_s=ttl_s))
+        visitors = OnlineAgents(rest.gateway, config, GatewayConfig(session_ttl_s=ttl_s))
         rows = [Task(id=f"t{i}", data={"id": f"t{i}", "messages": [], "n": i}, scorer=scorer) for i in range(tasks)]
         runner = Runner(
             run=visitors,

@@ -3,7 +3,7 @@ import pytest
 
 from agentrl_core.config.schema import RolloutConfig
 from agentrl_core.errors import RunError
-from agentrl_core.rollout.outcome_counts import Tally, label
+from agentrl_core.rollout.outcome_counts import OutcomeCounts, label
 from agentrl_core.types import Outcome, Record
 
 
@@ -24,7 +24,7 @@ def test_labels_name_outcome_and_reason():
 
 
 def test_draining_gives_what_is_new_and_totals_stay():
-    tally = Tally(RolloutConfig())
+    tally = OutcomeCounts(RolloutConfig())
     for item in (SCORED, SCORED, FAILED):
         tally.add(item)
     assert tally.records.drain() == {"scored": 2, "failed(ValueError)": 1}
@@ -40,7 +40,7 @@ def test_judged_training_records_are_counted_by_where_their_answer_was():
         details = {"judged": {"answer": "x", "from": source, "looked_for": "<answer>…</answer>"}}
         return attrs.evolve(SCORED, reward=reward, score_details=details, **fields)
 
-    tally = Tally(RolloutConfig())
+    tally = OutcomeCounts(RolloutConfig())
     for item in (
         judged("schema", 0.0),
         judged("nowhere", 0.0),
@@ -62,7 +62,7 @@ def test_judged_training_records_are_counted_by_where_their_answer_was():
 
 
 def test_groups_are_counted_by_how_they_ended():
-    tally = Tally(RolloutConfig())
+    tally = OutcomeCounts(RolloutConfig())
     tally.add_group(usable=True)
     tally.add_group(usable=False)
     tally.add_group(usable=False, requeued=True)
@@ -72,14 +72,14 @@ def test_groups_are_counted_by_how_they_ended():
 
 
 def test_an_episode_that_was_cancelled_for_a_sibling_is_counted_as_such():
-    tally = Tally(RolloutConfig())
+    tally = OutcomeCounts(RolloutConfig())
     tally.add_cancelled()
     tally.add_cancelled("sibling_failed")
     assert tally.records.totals == {"cancelled": 1, "cancelled(sibling_failed)": 1}
 
 
 def test_more_failures_than_allowed_in_a_full_window_stop_the_run():
-    tally = Tally(RolloutConfig(max_failure_rate=0.5, failure_window=6))
+    tally = OutcomeCounts(RolloutConfig(max_failure_rate=0.5, failure_window=6))
     for item in (SCORED, SCORED, FAILED, FAILED, HUNG, SCORED):  # three of six: at the limit
         tally.add(item)
     with pytest.raises(RunError) as caught:
@@ -92,7 +92,7 @@ def test_more_failures_than_allowed_in_a_full_window_stop_the_run():
 
 
 def test_a_window_that_is_not_full_stops_nothing():
-    tally = Tally(RolloutConfig(max_failure_rate=0.0, failure_window=3))
+    tally = OutcomeCounts(RolloutConfig(max_failure_rate=0.0, failure_window=3))
     tally.add(FAILED)
     tally.add(FAILED)
     with pytest.raises(RunError):
@@ -100,7 +100,7 @@ def test_a_window_that_is_not_full_stops_nothing():
 
 
 def test_a_limit_of_one_stops_where_nothing_works():
-    tally = Tally(RolloutConfig(max_failure_rate=1.0, failure_window=4))
+    tally = OutcomeCounts(RolloutConfig(max_failure_rate=1.0, failure_window=4))
     for item in (FAILED, FAILED, HUNG, SCORED, FAILED, FAILED, HUNG):
         tally.add(item)
     with pytest.raises(RunError, match=r"^4 of the last 4 .* rollout.max_failure_rate = 1 allows any share but all"):
@@ -111,7 +111,7 @@ def test_a_limit_of_one_stops_where_nothing_works():
     ("failed", "took_s", "pause_s"), [(64, 0.0, 10.0), (60, 0.0, 5.0), (56, 2.0, 0.5), (64, 12.0, 0.0), (24, 0.0, 0.01)]
 )
 def test_the_more_records_fail_at_once_the_longer_their_places_stay_empty(failed, took_s, pause_s):
-    tally = Tally(RolloutConfig(max_failure_rate=1.0, failure_window=1000))
+    tally = OutcomeCounts(RolloutConfig(max_failure_rate=1.0, failure_window=1000))
     last = attrs.evolve(FAILED, started_at=100.0, finished_at=100.0 + took_s)
     for item in [FAILED] * 40 + [SCORED] * (64 - failed) + [last] * failed:
         tally.add(item)
@@ -120,7 +120,7 @@ def test_the_more_records_fail_at_once_the_longer_their_places_stay_empty(failed
 
 
 def test_the_first_failures_of_a_run_take_no_time():
-    tally = Tally(RolloutConfig(max_failure_rate=1.0, failure_window=1000))
+    tally = OutcomeCounts(RolloutConfig(max_failure_rate=1.0, failure_window=1000))
     for _ in range(63):
         tally.add(FAILED)
         assert tally.pause_s(FAILED) == 0.0

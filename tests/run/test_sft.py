@@ -14,7 +14,7 @@ from agentrl_core import FineTuner, Trainer
 from agentrl_core.cli import main
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.run import resume
-from agentrl_core.run.events import Audience
+from agentrl_core.run.events import RunEvents
 from agentrl_core.training.fine_tuning import Tuner
 
 WORDS = ("ab", "cd", "ef", "gh")
@@ -196,7 +196,7 @@ def notices(monkeypatch):
         if not message.startswith("loading "):
             said.append(message)
 
-    monkeypatch.setattr(Audience, "notice", notice)
+    monkeypatch.setattr(RunEvents, "notice", notice)
     return said
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl_core.config import parse
-from agentrl_core.run.step_warnings import Watch, answers_found
+from agentrl_core.run.step_warnings import StepWarnings, answers_found
 
 TAG, BOX = "<answer>…</answer>", r"\boxed{…}"
 
@@ -15,7 +15,7 @@ def watching(model=LOADED, earlier=(), **sections):
     """A watch, with what it told in `watch.told`."""
     told = []
     config = parse({"model": model, "trainer": {"lr": 1e-5}, **sections})
-    made = Watch(config, told.append, max_tokens=64, earlier=earlier)
+    made = StepWarnings(config, told.append, max_tokens=64, earlier=earlier)
     made.told = told
     return made
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_core.rollout.capacity import Capacity
-from agentrl_core.stores.queue import Ahead, next_groups
+from agentrl_core.stores.queue import OvertakeLimits, next_groups
 
 
 @attrs.define(eq=False)
@@ -46,12 +46,12 @@ def test_in_strict_order_an_open_group_holds_back_what_is_ready_behind_it():
     ],
 )
 def test_ready_groups_overtake_as_long_as_the_others_can_be_taken_in_time(groups, now, max_lag, found):
-    assert taken(groups, 2, Ahead(version=now, max_lag=max_lag, per_step=2 if now < 2 else 1)) == found
+    assert taken(groups, 2, OvertakeLimits(version=now, max_lag=max_lag, per_step=2 if now < 2 else 1)) == found
 
 
 def test_without_lag_every_group_is_waited_for_but_those_that_the_step_takes_later():
-    assert taken("3r 3o", 2, Ahead(version=3, max_lag=0, per_step=2)) is None
-    assert taken("3o 3r", 1, Ahead(version=3, max_lag=0, per_step=2, more=1)) == [1]
+    assert taken("3r 3o", 2, OvertakeLimits(version=3, max_lag=0, per_step=2)) is None
+    assert taken("3o 3r", 1, OvertakeLimits(version=3, max_lag=0, per_step=2, more=1)) == [1]
 
 
 @given(seed=st.integers(0, 10**6), max_lag=st.integers(0, 3), per_step=st.integers(1, 4), one_by_one=st.booleans())
@@ -67,7 +67,7 @@ def test_no_group_is_ever_taken_too_old_and_there_is_always_one_to_wait_for(seed
                 capacity.started()
                 waiting.append(Waiting(version))
             count = 1 if one_by_one else left
-            ahead = Ahead(version=version, max_lag=max_lag, per_step=per_step, more=left - count)
+            ahead = OvertakeLimits(version=version, max_lag=max_lag, per_step=per_step, more=left - count)
             found = next_groups(waiting, count, ahead)
             if found is None:
                 item = chance.choice([item for item in waiting if not item.ready])

@@ -11,7 +11,7 @@ from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.grpo import GRPO
 from agentrl_core.training.diagnosis import Guard
 from agentrl_core.training.metrics import Means, ratio_shares
-from agentrl_core.training.optimizer import Before, Updater, adamw
+from agentrl_core.training.optimizer import PreStep, Updater, adamw
 from agentrl_core.training.policy import Policy
 from agentrl_core.training.ranks import ALONE, Ranks
 
@@ -95,7 +95,7 @@ def train(model_dir, samples, case, ranks=ALONE):
         return updater.update(optimizer, update, before, means=means, inspect=inspect, names=names)
 
     try:
-        values = [guard.attempt(update, [Before()] * len(update.micro_batches), apply) for _ in range(2)]
+        values = [guard.attempt(update, [PreStep()] * len(update.micro_batches), apply) for _ in range(2)]
     except (TrainingError, ZeroDivisionError) as error:
         values = repr(error)
     return (

@@ -55,7 +55,7 @@ def assert_same(one, other):
 @pytest.fixture
 def judged(learner):
     """Judge groups with an estimator of this learner; what the signal says can then be changed."""
-    return lambda groups: learner().judge(groups)
+    return lambda groups: learner().training_signal(groups)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_skipping_takes_the_update_that_would_have_been_without_the_record(learn
     changes = {"aggregation": AggregationConfig(aggregation=aggregation), "trainer": trainer}
     one, plain = learner(loss=Broken(of=(2, 4), how=how), **changes), learner(**changes)
     metrics = one.step(groups, step=1, version=0)
-    signal = plain.judge(groups)
+    signal = plain.training_signal(groups)
     gone = {item.id for place in ((0, 2), (1, 0)) for item in groups[place[0]].episodes[place[1]].interactions}
     left = {name: value for name, value in signal.advantages.items() if name not in gone}
     expected = plain.step(attrs.evolve(signal, advantages=left), step=1, version=0)

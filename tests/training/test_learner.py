@@ -312,7 +312,7 @@ def test_what_was_judged_before_is_trained_as_it_is(learner, sampler, weights):
     at_once, apart = learner(), learner()
     groups = sampler.groups()
     metrics = at_once.step(groups, step=1, version=0)
-    again = apart.step(Signal.joined([apart.judge([group]) for group in reversed(groups)]), step=1, version=0)
+    again = apart.step(Signal.joined([apart.training_signal([group]) for group in reversed(groups)]), step=1, version=0)
     assert same(weights(at_once), weights(apart))
     assert {name: value for name, value in again.items() if not name.endswith("_s")} == {
         name: value for name, value in metrics.items() if not name.endswith("_s")

@@ -48,7 +48,7 @@ def test_a_step_is_normalised_once_however_its_groups_arrived(learner, sampler, 
         learner(advantage=advantage) for advantage in (ReinforcePP(), ReinforcePP(), ReinforcePP(scale=0.5), DrGRPO())
     )
     metrics = at_once.step(groups, step=1, version=0)
-    parts = [one_by_one.judge([group]) for group in reversed(groups)]
+    parts = [one_by_one.training_signal([group]) for group in reversed(groups)]
     again = one_by_one.step(Signal.joined(parts), step=1, version=0)
     assert again["loss/grad_norm"] == metrics["loss/grad_norm"]
     assert same(weights(one_by_one), weights(at_once))

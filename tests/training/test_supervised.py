@@ -16,7 +16,7 @@ from agentrl_core.losses.grpo import GRPO
 from agentrl_core.models.tiny import build
 from agentrl_core.training.demonstrations import Demonstrations
 from agentrl_core.training.policy import Policy
-from agentrl_core.training.supervised import Plan, SupervisedTrainer, batches, held_out_loss
+from agentrl_core.training.supervised import SupervisedTrainer, TrainingPlan, batches, held_out_loss
 
 TURNS = [("Say ab.", "ab"), ("And cd?", "cd cd"), ("And ef?", "ef ef ef")]
 
@@ -57,7 +57,7 @@ def converted(directory, policy, rows, **options):
 
 
 def plan(**changes):
-    return Plan(**({"steps": 4, "batch_size": 3, "lr": 1e-3} | changes))
+    return TrainingPlan(**({"steps": 4, "batch_size": 3, "lr": 1e-3} | changes))
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ class WorkflowContext:
     api_key: str = attrs.field(repr=False)
     http_client: SharedClient = attrs.field(repr=False)
     """HTTP client that all episodes share; its `aclose` does nothing."""
-    judge: Callable[[str, Sequence[Message]], Awaitable[float]] | None = attrs.field(default=None, repr=False)
+    ask_scorer: Callable[[str, Sequence[Message]], Awaitable[float]] | None = attrs.field(default=None, repr=False)
     """Function that asks the task's scorer; None outside the run's process. Call `score` instead."""
 
     @property
@@ -107,12 +107,12 @@ async def score(reply: str, messages: Sequence[Message] = ()) -> float:
     Nothing of it is stored: the record's reward is what the workflow returns. `EpisodeError` (`no_score`) if the scorer
     has no score, `LookupError` outside an episode or in a worker process.
     """
-    judge = get().judge
-    if judge is None:
+    ask_scorer = get().ask_scorer
+    if ask_scorer is None:
         raise LookupError(
             "the task's scorer can be asked in the run's own process only: use rollout.agent.mode: inline"
         )
-    return await judge(reply, messages)
+    return await ask_scorer(reply, messages)
 
 
 def enter(context: WorkflowContext) -> Token[WorkflowContext]:

@@ -11,7 +11,7 @@ Of: TypeAlias = Literal["answer", "reply"]
 """Text that is scored: the extracted answer, or the whole last reply."""
 
 
-def judged_text(request: ScoreRequest, of: Of) -> str:
+def scored_text(request: ScoreRequest, of: Of) -> str:
     """Return the extracted answer, or the text of the last message."""
     if of == "answer":
         return request.answer

@@ -62,7 +62,7 @@ class Score:
     details: Mapping[str, Any] = attrs.field(factory=dict)
 
 
-Verdict: TypeAlias = "float | Score | Mapping[str, float] | None"
+ScorerResult: TypeAlias = "float | Score | Mapping[str, float] | None"
 """Return type of a scorer: a number, a `Score`, `{interaction id: number}`, or None for no score."""
 
 
@@ -83,6 +83,6 @@ class Scorer(Protocol):
     `gateway_url` is the address at which agents will reach the policy, if it is known by then.
     """
 
-    def __call__(self, request: ScoreRequest, /) -> Verdict | Awaitable[Verdict]:
+    def __call__(self, request: ScoreRequest, /) -> ScorerResult | Awaitable[ScorerResult]:
         """Score one finished episode."""
         ...

@@ -14,7 +14,7 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.stores.queue import Ahead
+    from agentrl_core.stores.queue import OvertakeLimits
     from agentrl_core.types import Episode, Group, Interaction, Record, Task
 
 
@@ -64,7 +64,7 @@ class ResumePoint:
 
 
 @attrs.frozen(kw_only=True)
-class Usage:
+class RecordUsage:
     """Number of LLM calls and tokens of one record."""
 
     calls: int
@@ -173,7 +173,7 @@ class Store(Protocol):
         """
         ...
 
-    async def take_groups(self, run_id: str, count: int, *, ahead: Ahead | None = None) -> list[Group]:
+    async def take_groups(self, run_id: str, count: int, *, ahead: OvertakeLimits | None = None) -> list[Group]:
         """Wait until the next `count` training groups are ready; mark them taken and return them.
 
         The order is that of submission, by version and index. An open group holds back the groups after it; a
@@ -233,7 +233,7 @@ class Store(Protocol):
         """
         ...
 
-    async def usage(self, run_id: str) -> Mapping[str, Usage]:
+    async def usage(self, run_id: str) -> Mapping[str, RecordUsage]:
         """Return the LLM calls and tokens so far by record id; records without a call are left out."""
         ...
 

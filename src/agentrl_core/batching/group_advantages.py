@@ -33,7 +33,7 @@ def shaped_rewards(group: Group, shaping: Sequence[Shaping] = ()) -> list[float]
     rewards = [_reward(group, episode) for episode in group.episodes]
     for item in shaping:
         name = f"shaping '{getattr(item, 'name', '') or type(item).__name__}'"
-        with blamed(name, told(group)):
+        with errors_of(name, told(group)):
             found: Any = item.shape(group, tuple(rewards))
         check_numbers(found, len(rewards), name, told(group), "records")
         rewards = [float(value) for value in found]
@@ -59,11 +59,11 @@ def group_advantages(
             [by_name[name] for name in names]
             for by_name, names in zip(map(paid.returns, group.episodes, rewards), trained, strict=True)
         ]
-        with blamed(who, told(group)):
+        with errors_of(who, told(group)):
             of_turns: Any = [list(turns) for turns in advantage.turn_advantages(returns)]
         found = _as_numbers(of_turns, returns, who, group)
     else:
-        with blamed(who, told(group)):
+        with errors_of(who, told(group)):
             of_records: Any = list(advantage.advantages(rewards))
         (values,) = _as_numbers([of_records], [rewards], who, group)
         found = [
@@ -98,7 +98,7 @@ class _Paid:
         Raises `TrainingError` unless there is a finite number for every interaction.
         """
         name, calls = f"credit {type(self.credit).__name__}", [item.id for item in episode.interactions]
-        with blamed(name, told(self.group)):
+        with errors_of(name, told(self.group)):
             found: Any = self.credit.credit(episode)
         if not isinstance(found, Mapping) or not all(call in found and _is_finite(found[call]) for call in calls):
             raise TrainingError(
@@ -161,7 +161,7 @@ def told(group: Group) -> str:
 
 
 @contextmanager
-def blamed(name: str, where: str) -> Iterator[None]:
+def errors_of(name: str, where: str) -> Iterator[None]:
     """Turn exceptions of a component into `TrainingError` with its name, its source line, and what it worked on."""
     try:
         yield

@@ -15,7 +15,7 @@ import attrs
 from agentrl_core.batching.advantages import StepEstimator, TrainedCall
 from agentrl_core.batching.credit import is_trained
 from agentrl_core.batching.filters import has_signal
-from agentrl_core.batching.group_advantages import blamed, check_numbers, group_advantages, shaped_rewards, told
+from agentrl_core.batching.group_advantages import check_numbers, errors_of, group_advantages, shaped_rewards, told
 from agentrl_core.batching.shaping import Bounds
 from agentrl_core.errors import TrainingError
 
@@ -122,7 +122,7 @@ def finished(signal: Signal, *, advantage: AdvantageEstimator, shaping: Sequence
     if isinstance(advantage, StepEstimator):
         names, calls = _trained_calls(signal)
         who = f"advantage estimator {type(advantage).__name__}"
-        with blamed(who, "a step"):
+        with errors_of(who, "a step"):
             found = advantage.normalise(calls)
         check_numbers(found, len(calls), who, "a step", "calls")
         advantages |= dict(zip(names, found, strict=True))
@@ -141,7 +141,7 @@ def finished(signal: Signal, *, advantage: AdvantageEstimator, shaping: Sequence
 def _bounded(item: Bounds, group: Group, advantages: Mapping[str, float]) -> dict[str, float]:
     """Return a group's advantages as bounded by a shaping; raise `TrainingError` unless it returns one for each."""
     name = f"shaping '{type(item).__name__}'"
-    with blamed(name, told(group)):
+    with errors_of(name, told(group)):
         found = item.bound(group, advantages)
         values = [found[call] for call in advantages]
     check_numbers(values, len(advantages), name, told(group), "calls")
@@ -182,7 +182,7 @@ def _filtered(item: Filter, group: Group, advantages: dict[str, float]) -> tuple
 def _asked(item: Filter, group: Group, advantages: Mapping[str, float]) -> bool | Collection[str]:
     """Return a filter's verdict; raise `TrainingError` with the filter's name if it raises or returns another type."""
     name = f"filter '{_reason(item)}'"
-    with blamed(name, told(group)):
+    with errors_of(name, told(group)):
         verdict: Any = item.keep(group, advantages)
     # Booleans of numpy and torch.
     if not isinstance(verdict, bool) and getattr(verdict, "ndim", None) == 0:

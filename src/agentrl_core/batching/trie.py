@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BYTES = array("I").itemsize
 
 
-class Node(NamedTuple):
+class TrieNode(NamedTuple):
     """Range of tokens without a branch inside."""
 
     start: int
@@ -42,7 +42,7 @@ class TokenTrie:
     """Token ids in depth-first order. [T]"""
     positions: array[int]
     """Position of each token in its sequences, from 0. [T]"""
-    nodes: tuple[Node, ...]
+    nodes: tuple[TrieNode, ...]
     """Nodes in depth-first order; they cover all T tokens."""
     paths: tuple[tuple[tuple[int, int], ...], ...]
     """Per sequence, its contiguous runs of places, each as (position, place) of the run's first token. [S]"""
@@ -158,7 +158,7 @@ def _merged(keys: list[bytes]) -> TokenTrie:
     )
 
 
-def _nodes(starts: list[int], positions: array[int], total: int) -> tuple[Node, ...]:
+def _nodes(starts: list[int], positions: array[int], total: int) -> tuple[TrieNode, ...]:
     """Build the nodes from their first places; a node's `stop` is the next node that starts at most as deep as it."""
     stops = [total] * len(starts)
     open_nodes: list[int] = []
@@ -166,7 +166,7 @@ def _nodes(starts: list[int], positions: array[int], total: int) -> tuple[Node, 
         while open_nodes and positions[starts[open_nodes[-1]]] >= positions[start]:
             stops[open_nodes.pop()] = start
         open_nodes.append(index)
-    return tuple(map(Node, starts, [*starts[1:], total], stops))
+    return tuple(map(TrieNode, starts, [*starts[1:], total], stops))
 
 
 def _side_by_side(keys: list[bytes]) -> TokenTrie:
@@ -178,7 +178,7 @@ def _side_by_side(keys: list[bytes]) -> TokenTrie:
         positions.extend(range(len(ids) - start))
         paths.append(((0, start),))
         if len(ids) > start:
-            nodes.append(Node(start, len(ids), len(ids)))
+            nodes.append(TrieNode(start, len(ids), len(ids)))
     lengths = tuple(len(key) // _BYTES for key in keys)
     return TokenTrie(ids=ids, positions=positions, nodes=tuple(nodes), paths=tuple(paths), lengths=lengths)
 

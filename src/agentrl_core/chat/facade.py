@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.reasoning import ReasoningFormat
     from agentrl_core.api.tool_parsers import ToolParser
     from agentrl_core.chat.reply_grammar import Thought
-    from agentrl_core.chat.template_check import TemplateVerdict
+    from agentrl_core.chat.template_check import TemplateCheck
     from agentrl_core.types import Grammar, Message
 
 _END_OF_PROMPT = 16
@@ -92,7 +92,7 @@ class Chat:
         return self._tokenizer.vocab_size
 
     @functools.cached_property
-    def verdict(self) -> TemplateVerdict:
+    def verdict(self) -> TemplateCheck:
         """Result of the template check, which tests what the template does with past turns; computed once."""
         return probe(self)
 

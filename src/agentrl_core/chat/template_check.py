@@ -28,7 +28,7 @@ class Stability(enum.StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class TemplateVerdict:
+class TemplateCheck:
     """Result of the probe."""
 
     stability: Stability
@@ -51,7 +51,7 @@ class TemplateVerdict:
         return "; ".join(parts)
 
 
-def probe(chat: Chat) -> TemplateVerdict:
+def probe(chat: Chat) -> TemplateCheck:
     """Test plain replies, reasoning, tool calls and both, each followed by a user's message or a tool result."""
     changed, forked = [], []
     for kind, turn, following in _cases(thinks=bool(chat.reasoning.open)):
@@ -67,7 +67,7 @@ def probe(chat: Chat) -> TemplateVerdict:
         elif start + text + after != whole:
             changed.append(kind)
     stability = Stability.FORKS if forked else Stability.PATCHED if changed else Stability.STABLE
-    return TemplateVerdict(stability=stability, changed=tuple(changed), forked=tuple(forked))
+    return TemplateCheck(stability=stability, changed=tuple(changed), forked=tuple(forked))
 
 
 _BEFORE: list[Message] = [{"role": "user", "content": "a"}]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from agentrl_core.api.stores import Usage
+from agentrl_core.api.stores import RecordUsage
 from agentrl_core.cli.episode_text import content_text, episode_lines, fidelity_text, printable
 from agentrl_core.cli.export import export
 from agentrl_core.cli.find_run import RunsOption, find_database, find_record, model_directory, open_run
@@ -85,7 +85,7 @@ def list_(
         replies = {} if as_json else asyncio.run(store.last_outputs(row.id))
     records = [record for record in records if outcome in (None, record.outcome)]
     records = [record for record in records if _within(record.reward, min_reward, max_reward)]
-    none = Usage(calls=0, prompt_tokens=0, output_tokens=0)
+    none = RecordUsage(calls=0, prompt_tokens=0, output_tokens=0)
     if sort is None:
         shown = records[-limit:]  # with limit 0 this is the whole list
     else:
@@ -216,7 +216,7 @@ def _beginning(output: Message) -> str:
     return line if len(line) <= _REPLY_CHARACTERS else f"{line[: _REPLY_CHARACTERS - 1]}…"
 
 
-def _row(record: Record, usage: Usage) -> tuple[str, ...]:
+def _row(record: Record, usage: RecordUsage) -> tuple[str, ...]:
     sample = f"{record.sample_index}" + (f" (try {record.attempt + 1})" if record.attempt else "")
     return (
         record.id,

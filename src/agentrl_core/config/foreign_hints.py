@@ -15,7 +15,7 @@ from agentrl_core.config.aliases import RENAMED
 
 
 @attrs.frozen
-class Counterpart:
+class OptionHint:
     """Option of ours that replaces another trainer's option."""
 
     trainers: str
@@ -26,75 +26,75 @@ class Counterpart:
     """Remark on the value; empty if there is none."""
 
 
-FOREIGN: Mapping[str, Counterpart] = {
+FOREIGN: Mapping[str, OptionHint] = {
     # losses
-    "eps_clip_higher": Counterpart("AReaL", "loss.clip_higher: 0.08", note="added to loss.clip, so 0.28 is 0.08"),
-    "use_decoupled_loss": Counterpart(
+    "eps_clip_higher": OptionHint("AReaL", "loss.clip_higher: 0.08", note="added to loss.clip, so 0.28 is 0.08"),
+    "use_decoupled_loss": OptionHint(
         "AReaL", "loss: {use: ppo, behaviour_weight: false}", note="true is the paper's form"
     ),
-    "recompute_logprob": Counterpart("AReaL", "loss.proximal: recompute", note="for losses with a proximal policy"),
-    "behave_imp_weight_cap": Counterpart("AReaL", "loss: {use: ppo, behaviour_weight_cap: 5.0}"),
-    "rejection_sampling": Counterpart(
+    "recompute_logprob": OptionHint("AReaL", "loss.proximal: recompute", note="for losses with a proximal policy"),
+    "behave_imp_weight_cap": OptionHint("AReaL", "loss: {use: ppo, behaviour_weight_cap: 5.0}"),
+    "rejection_sampling": OptionHint(
         "AReaL",
         "loss.corrections: [{use: masked_is, level: token, low: 0.5, high: 5.0}]",
         note="for its action `clamp`: `use: truncated_is` with a cap",
     ),
-    "importance_sampling_level": Counterpart("AReaL", "loss: gspo", note="for its level `sequence`"),
-    "use_sapo_loss": Counterpart("AReaL", "loss: sapo"),
-    "kl_ctl": Counterpart(
+    "importance_sampling_level": OptionHint("AReaL", "loss: gspo", note="for its level `sequence`"),
+    "use_sapo_loss": OptionHint("AReaL", "loss: sapo"),
+    "kl_ctl": OptionHint(
         "AReaL", "loss.corrections: [{use: kl, beta: 0.1, estimator: k1}]", note="a term of the loss, not of the reward"
     ),
-    "kl_estimator": Counterpart("AReaL", "loss.corrections: [{use: kl, beta: 0.1, estimator: k1}]"),
+    "kl_estimator": OptionHint("AReaL", "loss.corrections: [{use: kl, beta: 0.1, estimator: k1}]"),
     # rewards and advantages
-    "adv_norm": Counterpart(
+    "adv_norm": OptionHint(
         "AReaL",
         "advantage: {use: norm, mean_level: batch, std_level: batch, weigh: token}",
         note="with the levels that it has",
     ),
-    "reward_norm": Counterpart(
+    "reward_norm": OptionHint(
         "AReaL", "advantage: {use: norm, mean_level: group, std_level: group}", note="with the levels that it has"
     ),
-    "reward_normalization": Counterpart("AReaL", "advantage: {use: norm, mean_level: group, std_level: group}"),
-    "reward_bias": Counterpart("AReaL", "shaping: [{use: affine, bias: 0.5}]"),
-    "reward_scaling": Counterpart("AReaL", "shaping: [{use: affine, scale: 2.0}]"),
-    "reward_clip": Counterpart("AReaL", "shaping: [{use: affine, clip: 20.0}]"),
-    "overlong_tokens": Counterpart(
+    "reward_normalization": OptionHint("AReaL", "advantage: {use: norm, mean_level: group, std_level: group}"),
+    "reward_bias": OptionHint("AReaL", "shaping: [{use: affine, bias: 0.5}]"),
+    "reward_scaling": OptionHint("AReaL", "shaping: [{use: affine, scale: 2.0}]"),
+    "reward_clip": OptionHint("AReaL", "shaping: [{use: affine, clip: 20.0}]"),
+    "overlong_tokens": OptionHint(
         "AReaL",
         "shaping: [{use: overlong, max_tokens: 4096, buffer_tokens: 512}]",
         note="overlong_tokens is buffer_tokens here",
     ),
-    "efficient_rewarding": Counterpart("AgentCPM's AgentRL", "shaping: [rank]"),
+    "efficient_rewarding": OptionHint("AgentCPM's AgentRL", "shaping: [rank]"),
     # groups
-    "drop_zero_advantage": Counterpart("AgentCPM's AgentRL", "filters: [zero_variance]", note="the default"),
-    "balance_sample": Counterpart("AgentCPM's AgentRL", "filters: [zero_variance, balance_sample]"),
-    "min_turns": Counterpart("AgentCPM's AgentRL", "filters: [zero_variance, {use: min_turns, turns: 1}]"),
-    "reserve_context_error_count": Counterpart(
+    "drop_zero_advantage": OptionHint("AgentCPM's AgentRL", "filters: [zero_variance]", note="the default"),
+    "balance_sample": OptionHint("AgentCPM's AgentRL", "filters: [zero_variance, balance_sample]"),
+    "min_turns": OptionHint("AgentCPM's AgentRL", "filters: [zero_variance, {use: min_turns, turns: 1}]"),
+    "reserve_context_error_count": OptionHint(
         "AgentCPM's AgentRL", "filters: [zero_variance, {use: overlong, reserve: 0}]"
     ),
-    "dynamic_bs": Counterpart("AReaL", "rollout.dynamic_sampling: true", note="for its `dynamic_bs: false`"),
-    "drop_incomplete_group": Counterpart(
+    "dynamic_bs": OptionHint("AReaL", "rollout.dynamic_sampling: true", note="for its `dynamic_bs: false`"),
+    "drop_incomplete_group": OptionHint(
         "AReaL", "rollout.min_group_size: 8", note="the same number as rollout.group_size"
     ),
-    "n_samples": Counterpart("AReaL", "rollout.group_size: 8"),
+    "n_samples": OptionHint("AReaL", "rollout.group_size: 8"),
     # sampling and training
-    "max_new_tokens": Counterpart("AReaL and AgentCPM's AgentRL", "sampling.max_tokens: 1024"),
-    "consumer_batch_size": Counterpart("AReaL", "rollout.tasks_per_step: 16", note="groups per step"),
-    "request_timeout": Counterpart("AReaL", "rollout.timeout_s: 3600.0", note="seconds of one episode"),
-    "sync_sampling": Counterpart("AgentCPM's AgentRL", "rollout.max_head_offpolicyness: 0"),
-    "max_concurrent_samples_per_process": Counterpart(
+    "max_new_tokens": OptionHint("AReaL and AgentCPM's AgentRL", "sampling.max_tokens: 1024"),
+    "consumer_batch_size": OptionHint("AReaL", "rollout.tasks_per_step: 16", note="groups per step"),
+    "request_timeout": OptionHint("AReaL", "rollout.timeout_s: 3600.0", note="seconds of one episode"),
+    "sync_sampling": OptionHint("AgentCPM's AgentRL", "rollout.max_head_offpolicyness: 0"),
+    "max_concurrent_samples_per_process": OptionHint(
         "AgentCPM's AgentRL", "rollout.max_concurrent_rollouts: 32", note="for the whole run, not per process"
     ),
-    "ppo_n_minibatches": Counterpart("AReaL", "trainer.updates: 4"),
-    "optimizer": Counterpart("AReaL", "trainer.lr: 5.0e-6", note="also betas, weight_decay and max_grad_norm"),
-    "max_tokens_per_mb": Counterpart("AReaL", "trainer.max_tokens_per_microbatch: 8192"),
-    "enable_tree_training": Counterpart("AReaL", "trainer.attention: auto", note="`rows` turns it off"),
-    "torch_dtype": Counterpart("AgentCPM's AgentRL", "model.dtype: float32"),
+    "ppo_n_minibatches": OptionHint("AReaL", "trainer.updates: 4"),
+    "optimizer": OptionHint("AReaL", "trainer.lr: 5.0e-6", note="also betas, weight_decay and max_grad_norm"),
+    "max_tokens_per_mb": OptionHint("AReaL", "trainer.max_tokens_per_microbatch: 8192"),
+    "enable_tree_training": OptionHint("AReaL", "trainer.attention: auto", note="`rows` turns it off"),
+    "torch_dtype": OptionHint("AgentCPM's AgentRL", "model.dtype: float32"),
     # the gateway
-    "tool_call_parser": Counterpart("AReaL and AgentCPM's AgentRL", "gateway.tool_parser: auto"),
-    "admin_api_key": Counterpart(
+    "tool_call_parser": OptionHint("AReaL and AgentCPM's AgentRL", "gateway.tool_parser: auto"),
+    "admin_api_key": OptionHint(
         "AReaL", "gateway.admin_key_env: AGENTRL_ADMIN_KEY", note="the environment variable that holds the key"
     ),
-    "session_timeout_seconds": Counterpart("AReaL", "gateway.session_ttl_s: 3600.0"),
+    "session_timeout_seconds": OptionHint("AReaL", "gateway.session_ttl_s: 3600.0"),
 }
 """Our counterpart for each foreign option name, in whatever section a user writes it."""
 

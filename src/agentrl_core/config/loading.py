@@ -14,11 +14,11 @@ import attrs
 
 from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
 from agentrl_core.config.foreign_hints import counterpart
-from agentrl_core.config.merge import Tree
+from agentrl_core.config.merge import ConfigTree
 from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refusal
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import SftConfig
-from agentrl_core.config.structure import Finding, InvalidError, default_of, hint_elsewhere, structure
+from agentrl_core.config.structure import ConfigFault, InvalidError, default_of, hint_elsewhere, structure
 from agentrl_core.config.yaml_text import read_file, read_override
 from agentrl_core.errors import ConfigError
 
@@ -31,7 +31,7 @@ class LoadedConfig(Generic[C]):
 
     run: C
     path: Path
-    _tree: Tree = attrs.field(repr=False)
+    _tree: ConfigTree = attrs.field(repr=False)
 
     @property
     def base_dir(self) -> Path:
@@ -94,7 +94,7 @@ _FILES = (("data", "train"), ("data", "eval"), ("warm_start", "data"), ("model",
 
 def _assemble(
     schema: type[C], root: Node, place: Place, late: Sequence[Assignment], problems: list[Problem]
-) -> tuple[C, Tree]:
+) -> tuple[C, ConfigTree]:
     """Merge file and overrides, and structure the result; raise one `ConfigError` with all problems."""
     if root.value is not None and not isinstance(root.value, dict):
         raise ConfigError(f"{place.text}: expected `option: value` lines, found {describe(root.plain())}")
@@ -102,7 +102,7 @@ def _assemble(
     late = [part for item in late for part in assignments(item.node, item.path)]
     # Look for placeholders in the raw text: a placeholder may also fail other checks, which would hide the reason.
     unfilled = [problem for item in (*early, *late) for problem in _placeholders(item.node, item.spelled)]
-    tree, spelling = Tree(Node({}, place), default_of), NativeSpelling(problems)
+    tree, spelling = ConfigTree(Node({}, place), default_of), NativeSpelling(problems)
     for item in spelling.translate(early):
         problems.extend(tree.assign(item))
     # Paths in the file start from its folder; paths on the command line start where the user is.
@@ -148,7 +148,7 @@ def _from_working_directory(assignment: Assignment) -> Assignment:
     return assignment
 
 
-def _keep_one_policy(tree: Tree) -> None:
+def _keep_one_policy(tree: ConfigTree) -> None:
     """Let `model.path=…` on the command line replace the file's `model.use` with its options, and the reverse."""
     model = tree.find(("model",)).value
     if not isinstance(model, dict) or not {"path", "use"} <= model.keys():
@@ -160,14 +160,14 @@ def _keep_one_policy(tree: Tree) -> None:
             del model[name]
 
 
-def _unusable_groups(run: RunConfig, tree: Tree) -> Iterator[Problem]:
+def _unusable_groups(run: RunConfig, tree: ConfigTree) -> Iterator[Problem]:
     needed, size = run.rollout.min_group_size, run.rollout.group_size
     if needed > size:
         place = tree.find(("rollout", "group_size")).place
         yield Problem(place, f"rollout.group_size: expected at least rollout.min_group_size, {needed}, found {size}")
 
 
-def _located(finding: Finding, tree: Tree) -> Iterator[Problem]:
+def _located(finding: ConfigFault, tree: ConfigTree) -> Iterator[Problem]:
     node = tree.find(finding.path)
     if finding.path[0] in FOREIGN_SECTIONS and isinstance(node.value, dict):
         for name, item in node.value.items():

@@ -11,7 +11,7 @@ from agentrl_core.config.nodes import Assignment, Node, Place, Problem, describe
 
 
 @attrs.frozen
-class Tree:
+class ConfigTree:
     """Tree of config values that assignments change in place."""
 
     root: Node

@@ -24,7 +24,7 @@ C = TypeVar("C", bound=RunConfig | SftConfig)
 
 
 @attrs.frozen
-class Finding:
+class ConfigFault:
     """One fault of the data."""
 
     path: Path
@@ -35,7 +35,7 @@ class Finding:
 class InvalidError(ValueError):
     """Raised if data does not fit its config class; holds all findings."""
 
-    def __init__(self, *findings: Finding) -> None:
+    def __init__(self, *findings: ConfigFault) -> None:
         super().__init__("; ".join(f"{'.'.join(item.path)}: {item.text}" for item in findings))
         self.findings = findings
 
@@ -63,14 +63,14 @@ def _class_hook(cls: type) -> Callable[[Any, Any], Any]:
 
     def structure_section(value: Any, _: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise InvalidError(Finding((), f"expected a section of options, found {describe(value)}"))
-        findings = [Finding((name,), _unknown(name, cls)) for name in value if name not in attributes]
+            raise InvalidError(ConfigFault((), f"expected a section of options, found {describe(value)}"))
+        findings = [ConfigFault((name,), _unknown(name, cls)) for name in value if name not in attributes]
         values = {}
         for name, attribute in attributes.items():
             given = value.get(name, attrs.NOTHING)
             if given is attrs.NOTHING or (given is None and _is_section(kinds[name])):
                 if attribute.default is attrs.NOTHING:
-                    findings.append(Finding((name,), "missing"))
+                    findings.append(ConfigFault((name,), "missing"))
                 continue
             with _collect(findings, name):
                 values[name] = _structure_option(given, kinds[name], attribute)
@@ -90,7 +90,7 @@ def _structure_option(value: Any, kind: Any, attribute: attrs.Attribute[Any]) ->
         try:
             attribute.validator(None, attribute, structured)
         except ValueError as error:
-            raise InvalidError(Finding((), str(error).removeprefix(f"{attribute.name}: "))) from error
+            raise InvalidError(ConfigFault((), str(error).removeprefix(f"{attribute.name}: "))) from error
     return structured
 
 
@@ -98,13 +98,13 @@ def _component(value: Any, _: Any) -> Component:
     if isinstance(value, str):
         value = {"use": value}
     if not isinstance(value, Mapping):
-        raise InvalidError(Finding((), f"expected a name or a section {{use: NAME, …}}, found {describe(value)}"))
+        raise InvalidError(ConfigFault((), f"expected a name or a section {{use: NAME, …}}, found {describe(value)}"))
     if "use" not in value:
-        raise InvalidError(Finding(("use",), "missing: the name of the component"))
+        raise InvalidError(ConfigFault(("use",), "missing: the name of the component"))
     with _under("use"):
         use = _text(value["use"], str)
         if not use:
-            raise InvalidError(Finding((), "expected a name, found an empty text"))
+            raise InvalidError(ConfigFault((), "expected a name, found an empty text"))
     return Component(use, {name: item for name, item in value.items() if name != "use"})
 
 
@@ -112,16 +112,18 @@ def _model(value: Any, _: Any) -> ModelConfig:
     """Structure the section `model`; its unknown options belong to the builder that `use` names."""
     if not isinstance(value, Mapping):
         raise InvalidError(
-            Finding((), f"expected a section {{path: FOLDER}} or {{use: NAME, …}}, found {describe(value)}")
+            ConfigFault((), f"expected a section {{path: FOLDER}} or {{use: NAME, …}}, found {describe(value)}")
         )
     known = {name: item for name, item in value.items() if name in _MODEL_OPTIONS}
     options = {name: item for name, item in value.items() if name not in _MODEL_OPTIONS}
     findings = []
     if options and known.get("use") is None:
         why = "; without `use` there is no builder that could take it"
-        findings = [Finding((name,), f"unknown option{did_you_mean(name, _MODEL_OPTIONS) or why}") for name in options]
+        findings = [
+            ConfigFault((name,), f"unknown option{did_you_mean(name, _MODEL_OPTIONS) or why}") for name in options
+        ]
     if known.get("use") is not None and known.get("path") is not None:
-        findings.append(Finding(("use",), "expected either path or use, found both"))
+        findings.append(ConfigFault(("use",), "expected either path or use, found both"))
     with _collect(findings):
         model: ModelConfig = _structure_model({**known, "options": options}, ModelConfig)
     if findings:
@@ -137,19 +139,19 @@ def _text(value: Any, _: Any) -> str:
         fix = f"; put it in quotes: '{value}'" if isinstance(value, int | float) else ""
         if isinstance(value, Mapping) and "use" in value:  # a scorer with options where a name is expected
             fix = "; write its options under `scorers:`, as `NAME: {use: …}`, and that NAME here"
-        raise InvalidError(Finding((), f"expected a text, found {describe(value)}{fix}"))
+        raise InvalidError(ConfigFault((), f"expected a text, found {describe(value)}{fix}"))
     return value
 
 
 def _whole_number(value: Any, _: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidError(Finding((), f"expected a whole number, found {describe(value)}"))
+        raise InvalidError(ConfigFault((), f"expected a whole number, found {describe(value)}"))
     return value
 
 
 def _number(value: Any, _: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not -_LARGEST < value < _LARGEST:
-        raise InvalidError(Finding((), f"expected a number, found {describe(value)}"))
+        raise InvalidError(ConfigFault((), f"expected a number, found {describe(value)}"))
     return float(value)
 
 
@@ -159,7 +161,7 @@ _LARGEST = 1e300
 
 def _switch(value: Any, _: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidError(Finding((), f"expected true or false, found {describe(value)}"))
+        raise InvalidError(ConfigFault((), f"expected true or false, found {describe(value)}"))
     return value
 
 
@@ -167,19 +169,19 @@ def _choice(value: Any, kind: Any) -> Any:
     allowed = get_args(kind)
     if not isinstance(value, str) or value not in allowed:
         near = did_you_mean(value, allowed) if isinstance(value, str) else ""
-        raise InvalidError(Finding((), f"expected {' or '.join(allowed)}, found {describe(value)}{near}"))
+        raise InvalidError(ConfigFault((), f"expected {' or '.join(allowed)}, found {describe(value)}{near}"))
     return value
 
 
 def _sequence(value: Any, kind: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise InvalidError(Finding((), f"expected a list, found {describe(value)}"))
+        raise InvalidError(ConfigFault((), f"expected a list, found {describe(value)}"))
     kinds = get_args(kind)
     if kinds[-1] is ...:
         kinds = kinds[:1] * len(value)
     if len(value) != len(kinds):
-        raise InvalidError(Finding((), f"expected a list of {len(kinds)}, found {len(value)}"))
-    findings: list[Finding] = []
+        raise InvalidError(ConfigFault((), f"expected a list of {len(kinds)}, found {len(value)}"))
+    findings: list[ConfigFault] = []
     items = []
     for index, (item, item_kind) in enumerate(zip(value, kinds, strict=True)):
         with _collect(findings, str(index)):
@@ -194,8 +196,8 @@ def _named_files(value: Any, _: Any) -> Mapping[str, str] | str | None:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, Mapping):
-        raise InvalidError(Finding((), f"expected a file or a section `NAME: FILE`, found {describe(value)}"))
-    findings: list[Finding] = []
+        raise InvalidError(ConfigFault((), f"expected a file or a section `NAME: FILE`, found {describe(value)}"))
+    findings: list[ConfigFault] = []
     for name, item in value.items():
         with _collect(findings, name):
             _text(item, str)
@@ -207,8 +209,8 @@ def _named_files(value: Any, _: Any) -> Mapping[str, str] | str | None:
 def _named_sections(value: Any, kind: Any) -> Mapping[str, Any]:
     """Structure a mapping of the user's own names to sections."""
     if not isinstance(value, Mapping):
-        raise InvalidError(Finding((), f"expected a section with a section for each name, found {describe(value)}"))
-    findings: list[Finding] = []
+        raise InvalidError(ConfigFault((), f"expected a section with a section for each name, found {describe(value)}"))
+    findings: list[ConfigFault] = []
     sections = {}
     for name, item in value.items():
         with _collect(findings, name):
@@ -232,17 +234,17 @@ def _is_generic(origin: Any) -> Callable[[Any], bool]:
 
 
 @contextmanager
-def _collect(findings: list[Finding], *path: str) -> Iterator[None]:
+def _collect(findings: list[ConfigFault], *path: str) -> Iterator[None]:
     """Catch an `InvalidError` of the block, and add its findings to `findings`, with `path` in front of theirs."""
     try:
         yield
     except InvalidError as error:
-        findings.extend(Finding((*path, *item.path), item.text) for item in error.findings)
+        findings.extend(ConfigFault((*path, *item.path), item.text) for item in error.findings)
 
 
 @contextmanager
 def _under(name: str) -> Iterator[None]:
-    findings: list[Finding] = []
+    findings: list[ConfigFault] = []
     with _collect(findings, name):
         yield
     if findings:

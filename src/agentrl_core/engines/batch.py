@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from agentrl_core.engines.cache import KeyValueCache
-from agentrl_core.engines.decoder import Decoder, Plan
+from agentrl_core.engines.decoder import Decoder, StepPlan
 from agentrl_core.engines.fused import fused_decoder, refresh
 from agentrl_core.engines.prefixes import Key, PrefixIndex
 from agentrl_core.engines.row_parameters import hand_out, lay_out
@@ -61,7 +61,7 @@ class ContinuousBatch:
         self._loads: list[tuple[int, int]] = []
         self._blocks: list[int] = []
         """Blocks of the store that the next step's saves, and then its loads, use. The copies themselves are in
-        `_saves`, `_moves` and `_loads` (see `Plan`)."""
+        `_saves`, `_moves` and `_loads` (see `StepPlan`)."""
 
     @property
     def busy(self) -> bool:
@@ -156,7 +156,7 @@ class ContinuousBatch:
             self._blocks += blocks
         self._rows.append(job)
 
-    def _plan(self) -> tuple[Plan, list[int]]:
+    def _plan(self) -> tuple[StepPlan, list[int]]:
         """Lay out the next step; also return the rows that get a token, in the order of the results.
 
         The rows before the first one that prefills are decoded together. All rows from there on get spans, of one token
@@ -180,7 +180,7 @@ class ContinuousBatch:
             rows[row].filled = position + 1
         longest = max((job.filled for job in rows[:num_decoding]), default=0)
         self._cache.reserve(len(rows), max(positions) + 1)
-        plan = Plan(
+        plan = StepPlan(
             saves=self._saves,
             moves=self._moves,
             loads=self._loads,

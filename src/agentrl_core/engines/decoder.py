@@ -19,7 +19,7 @@ from torch.nn import functional
 from agentrl_core.engines.sampling import Draw, likeliest, sample
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """Work of one step: the copies to do first, the tokens to compute, and how to sample."""
 
     saves: list[tuple[int, int, int]]
@@ -78,7 +78,7 @@ class Decoder(nn.Module):
         self.head_dim = rope.shape[1] * 2
         self.epsilon = epsilon
 
-    def forward(self, cache: Tensor, store: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    def forward(self, cache: Tensor, store: Tensor, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Carry out `plan` on the rows of `cache` and the prefix `store`.
 
         Returns the sampled ids and logprobs, [2, B], and the result of `likeliest` if some row asks for it.
@@ -90,7 +90,7 @@ class Decoder(nn.Module):
         sampled = sample(logits, plan.draw)
         return sampled, likeliest(logits, plan.draw) if plan.draw.num_likeliest > 0 else sampled[:0]
 
-    def hidden(self, cache: Tensor, plan: Plan) -> Tensor:
+    def hidden(self, cache: Tensor, plan: StepPlan) -> Tensor:
         """Return the residual stream after the last layer, [N, hidden]."""
         ids_N, positions_N, rows_N = plan.tokens.unbind(0)
         heads, keys = self.num_heads, self.num_kv_heads
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
         """Return the factor that `norm` multiplies by, [..., 1]."""
         return (x * x).sum(-1, keepdim=True).add_(self.epsilon * x.shape[-1]).rsqrt_()
 
-    def masks(self, positions_D: Tensor, plan: Plan) -> list[Tensor]:
+    def masks(self, positions_D: Tensor, plan: StepPlan) -> list[Tensor]:
         """Return masks to add to the scores (0, or -inf at later positions): of all decoding rows, then per span."""
         masks: list[Tensor] = []
         later = torch.arange(plan.longest) > positions_D.unsqueeze(1)
@@ -135,7 +135,7 @@ class Decoder(nn.Module):
             masks.append(torch.zeros(later.shape).masked_fill_(later, -float("inf")))
         return masks
 
-    def attend(self, q: Tensor, past: Tensor, plan: Plan, masks: list[Tensor]) -> Tensor:
+    def attend(self, q: Tensor, past: Tensor, plan: StepPlan, masks: list[Tensor]) -> Tensor:
         """Return each token's attention over its row, [N, H E]; `q` is [N, H, E], `past` is [R, 2K, T, E]."""
         keys, group, size = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
         first = plan.num_decoding
@@ -158,7 +158,7 @@ class Decoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def copy_cells(cache: Tensor, store: Tensor, plan: Plan) -> None:
+def copy_cells(cache: Tensor, store: Tensor, plan: StepPlan) -> None:
     """Carry out the copies of a plan.
 
     The order matters: finished rows are saved before moves overwrite them.

@@ -30,7 +30,7 @@ Replies: TypeAlias = Callable[[tuple[int, ...], int], Sequence[int]] | Sequence[
 
 
 @attrs.frozen(kw_only=True)
-class Generation:
+class ScriptedCall:
     """One entry of the log."""
 
     request: GenerateRequest
@@ -62,7 +62,7 @@ class ScriptedEngine:
     ) -> None:
         self.version = 0
         self.context_length = context_length
-        self.log: list[Generation] = []
+        self.log: list[ScriptedCall] = []
         """All generations in the order of their ends."""
         self.weights: list[WeightSource] = []
         """All sources passed to `load_weights`, in order."""
@@ -182,7 +182,7 @@ class ScriptedEngine:
             if self._jobs.get(request.request_id) is not job:
                 return
             del self._jobs[request.request_id]
-            generation = Generation(
+            generation = ScriptedCall(
                 request=request,
                 ids=tuple(job.ids[len(request.prompt_ids) :]),
                 logprobs=tuple(job.logprobs),

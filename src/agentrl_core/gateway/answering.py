@@ -250,7 +250,7 @@ async def _replay(dialect: Dialect, reply: Reply, decode: Decode) -> AsyncGenera
                 ids=choice.interaction.output_ids,
                 logprobs=choice.interaction.logprobs,
                 top_logprobs=choice.top_logprobs,
-                told_logprobs=choice.told_logprobs,
+                upstream_logprobs=choice.upstream_logprobs,
             )
         )
     yield writer.end(reply)

@@ -97,7 +97,7 @@ class ChatRequest:
 
 
 @attrs.frozen(kw_only=True)
-class Usage:
+class TokenUsage:
     """Token counts of a call; a prompt counts once, even if it got several replies."""
 
     prompt_tokens: int
@@ -120,9 +120,9 @@ class Choice:
     """Stop string that ended the reply; None if something else did."""
     top_logprobs: TopLogprobs = ()
     reasoning_tokens: int = 0
-    told_logprobs: tuple[Mapping[str, Any], ...] = ()
+    upstream_logprobs: tuple[Mapping[str, Any], ...] = ()
     """Log-probabilities as an upstream sent them, in OpenAI's form, one entry per token; its token ids are unknown."""
-    told_usage: Usage | None = None
+    upstream_usage: TokenUsage | None = None
     """Token counts of the whole call as an upstream reported them; None for the policy."""
     prompt_ids: tuple[int, ...] = ()
     """Ids of the whole prompt if the request asks for token ids, else empty. [T]"""
@@ -147,13 +147,13 @@ class Reply:
         return self.choices[0]
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """Token counts of the call: an upstream's own report, else the sums over the choices."""
-        if self.first.told_usage is not None:
-            return self.first.told_usage
+        if self.first.upstream_usage is not None:
+            return self.first.upstream_usage
         # The `n` choices of a prompt share it, so one of them per prompt is counted.
         firsts = self.choices[:: self.request.n]
-        return Usage(
+        return TokenUsage(
             prompt_tokens=sum(choice.prompt_tokens for choice in firsts),
             output_tokens=sum(len(choice.interaction.output_ids) for choice in self.choices),
             cached_tokens=sum(choice.interaction.cached_tokens for choice in firsts),
@@ -175,7 +175,7 @@ class Delta:
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     top_logprobs: TopLogprobs = ()
-    told_logprobs: tuple[Mapping[str, Any], ...] = ()
+    upstream_logprobs: tuple[Mapping[str, Any], ...] = ()
     """Log-probabilities as an upstream sent them, in place of `ids` and `logprobs`."""
 
     @property

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 
 from agentrl_core.api.tool_parsers import call_id
-from agentrl_core.gateway.call_types import Choice, Delta, Reply, Usage
+from agentrl_core.gateway.call_types import Choice, Delta, Reply, TokenUsage
 from agentrl_core.types import FinishReason, Interaction, Message, Sampling
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Forwarder:
     ) -> Reply:
         """Request and store a reply that is not streamed; `RequestError` if the provider fails."""
         session.check_open()  # before the provider is called and paid
-        heard = _Heard(request, reply_id, self._clock())
+        heard = _ReplyAssembly(request, reply_id, self._clock())
         for piece in await upstream.complete(request):
             heard.add(piece)
         return await self._finish(session, heard, upstream, attempt)
@@ -69,13 +69,15 @@ class Forwarder:
     ) -> AsyncGenerator[Forwarded, None]:
         """Yield the deltas of a streamed reply as they come, and last the whole reply, which is stored by then."""
         session.check_open()
-        heard = _Heard(request, reply_id, self._clock())
+        heard = _ReplyAssembly(request, reply_id, self._clock())
         async with aclosing(upstream.stream(request)) as pieces:
             async for piece in pieces:
                 yield heard.add(piece)
         yield await self._finish(session, heard, upstream, attempt)
 
-    async def _finish(self, session: Session, heard: _Heard, upstream: Upstream, attempt: Attempt | None) -> Reply:
+    async def _finish(
+        self, session: Session, heard: _ReplyAssembly, upstream: Upstream, attempt: Attempt | None
+    ) -> Reply:
         stored: concurrent.futures.Future[None] = concurrent.futures.Future()
         # Under one lock with the check: a session that closes now either refuses this call or waits for its write.
         with session.lock:
@@ -114,7 +116,7 @@ class Forwarder:
 
 
 @attrs.define
-class _Said:
+class _ChoiceParts:
     """Parts of one choice of an upstream's reply, received so far."""
 
     content: list[str] = attrs.field(factory=list)
@@ -134,15 +136,15 @@ class _Said:
         return output
 
 
-class _Heard:
+class _ReplyAssembly:
     """Assembles the pieces of an upstream's reply into deltas for the agent and into the stored reply."""
 
     def __init__(self, request: ChatRequest, reply_id: str, started_at: float) -> None:
         self._request = request
         self._reply_id = reply_id
         self._started_at = started_at
-        self._usage = Usage(prompt_tokens=0, output_tokens=0, cached_tokens=0, reasoning_tokens=0)
-        self.choices: Sequence[_Said] = [_Said() for _ in range(request.n)]
+        self._usage = TokenUsage(prompt_tokens=0, output_tokens=0, cached_tokens=0, reasoning_tokens=0)
+        self.choices: Sequence[_ChoiceParts] = [_ChoiceParts() for _ in range(request.n)]
 
     def add(self, piece: UpstreamPiece) -> Delta:
         """Add a piece and return it as a delta for the agent."""
@@ -165,7 +167,7 @@ class _Heard:
             content=piece.content,
             reasoning=piece.reasoning,
             tool_calls=tuple(new_calls),
-            told_logprobs=piece.logprobs,
+            upstream_logprobs=piece.logprobs,
         )
 
     def reply(
@@ -213,8 +215,8 @@ class _Heard:
                     interaction=interaction,
                     prompt_tokens=self._usage.prompt_tokens,
                     finish_reason="tool_calls" if said.tool_calls else "length" if cut else "stop",
-                    told_logprobs=tuple(said.logprobs),
-                    told_usage=self._usage,
+                    upstream_logprobs=tuple(said.logprobs),
+                    upstream_usage=self._usage,
                 )
             )
         return Reply(request=request, choices=tuple(choices))

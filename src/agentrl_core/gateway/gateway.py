@@ -20,12 +20,12 @@ from agentrl_core.gateway.metering import MeteredStream, metered
 from agentrl_core.gateway.online.admin import Admin, exposed
 from agentrl_core.gateway.online.leases import Leases
 from agentrl_core.gateway.online.routes import Control
-from agentrl_core.gateway.online.sessions import Visits
+from agentrl_core.gateway.online.sessions import OnlineSessions
 from agentrl_core.gateway.pausing import Gate
 from agentrl_core.gateway.quotas import Quotas
 from agentrl_core.gateway.sampling_parameters import SamplingPolicy
 from agentrl_core.gateway.service import PolicyService
-from agentrl_core.gateway.serving.routes import Api
+from agentrl_core.gateway.serving.routes import Router
 from agentrl_core.gateway.sessions import Session, SessionBook
 from agentrl_core.gateway.upstreams import Upstreams
 
@@ -86,7 +86,7 @@ class Gateway:
         self.leases = Leases()
         """Slots that wait for online agents."""
         self._gate = Gate(timeout_s=config.pause_timeout_s)
-        self._visits = Visits(
+        self._visits = OnlineSessions(
             sessions=self._sessions,
             service=self._service,
             store=store,
@@ -105,7 +105,7 @@ class Gateway:
             version=lambda: engine.version,
         )
         self._large = LargeRequests(self._add_cpu)
-        self._api = Api(
+        self._api = Router(
             self._sessions,
             self._service,
             self._forwarder,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agentrl_core.api.stores import SessionRow
-    from agentrl_core.gateway.online.session import Visit
+    from agentrl_core.gateway.online.session import OnlineSession
     from agentrl_core.gateway.sampling_parameters import SamplingPolicy
     from agentrl_core.types import Interaction, Record
 
@@ -59,7 +59,7 @@ class Session:
     group_id: str
     policy: SamplingPolicy = attrs.field(repr=False)
     seed_key: tuple[int, ...] = attrs.field(repr=False)
-    visit: Visit | None = attrs.field(default=None, repr=False)
+    visit: OnlineSession | None = attrs.field(default=None, repr=False)
     """State of an online session: rewards, expiry; None for a session that the run's own agent uses."""
     forgotten: bool = attrs.field(default=False, repr=False)
     """Whether the calls so far are only in the store, because another process answered them; loaded before use."""
@@ -129,7 +129,7 @@ class SessionBook:
         policy: SamplingPolicy,
         seed_key: tuple[int, ...],
         api_key: str | None = None,
-        visit: Visit | None = None,
+        visit: OnlineSession | None = None,
     ) -> Session:
         """Open a session with new secrets, or with the `api_key` that the client chose.
 
@@ -152,7 +152,7 @@ class SessionBook:
         self._add(session)
         return session
 
-    def restore(self, row: SessionRow, *, policy: SamplingPolicy, visit: Visit) -> Session:
+    def restore(self, row: SessionRow, *, policy: SamplingPolicy, visit: OnlineSession) -> Session:
         """Add a session that another process opened, from its row in the store; its calls are loaded later."""
         session = Session(
             record_id=row.record_id,

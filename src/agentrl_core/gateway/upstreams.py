@@ -17,7 +17,7 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.call_types import Usage
+from agentrl_core.gateway.call_types import TokenUsage
 from agentrl_core.gateway.dialects.openai_fields import was_cut
 from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
 from agentrl_core.http.server_client import ExchangeError, ServerClient, ServerReply, server_sent_events
@@ -71,7 +71,7 @@ class UpstreamPiece:
     """Finish reason, on the last piece of each choice only."""
     logprobs: tuple[Mapping[str, Any], ...] = ()
     """Log-probabilities as the provider sent them, in OpenAI's form, one entry per token of the content."""
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     """Token counts, on the very last piece, if the provider sends them."""
 
 
@@ -130,7 +130,7 @@ class Upstream:
         """
         body = _body(request, self._config.model or self.name, stream=False)
         choices: list[UpstreamPiece] = []
-        usage: Usage | None = None
+        usage: TokenUsage | None = None
         # Providers that ignore `n` send one choice per request.
         while len(choices) < request.n:
             reply = await self._begun(_body_of_rest(body, request.n, len(choices)))
@@ -373,7 +373,7 @@ def _response_format(request: ChatRequest) -> dict[str, Any] | None:
 # Reading.
 
 
-def _whole(body: Any, *, most: int) -> tuple[list[UpstreamPiece], Usage | None]:
+def _whole(body: Any, *, most: int) -> tuple[list[UpstreamPiece], TokenUsage | None]:
     """Return the choices of a reply, ordered by index, and its usage.
 
     There may be fewer than `most` choices. `_UnreadableError` if there is none, or one that was not asked for.
@@ -545,10 +545,10 @@ def _finish_reason(value: Any, *, called: bool) -> FinishReason:
     return "tool_calls" if called else "stop"
 
 
-def _usage(value: Any) -> Usage | None:
+def _usage(value: Any) -> TokenUsage | None:
     if not value:
         return None
-    return Usage(
+    return TokenUsage(
         prompt_tokens=_count(value.get("prompt_tokens")),
         output_tokens=_count(value.get("completion_tokens")),
         cached_tokens=_count((value.get("prompt_tokens_details") or {}).get("cached_tokens")),
@@ -561,10 +561,10 @@ def _count(value: Any) -> int:
     return value if type(value) is int and 0 <= value < _MOST_TOKENS else 0
 
 
-def _sum(one: Usage | None, other: Usage | None) -> Usage | None:
+def _sum(one: TokenUsage | None, other: TokenUsage | None) -> TokenUsage | None:
     if one is None or other is None:
         return one or other
-    return Usage(
+    return TokenUsage(
         prompt_tokens=one.prompt_tokens + other.prompt_tokens,
         output_tokens=one.output_tokens + other.output_tokens,
         cached_tokens=one.cached_tokens + other.cached_tokens,

@@ -37,7 +37,7 @@ def problem_of_needs(part: Any) -> str | None:
     return None
 
 
-def made_by(part: Any, batch: LossBatch, *output: LossOutput) -> LossOutput:
+def checked_output(part: Any, batch: LossBatch, *output: LossOutput) -> LossOutput:
     """Return the checked output of a loss, or of a correction applied to `output`.
 
     Raises `TrainingError` with the component's name and source line if it raises, or as `checked` does.

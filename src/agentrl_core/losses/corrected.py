@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.losses.contract import made_by
+from agentrl_core.losses.contract import checked_output
 
 if TYPE_CHECKING:
     from agentrl_core.api.losses import Correction, LossBatch, LossCalculator, LossOutput
@@ -39,9 +39,9 @@ class Corrected:
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """Return the corrected loss per token [N]; the trainer aggregates and divides it."""
-        output = made_by(self.calculator, batch)
+        output = checked_output(self.calculator, batch)
         for item in self.corrections:
-            changed = made_by(item, batch, output)
+            changed = checked_output(item, batch, output)
             output = attrs.evolve(changed, metrics={**output.metrics, **changed.metrics})
         return output
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class Verdict:
+class CheckedScore:
     """Checked result of a scorer."""
 
     reward: GivenReward
@@ -32,9 +32,9 @@ class Verdict:
     """The scored answer (under `judged`), and whatever details the scorer gave, unchanged."""
 
 
-async def judge(
+async def score_episode(
     scorer: NormalizedScorer, task: Task, episode: Episode, *, timeout_s: float, answer: Answer | None = None
-) -> Verdict:
+) -> CheckedScore:
     """Score `answer`, or the last trainable interaction. Raises `EpisodeError` with reason `no_score`."""
     request = score_request(task, episode, answer)
     try:
@@ -47,7 +47,7 @@ async def judge(
 
 async def ask_scorer(
     scorer: NormalizedScorer, request: ScoreRequest, interactions: Sequence[Interaction] = (), *, timeout_s: float
-) -> Verdict:
+) -> CheckedScore:
     """Call a scorer; `interactions` are those that it may reward by id."""
     name = f"scorer '{scorer.name}'"
     context = contextvars.copy_context()
@@ -67,7 +67,9 @@ async def ask_scorer(
         raise EpisodeError("no_score", str(error)) from error
     if reward is None:
         raise EpisodeError("no_score", f"{name} gave no score for the answer {reprlib.repr(request.answer)}")
-    return Verdict(reward=reward, parts=score.parts, details=score.details) if score else Verdict(reward=reward)
+    return (
+        CheckedScore(reward=reward, parts=score.parts, details=score.details) if score else CheckedScore(reward=reward)
+    )
 
 
 def score_request(task: Task, episode: Episode, answer: Answer | None = None) -> ScoreRequest:

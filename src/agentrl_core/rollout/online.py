@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_core.errors import EpisodeError, RequestError
 from agentrl_core.gateway.online.session import last_call, until_over
-from agentrl_core.rollout.run_agent import Attempt
+from agentrl_core.rollout.run_agent import AgentResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from agentrl_core.config.schema import GatewayConfig, RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway, Session
     from agentrl_core.gateway.online.leases import Lease
-    from agentrl_core.gateway.online.session import Visit
+    from agentrl_core.gateway.online.session import OnlineSession
     from agentrl_core.types import Record, Task
 
 
-class NobodyCame(Exception):  # noqa: N818 - not an error
+class SlotNotTaken(Exception):  # noqa: N818 - not an error
     """No agent took a slot of a begun group in time."""
 
 
-class Visitors:
+class OnlineAgents:
     """Offers the slots of a run to agents that open sessions by themselves, and waits for their rewards."""
 
     def __init__(self, gateway: Gateway, config: RolloutConfig, gateway_config: GatewayConfig) -> None:
@@ -65,7 +65,7 @@ class Visitors:
         """Offer a slot of a group, and wait for the agent that takes it.
 
         Waits without a limit, because nothing expires while no agent works. But in a group that an agent has begun,
-        raises `NobodyCame` if no other agent takes the slot within `rollout.agent.lease_timeout_s`.
+        raises `SlotNotTaken` if no other agent takes the slot within `rollout.agent.lease_timeout_s`.
         """
         first = self._first.pop(group_id, None)
         if first is not None:
@@ -80,7 +80,7 @@ class Visitors:
             except TimeoutError:
                 # An agent may have taken the slot at the moment of the timeout: then the slot is its own.
                 if not lease.claimed.done():
-                    raise NobodyCame from None
+                    raise SlotNotTaken from None
             yield lease
 
     async def open(
@@ -98,21 +98,23 @@ class Visitors:
         lease.opened.set_result(session)
         return session
 
-    async def attempt(self, task: Task, session: Session) -> Attempt:
+    async def attempt(self, task: Task, session: Session) -> AgentResult:
         """Wait until the agent has ended its session and posted its reward."""
         visit = session.visit
         if visit is None:
             raise TypeError("the session was not opened by an agent from elsewhere")
         bound = await until_over(session, visit, ttl_s=self._ttl_s, limit_s=self._limit_s)
         if bound:
-            return Attempt(timed_out=True, detail=f"the agent left its session {bound}; it must POST /rl/end_session")
+            return AgentResult(
+                timed_out=True, detail=f"the agent left its session {bound}; it must POST /rl/end_session"
+            )
         last = last_call(session)
         if last is None or (task.scorer is not None and not visit.rewards):
             # There is nothing to reward, or the task's scorer gives the reward.
-            return Attempt()
+            return AgentResult()
         end = time.monotonic() + self._reward_timeout_s
         if not await visit.until(lambda: bool(visit.rewards), timeout_s=self._reward_timeout_s):
-            return Attempt(
+            return AgentResult(
                 error=EpisodeError(
                     "no_reward",
                     f"no reward came within rollout.agent.reward_timeout_s = {self._reward_timeout_s:g} s after the "
@@ -120,9 +122,9 @@ class Visitors:
                 )
             )
         await self._more_rewards(visit, session, end)
-        return Attempt(value=_reward(visit.settle(session), last.id))
+        return AgentResult(value=_reward(visit.settle(session), last.id))
 
-    async def _more_rewards(self, visit: Visit, session: Session, end: float) -> None:
+    async def _more_rewards(self, visit: OnlineSession, session: Session, end: float) -> None:
         """Wait for the rewards of single calls, which come one by one, until all are there or none came for a while."""
         came = True
         while came and not visit.has_all_rewards(session):

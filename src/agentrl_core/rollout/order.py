@@ -38,7 +38,7 @@ class TaskOrder:
 
 
 @attrs.frozen(kw_only=True)
-class Turn:
+class QueuedTask:
     """A position in the order and its task."""
 
     index: int
@@ -59,17 +59,17 @@ class TaskQueue:
         self, order: TaskOrder | None, *, start_index: int = 0, left: Mapping[int, int] | None = None, requeue: int = 0
     ) -> None:
         self._order, self._next, self._requeue = order, start_index, requeue
-        self._waiting: list[Turn] = []
-        self._released: list[tuple[int, Turn]] = []
+        self._waiting: list[QueuedTask] = []
+        self._released: list[tuple[int, QueuedTask]] = []
         if order is not None:
             self._waiting = [
-                Turn(index=index, task=order[index], tries=tries)
+                QueuedTask(index=index, task=order[index], tries=tries)
                 for index, tries in sorted((left or {}).items())
                 if tries <= requeue
             ]
         self.release()
 
-    def next(self) -> Turn:
+    def next(self) -> QueuedTask:
         """Return the next turn; only with an order."""
         if self._released:
             return heapq.heappop(self._released)[1]
@@ -77,12 +77,12 @@ class TaskQueue:
             raise TypeError("there is no order to take a task from")
         return self.turn_for(self._order[self._next])
 
-    def turn_for(self, task: Task) -> Turn:
+    def turn_for(self, task: Task) -> QueuedTask:
         """Return the next position, with `task` as its task."""
         self._next += 1
-        return Turn(index=self._next - 1, task=task)
+        return QueuedTask(index=self._next - 1, task=task)
 
-    def put_back(self, turn: Turn) -> bool:
+    def put_back(self, turn: QueuedTask) -> bool:
         """Schedule the turn of an unusable group again; return False if it has no tries left."""
         if self._order is None or turn.tries >= self._requeue:
             return False

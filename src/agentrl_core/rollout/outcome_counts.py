@@ -70,7 +70,7 @@ _LONGEST_PAUSE_S = 10.0
 """Pause after a failure when all of the last records failed."""
 
 
-class Tally:
+class OutcomeCounts:
     """Outcomes of a run's records and groups; filled on the agents' loop, read from any thread."""
 
     def __init__(self, config: RolloutConfig) -> None:

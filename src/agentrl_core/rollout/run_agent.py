@@ -26,7 +26,7 @@ _abandoned: set[asyncio.Task[Any]] = set()
 
 
 @attrs.frozen(kw_only=True)
-class Attempt:
+class AgentResult:
     """Result of the agent's part of an episode."""
 
     value: Any = None
@@ -45,7 +45,7 @@ async def run_agent(
     timeout_s: float,
     grace_s: float = GRACE_S,
     who: str = "an agent",
-) -> Attempt:
+) -> AgentResult:
     """Await `run()` in a new task with `context`.
 
     At the time limit, or when the caller is cancelled, the agent is cancelled and has `grace_s` to clean up. An agent
@@ -60,9 +60,9 @@ async def run_agent(
         if not agent.done():
             await _cancel(agent, grace_s, who)
     if timed_out:
-        return Attempt(timed_out=True)
+        return AgentResult(timed_out=True)
     if agent.cancelled():
-        return Attempt(error=asyncio.CancelledError(f"{who} cancelled itself"))
+        return AgentResult(error=asyncio.CancelledError(f"{who} cancelled itself"))
     return agent.result()
 
 
@@ -86,21 +86,21 @@ def cancelled_for(cancellation: asyncio.CancelledError) -> str:
     return SIBLING_FAILED if cancellation.args == (SIBLING_FAILED,) else ""
 
 
-async def _caught(run: Callable[[], Awaitable[Any]]) -> Attempt:
+async def _caught(run: Callable[[], Awaitable[Any]]) -> AgentResult:
     """Return the agent's result or exception as a value.
 
     `sys.exit` or KeyboardInterrupt in an agent ends its episode, not the process. A real Ctrl-C is raised on the main
     thread, never on the agents' thread.
     """
     try:
-        return Attempt(value=await run())
+        return AgentResult(value=await run())
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - any failure of an agent is data
-        return Attempt(error=error)
+        return AgentResult(error=error)
 
 
-async def _cancel(agent: asyncio.Task[Attempt], grace_s: float, who: str) -> None:
+async def _cancel(agent: asyncio.Task[AgentResult], grace_s: float, who: str) -> None:
     agent.cancel()
     _abandoned.add(agent)
     agent.add_done_callback(_abandoned.discard)

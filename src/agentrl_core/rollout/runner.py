@@ -19,11 +19,11 @@ import attrs
 from agentrl_core.api import context as workflow_context
 from agentrl_core.api.scoring import Answer
 from agentrl_core.errors import EpisodeError
-from agentrl_core.rollout.episode_scoring import ask_scorer, early_request, judge
+from agentrl_core.rollout.episode_scoring import ask_scorer, early_request, score_episode
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of, tell
-from agentrl_core.rollout.online import Visitors
+from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.rewards import read_reward
-from agentrl_core.rollout.run_agent import GRACE_S, Attempt, cancelled_for, run_agent, unbroken
+from agentrl_core.rollout.run_agent import GRACE_S, AgentResult, cancelled_for, run_agent, unbroken
 from agentrl_core.rollout.score_details import storable
 from agentrl_core.rollout.token_level.engine import RecordEngine
 from agentrl_core.rollout.token_level.tensor_rows import is_tensor_rows, reward_of_rows
@@ -46,7 +46,7 @@ _LONGEST_DETAIL = 2_000
 class Runner:
     """Runs episodes, many at a time, on the agents' event loop.
 
-    `run(data, injected)` awaits the workflow. In online mode `run` is a `Visitors`: agents that run elsewhere and open
+    `run(data, injected)` awaits the workflow. In online mode `run` is `OnlineAgents`: agents that run elsewhere and open
     their own sessions. `scorer_for(task)` returns the task's scorer, or the default one for a task that names none; a
     `UsageError` or `RunError` that it raises stops the run.
     """
@@ -54,7 +54,7 @@ class Runner:
     def __init__(
         self,
         *,
-        run: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]] | Visitors,
+        run: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]] | OnlineAgents,
         gateway: Gateway,
         store: Store,
         scorer_for: Callable[[Task], NormalizedScorer],
@@ -103,7 +103,7 @@ class Runner:
         )
         run = self._run
         somebody: AbstractAsyncContextManager[Lease | None] = contextlib.nullcontext()
-        if isinstance(run, Visitors):
+        if isinstance(run, OnlineAgents):
             somebody = run.next(task, group_id, is_eval=is_eval)
         elif isinstance(run, ResolvedWorkflow) and run.workers is not None:
             somebody = run.workers.seat()
@@ -133,7 +133,7 @@ class Runner:
                 # Even in a cancelled episode: its calls stay stored, and generations that still run are aborted.
                 interactions = await unbroken(self._gateway.close_session(session))
             self._check_gateway()
-            ended = await self._judged(task, Episode(record=record, interactions=interactions), done)
+            ended = await self._outcome(task, Episode(record=record, interactions=interactions), done)
             # An agent on plain HTTP often raises with the status alone: add the reason that the gateway gave.
             if session.refusal and ended.outcome is not Outcome.SCORED:
                 ended = attrs.evolve(ended, detail=f"{ended.detail}; the gateway's last refusal: {session.refusal}")
@@ -157,14 +157,14 @@ class Runner:
     async def _open_session(
         self, record: Record, lease: Lease | None, seed_key: tuple[int, ...], sampling: SamplingConfig | None
     ) -> Session:
-        if lease is None or not isinstance(self._run, Visitors):
+        if lease is None or not isinstance(self._run, OnlineAgents):
             return self._gateway.open_session(record, seed_key=seed_key, sampling=sampling)
         return await self._run.open(lease, record, seed_key=seed_key, sampling=sampling)
 
-    async def _attempt(self, task: Task, record: Record, session: Session) -> Attempt:
+    async def _attempt(self, task: Task, record: Record, session: Session) -> AgentResult:
         """Run the agent's part, in a context that knows the episode."""
         run = self._run
-        if isinstance(run, Visitors):
+        if isinstance(run, OnlineAgents):
             return await run.attempt(task, session)
         injected: dict[str, Any] = {
             "base_url": session.base_url,
@@ -176,7 +176,7 @@ class Runner:
         here = workflow_context.WorkflowContext(
             task_id=task.id,
             sample_index=record.sample_index,
-            judge=lambda reply, messages: self._early_score(task, record, reply, messages),
+            ask_scorer=lambda reply, messages: self._early_score(task, record, reply, messages),
             **injected,
         )
         # A copy, so that the episode is known to the agent's tasks and threads alone.
@@ -195,7 +195,7 @@ class Runner:
         verdict = await ask_scorer(self._scorer_for(task), request, timeout_s=self._config.timeout_s)
         return verdict.reward.value
 
-    async def _judged(self, task: Task, episode: Episode, done: Attempt) -> Record:
+    async def _outcome(self, task: Task, episode: Episode, done: AgentResult) -> Record:
         """Return the record with its outcome and rewards."""
         record, calls = episode.record, len(episode.interactions)
         if done.timed_out:
@@ -223,7 +223,7 @@ class Runner:
         answer = value if isinstance(value, Answer) else None
         given = None if answer else read_reward(value, episode.interactions)
         if given is None:
-            verdict = await judge(
+            verdict = await score_episode(
                 self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s, answer=answer
             )
             given = verdict.reward
@@ -231,7 +231,7 @@ class Runner:
         elif task.scorer is not None:
             # Only a scorer that the task names is asked beside the workflow's reward; the default scorer is not.
             try:
-                verdict = await judge(self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s)
+                verdict = await score_episode(self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s)
             except EpisodeError as error:
                 logger.info("record %s has no score beside its reward: %s", record.id, error)
                 record = attrs.evolve(record, score_details=error.details)

@@ -18,16 +18,16 @@ from agentrl_core.errors import ConfigError, RunError
 from agentrl_core.rollout.capacity import Capacity
 from agentrl_core.rollout.failures import root_cause
 from agentrl_core.rollout.groups import run_group
-from agentrl_core.rollout.online import NobodyCame
-from agentrl_core.rollout.order import TaskOrder, TaskQueue, Turn, stable_hash
-from agentrl_core.rollout.outcome_counts import Tally
+from agentrl_core.rollout.online import SlotNotTaken
+from agentrl_core.rollout.order import QueuedTask, TaskOrder, TaskQueue, stable_hash
+from agentrl_core.rollout.outcome_counts import OutcomeCounts
 from agentrl_core.rollout.run_agent import cancelled_for
 from agentrl_core.types import Evaluation, Outcome, Record, Task
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
-    from agentrl_core.rollout.online import Visitors
+    from agentrl_core.rollout.online import OnlineAgents
     from agentrl_core.rollout.runner import Runner
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Scheduler:
         *,
         tasks: Sequence[Task],
         runner: Runner,
-        visitors: Visitors | None = None,
+        visitors: OnlineAgents | None = None,
         store: Store,
         config: RolloutConfig,
         run_id: str,
@@ -80,7 +80,7 @@ class Scheduler:
         self._queue = TaskQueue(order, start_index=start_index, left=left, requeue=config.requeue)
         self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
         self._on_scored, self._on_ended, self._sleep = on_scored, on_ended, sleep
-        self._tally = Tally(config)
+        self._tally = OutcomeCounts(config)
         self._capacity = Capacity(
             max_head_offpolicyness=config.max_head_offpolicyness,
             tasks_per_step=config.tasks_per_step,
@@ -220,7 +220,7 @@ class Scheduler:
             self._groups.add(running)
             running.add_done_callback(self._group_ended)
 
-    async def _add_group(self, turn: Turn, group_id: str) -> None:
+    async def _add_group(self, turn: QueuedTask, group_id: str) -> None:
         size, version = self._config.group_size, self._version
         await self._store.add_group(self._run_id, group_id, turn.task.id, index=turn.index, size=size, version=version)
 
@@ -235,7 +235,7 @@ class Scheduler:
             await self._add_group(turn, group_id)
             await self._run_group(turn, group_id)
 
-    async def _run_group(self, turn: Turn, group_id: str) -> None:
+    async def _run_group(self, turn: QueuedTask, group_id: str) -> None:
         """Run a group to its end; put the task of an unusable group back."""
         # Until here the group's episodes were counted in advance, so that `_fill` did not start too many groups. From
         # now on `_spawn` counts each of them.
@@ -252,13 +252,13 @@ class Scheduler:
         self._tally.add_group(usable=usable, requeued=requeued)
         self._capacity.finished(usable=usable)
 
-    async def _run_slot(self, turn: Turn, group_id: str, slot: int, attempt: int) -> Record | None:
+    async def _run_slot(self, turn: QueuedTask, group_id: str, slot: int, attempt: int) -> Record | None:
         """Run one slot; return None if no online agent took it."""
         # The first number keeps training (0) and evaluation (1) from sharing random numbers.
         key = (0, stable_hash(turn.task.id), turn.index, slot, attempt)
         try:
             return await self._episode(turn.task, group_id, key, sample_index=slot, attempt=attempt)
-        except NobodyCame:
+        except SlotNotTaken:
             return None
 
     async def _evaluate_one(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.plugins.options import Where
     from agentrl_core.plugins.registry import Registry
-    from agentrl_core.rollout.subproc.pool import Workers
+    from agentrl_core.rollout.subproc.pool import WorkerPool
 
 _EXAMPLE = "a class with `async def run(self, data, *, base_url, api_key, http_client)` that returns a reward"
 
@@ -40,7 +40,7 @@ class ResolvedWorkflow:
     name: str
     """Origin of the workflow, for the trace: `dist==version module:attr`."""
     call: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]]
-    workers: Workers | None = None
+    workers: WorkerPool | None = None
     """Processes that the workflow runs in; None if it runs in this one."""
 
     def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Awaitable[Any]:

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from agentrl_core.batching.signal import Signal
-from agentrl_core.stores.queue import Ahead
+from agentrl_core.stores.queue import OvertakeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,10 +74,10 @@ class BatchCollector:
         return signal
 
     def _take(self, count: int, version: int, *, more: int = 0) -> Signal:
-        ahead = Ahead(
+        ahead = OvertakeLimits(
             version=version,
             max_lag=self._config.max_head_offpolicyness,
             per_step=self._config.tasks_per_step,
             more=more,
         )
-        return self._learner.judge(self._sampling.take_groups(count, ahead))
+        return self._learner.training_signal(self._sampling.take_groups(count, ahead))

@@ -23,7 +23,7 @@ from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, with_options
-from agentrl_core.run.component_checks import Given, PartChecks, problems_of
+from agentrl_core.run.component_checks import ConfigSource, PartChecks, problems_of
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
 from agentrl_core.scorers.table import ScorerTable
@@ -47,7 +47,7 @@ def check_config(loaded: LoadedConfig[RunConfig]) -> tuple[Sequence[str], Sequen
     only the names of the options are checked.
     """
     run = loaded.run
-    checks = Checks(Given.from_file(loaded), load_registry(run.plugins.block, on_error=run.plugins.on_error))
+    checks = Checks(ConfigSource.from_file(loaded), load_registry(run.plugins.block, on_error=run.plugins.on_error))
     return list(dict.fromkeys([*checks.all(), *checks.workflow()])), checks.notes
 
 
@@ -55,7 +55,7 @@ class Checks(PartChecks[RunConfig]):
     """Checks of the config of `agentrl run`; each check yields one line per problem."""
 
     def __init__(
-        self, given: Given[RunConfig], registry: Registry, *, load_datasets: bool = False, binds: bool = True
+        self, given: ConfigSource[RunConfig], registry: Registry, *, load_datasets: bool = False, binds: bool = True
     ) -> None:
         """Prepare the checks.
 
@@ -320,7 +320,10 @@ class Checks(PartChecks[RunConfig]):
 
 
 def resolve_agent(
-    given: Given[RunConfig], registry: Registry, chosen: object, workflow_options: Mapping[str, Any] | None = None
+    given: ConfigSource[RunConfig],
+    registry: Registry,
+    chosen: object,
+    workflow_options: Mapping[str, Any] | None = None,
 ) -> ResolvedWorkflow:
     """Find and build the agent, in this process or in workers.
 

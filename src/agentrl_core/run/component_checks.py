@@ -1,6 +1,6 @@
 """Base classes for checking and building the components of a config, shared by `run` and `sft`.
 
-`PartChecks` compares options with constructors' signatures before anything starts. `Parts` builds the components.
+`PartChecks` compares options with constructors' signatures before anything starts. `BuiltParts` builds the components.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _INJECTED = {
 
 
 @attrs.frozen(kw_only=True)
-class Given(Generic[C]):
+class ConfigSource(Generic[C]):
     """Config together with the place of each option in its file."""
 
     run: C
@@ -64,12 +64,12 @@ class Given(Generic[C]):
     """
 
     @classmethod
-    def from_file(cls, loaded: LoadedConfig[C]) -> Given[C]:
+    def from_file(cls, loaded: LoadedConfig[C]) -> ConfigSource[C]:
         """Wrap a config that was read from a file."""
         return cls(run=loaded.run, base_dir=loaded.base_dir, places=loaded.places)
 
     @classmethod
-    def from_python(cls, run: C, base_dir: Path) -> Given[C]:
+    def from_python(cls, run: C, base_dir: Path) -> ConfigSource[C]:
         """Wrap a config that was made in Python; messages then name the key without a file and line."""
         return cls(run=run, base_dir=base_dir, places=lambda key: lambda option: f"{key}.{option}" if option else key)
 
@@ -79,10 +79,10 @@ class Given(Generic[C]):
 
 
 @attrs.define(kw_only=True)
-class Parts(Generic[C]):
+class BuiltParts(Generic[C]):
     """Objects that a config names; those that need the run's folder are built later, by `build`."""
 
-    given: Given[C]
+    given: ConfigSource[C]
     registry: Registry
     used: dict[str, str]
     """Origin of each component in use: `kind:name` -> `distribution==version module:attr`."""
@@ -115,7 +115,7 @@ class Parts(Generic[C]):
 class PartChecks(Generic[C]):
     """Checks of the sections that `run` and `sft` share; each check yields one line per problem."""
 
-    def __init__(self, given: Given[C], registry: Registry) -> None:
+    def __init__(self, given: ConfigSource[C], registry: Registry) -> None:
         self._given, self._run, self._registry = given, given.run, registry
 
     def imports(self) -> Iterator[str]:

@@ -15,7 +15,7 @@ from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
 from agentrl_core.plugins.catalog import default_scorer
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, Checks, resolve_agent
-from agentrl_core.run.component_checks import Given, Parts
+from agentrl_core.run.component_checks import BuiltParts, ConfigSource
 from agentrl_core.run.cpu_budget import wait_without_spinning
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 @attrs.define(kw_only=True)
-class Components(Parts[RunConfig]):
+class Components(BuiltParts[RunConfig]):
     """Objects that the config of `agentrl run` names."""
 
     workflow: ResolvedWorkflow | None
@@ -60,7 +60,7 @@ class Components(Parts[RunConfig]):
 
 
 def resolve(
-    given: Given[RunConfig], *, workflow: object | None = None, workflow_kwargs: Mapping[str, Any] | None = None
+    given: ConfigSource[RunConfig], *, workflow: object | None = None, workflow_kwargs: Mapping[str, Any] | None = None
 ) -> Components:
     """Load the registry, the tasks and the workflow; raise one `UsageError` for everything that would fail later.
 
@@ -101,7 +101,7 @@ def resolve(
 
 
 def _workflow(
-    given: Given[RunConfig], registry: Registry, chosen: object | None, options: Mapping[str, Any] | None
+    given: ConfigSource[RunConfig], registry: Registry, chosen: object | None, options: Mapping[str, Any] | None
 ) -> ResolvedWorkflow | None:
     online = given.run.rollout.agent.mode == "online"
     if online != (chosen is None):

@@ -22,7 +22,7 @@ from agentrl_core.plugins.discovery import core_version
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import one_line
 from agentrl_core.run.checks import Checks
-from agentrl_core.run.component_checks import Given
+from agentrl_core.run.component_checks import ConfigSource
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.sampling import SamplingSide
@@ -67,7 +67,7 @@ def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterat
         yield _port("127.0.0.1", 0)
         return
     try:
-        given = Given.from_file(configs.load(config, overrides))
+        given = ConfigSource.from_file(configs.load(config, overrides))
     except AgentRLError as error:
         yield _wrong(
             "config",
@@ -144,11 +144,14 @@ def _disk(output_dir: Path) -> Finding:
         fix = "set output_dir to a folder that this user may write to"
         return Finding(check="disk", ok=False, told=f"cannot write to {folder}: {error.strerror}", fix=fix)
     return Finding(
-        check="disk", ok=free >= _LITTLE_BYTES, told=told, fix="" if free >= _LITTLE_BYTES else "free disk space there"
+        check="disk",
+        ok=free >= _LITTLE_BYTES,
+        told=told,
+        fix="" if free >= _LITTLE_BYTES else "free disk space there",
     )
 
 
-def _run(given: Given[RunConfig], config: Path) -> Iterator[Finding]:
+def _run(given: ConfigSource[RunConfig], config: Path) -> Iterator[Finding]:
     """Check everything that the config names, and run one episode."""
     checks = Checks(given, load_registry(given.run.plugins.block), load_datasets=True, binds=False)
     problems = list(dict.fromkeys([*checks.all(), *checks.workflow()]))

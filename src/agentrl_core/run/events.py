@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Audience:
+class RunEvents:
     """Dispatcher that passes every event to all trackers, in the config's order, and then to the plugins.
 
     `call_hook(name, **arguments)` calls a lifecycle hook of every plugin that has it. A tracker that raises stops the

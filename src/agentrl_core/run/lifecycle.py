@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import AgentRLError, RunError, StoreError
-from agentrl_core.run.events import Audience
+from agentrl_core.run.events import RunEvents
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import RunSummary, Tracker
-    from agentrl_core.run.component_checks import Parts
+    from agentrl_core.run.component_checks import BuiltParts
     from agentrl_core.run.directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
 
-def carry_out(parts: Parts[Any], directory: RunDirectory, work: Callable[[Store, Audience], RunSummary]) -> RunSummary:
+def carry_out(
+    parts: BuiltParts[Any], directory: RunDirectory, work: Callable[[Store, RunEvents], RunSummary]
+) -> RunSummary:
     """Lock the run's folder, open log, store and trackers, do the work, and close all of them even if it fails.
 
     Raises `KeyboardInterrupt` with the command that resumes the run, and `RunError` for an unexpected exception.
@@ -29,7 +31,7 @@ def carry_out(parts: Parts[Any], directory: RunDirectory, work: Callable[[Store,
     with directory.locked(), directory.private(), directory.logging_to("run"), ExitStack() as closing:
         closing.callback(parts.close)
         try:
-            audience = Audience(_trackers(parts, directory, closing), parts.registry.hooks.notify)
+            audience = RunEvents(_trackers(parts, directory, closing), parts.registry.hooks.notify)
             store: Store = parts.build("stores", "store", parts.config.store, path=directory.database)
             # Callbacks run in reverse order: the store closes before the trackers, and the parts close last.
             closing.callback(lambda: asyncio.run(store.close()))
@@ -58,7 +60,7 @@ def _before_any_step(directory: RunDirectory) -> str:
     return f"before its next step: step {saved[0][0]} is saved"
 
 
-def _trackers(parts: Parts[Any], directory: RunDirectory, closing: ExitStack) -> list[Tracker]:
+def _trackers(parts: BuiltParts[Any], directory: RunDirectory, closing: ExitStack) -> list[Tracker]:
     trackers: list[Tracker] = []
     for index, item in enumerate(parts.config.trackers):
         tracker = parts.build("trackers", f"trackers.{index}", item, run_dir=directory.path)

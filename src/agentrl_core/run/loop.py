@@ -15,14 +15,14 @@ from agentrl_core.errors import RunError
 from agentrl_core.run.batch import BatchCollector
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.sampling import SamplingSide
-from agentrl_core.run.step_warnings import Watch, answers_found
+from agentrl_core.run.step_warnings import StepWarnings, answers_found
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agentrl_core.run.components import Components
     from agentrl_core.run.directory import RunDirectory
-    from agentrl_core.run.events import Audience
+    from agentrl_core.run.events import RunEvents
     from agentrl_core.run.interruption import Interruption
     from agentrl_core.run.start import Start
 
@@ -40,7 +40,7 @@ class TrainingLoop:
         components: Components,
         directory: RunDirectory,
         start: Start,
-        audience: Audience,
+        audience: RunEvents,
         interruption: Interruption,
         *,
         started_at: float,
@@ -74,7 +74,7 @@ class TrainingLoop:
         )
         # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
         self._learner.before_change(interruption.hold)
-        self._watch = Watch(
+        self._watch = StepWarnings(
             self._config, audience.notice, max_tokens=self._sampling.gateway.max_tokens, earlier=earlier
         )
         self._unseen_so_far = 0
@@ -108,8 +108,8 @@ class TrainingLoop:
     def _train(self) -> None:
         if notice := getattr(self._sampling.engine, "notice", ""):
             self._audience.notice(notice)
-        if invitation := self._sampling.invitation:
-            self._audience.notice(invitation)
+        if online_notice := self._sampling.online_notice:
+            self._audience.notice(online_notice)
         self._audience.notice(self._sampling.gateway.history_notice)
         if tools_notice := self._sampling.gateway.tools_notice:
             self._audience.notice(tools_notice)

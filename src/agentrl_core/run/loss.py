@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.losses import LossCalculator
     from agentrl_core.config.schema import SamplingConfig
     from agentrl_core.plugins.registry import Registry
-    from agentrl_core.run.component_checks import Given
+    from agentrl_core.run.component_checks import ConfigSource
 
 C = TypeVar("C", bound=RunConfig | SftConfig)
 
@@ -27,7 +27,7 @@ class _Build(Protocol):
         """Construct the component at a dotted key of the config."""
 
 
-def settled(given: Given[C], registry: Registry) -> C:
+def settled(given: ConfigSource[C], registry: Registry) -> C:
     """Return the config with its open options written out: learning rates, aggregation, horizon and advantage.
 
     Learning rates depend on the model. The other three come from the loss calculator's attributes
@@ -41,7 +41,7 @@ def settled(given: Given[C], registry: Registry) -> C:
     return attrs.evolve(run, advantage=_advantage(run.advantage, default))
 
 
-def settled_loss(given: Given[Any], registry: Registry) -> Component:
+def settled_loss(given: ConfigSource[Any], registry: Registry) -> Component:
     """Return the section `loss` with its aggregation, unit and horizon written out; raises like `settled`."""
     loss: Component = given.run.loss
     defaults = _default(_calculator(given, registry), given, "aggregation_defaults", {})
@@ -70,11 +70,11 @@ def settled_loss(given: Given[Any], registry: Registry) -> Component:
     return Component(loss.use, {**options, **written})
 
 
-def _calculator(given: Given[Any], registry: Registry) -> Any:
+def _calculator(given: ConfigSource[Any], registry: Registry) -> Any:
     return registry.load("losses", given.run.loss.use, base_dir=given.base_dir, where=given.places("loss"))
 
 
-def _default(calculator: Any, given: Given[Any], name: str, otherwise: Mapping[str, Any]) -> dict[str, Any]:
+def _default(calculator: Any, given: ConfigSource[Any], name: str, otherwise: Mapping[str, Any]) -> dict[str, Any]:
     """Return the mapping that a calculator's class has under `name`; `otherwise` if it has none."""
     found = getattr(calculator, name, otherwise)
     if not isinstance(found, Mapping):

@@ -21,7 +21,7 @@ from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.online.admin import key_from_environment, make_key
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.http.share_tls_context import shared_tls
-from agentrl_core.rollout.online import Visitors
+from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.run.threads import LoopThread
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.weights import WeightSource
-    from agentrl_core.rollout.subproc.pool import Workers
+    from agentrl_core.rollout.subproc.pool import WorkerPool
     from agentrl_core.run.components import Components
     from agentrl_core.run.start import Start
-    from agentrl_core.stores.queue import Ahead
+    from agentrl_core.stores.queue import OvertakeLimits
     from agentrl_core.types import Evaluation, Group, Record, Task
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class SamplingSide:
             undo.callback(self._close_client)
             if components.workflow is not None and components.workflow.workers is not None:
                 undo.callback(self._close_workers, components.workflow.workers)
-            run = components.workflow or Visitors(self.gateway, config.rollout, config.gateway)
+            run = components.workflow or OnlineAgents(self.gateway, config.rollout, config.gateway)
             self.scheduler = Scheduler(
                 tasks=components.tasks,
                 runner=Runner(
@@ -111,7 +111,7 @@ class SamplingSide:
                     config=config.rollout,
                     run_id=run_id,
                 ),
-                visitors=run if isinstance(run, Visitors) else None,
+                visitors=run if isinstance(run, OnlineAgents) else None,
                 store=start.store,
                 config=config.rollout,
                 run_id=run_id,
@@ -130,11 +130,11 @@ class SamplingSide:
         """Start the scheduler: from now on training episodes begin."""
         self._scheduling = self._agents.start(self.scheduler.run())
 
-    def take_groups(self, count: int, ahead: Ahead) -> Sequence[Group]:
+    def take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
         """Block until the next `count` groups are ready; raise the scheduler's error if it has stopped."""
         return self._agents.run(self._take_groups(count, ahead), asked_to_stop=self._asked_to_stop)
 
-    async def _take_groups(self, count: int, ahead: Ahead) -> Sequence[Group]:
+    async def _take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
         scheduling = self._scheduling
         if scheduling is None:
             raise RunError("groups were requested before sampling began")
@@ -155,7 +155,7 @@ class SamplingSide:
             self._agents.run(self.engine.load_weights(version, source))
 
     @property
-    def invitation(self) -> str:
+    def online_notice(self) -> str:
         """Notice that tells online agents how to open sessions; empty if the run starts its agents itself."""
         if self._config.rollout.agent.mode != "online":
             return ""
@@ -191,7 +191,7 @@ class SamplingSide:
             self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
         self._undo.close()
 
-    def _close_workers(self, workers: Workers) -> None:
+    def _close_workers(self, workers: WorkerPool) -> None:
         self._agents.try_run(workers.close(), "ending the agents' processes", limit_s=_END_S)
 
     def _close_client(self) -> None:

@@ -18,7 +18,7 @@ from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError, UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checkpoints import Checkpoints
-from agentrl_core.run.component_checks import Given, PartChecks, Parts, problems_of
+from agentrl_core.run.component_checks import BuiltParts, ConfigSource, PartChecks, problems_of
 from agentrl_core.run.cpu_budget import wait_without_spinning
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.interruption import Interruption
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.plugins.registry import Registry
-    from agentrl_core.run.events import Audience
+    from agentrl_core.run.events import RunEvents
     from agentrl_core.training.fine_tuning import Tuner
 
 COMMAND = "sft"
@@ -56,11 +56,11 @@ class FineTuner:
         self, config: SftConfig | Mapping[str, Any] | str | Path, *, overrides: Sequence[str] = (), name: str = ""
     ) -> None:
         if isinstance(config, str | Path):
-            self._given = Given.from_file(configs.load_as(SftConfig, Path(config), overrides, name=name or None))
+            self._given = ConfigSource.from_file(configs.load_as(SftConfig, Path(config), overrides, name=name or None))
         else:
             plain = configs.dump(config) if isinstance(config, SftConfig) else config
             run = configs.parse_as(SftConfig, plain, [*overrides, *([f"name={name}"] if name else [])])
-            self._given = Given.from_python(run, Path.cwd())
+            self._given = ConfigSource.from_python(run, Path.cwd())
 
     @property
     def config(self) -> SftConfig:
@@ -91,14 +91,14 @@ def resume(directory: RunDirectory, overrides: Sequence[str], interruption: Inte
     kept, base_dir = directory.read_snapshot()
     config = configs.parse_as(SftConfig, kept, overrides)
     directory.check_name(config.name)
-    parts = resolve(Given.from_python(config, base_dir))
+    parts = resolve(ConfigSource.from_python(config, base_dir))
     with directory.locked():  # before the first change
         directory.write_snapshot(configs.dump(parts.config), base_dir, command=COMMAND)
     return _run(parts, directory, interruption, resumed=True)
 
 
 @attrs.define(kw_only=True)
-class SftParts(Parts[SftConfig]):
+class SftParts(BuiltParts[SftConfig]):
     """Objects that the config of `agentrl sft` names."""
 
     rows: Sequence[Demonstration]
@@ -108,7 +108,7 @@ class SftParts(Parts[SftConfig]):
 class SftChecks(PartChecks[SftConfig]):
     """Checks of the config of `agentrl sft`."""
 
-    def __init__(self, given: Given[SftConfig], registry: Registry) -> None:
+    def __init__(self, given: ConfigSource[SftConfig], registry: Registry) -> None:
         super().__init__(given, registry)
         self.sets: dict[str, Sequence[Demonstration]] = {}
         """`data.train`, `data.eval`, `data.eval.NAME` -> the rows there."""
@@ -144,10 +144,10 @@ class SftChecks(PartChecks[SftConfig]):
 def check_config(loaded: LoadedConfig[SftConfig]) -> Sequence[str]:
     """Return one line for each problem that can be found before a fine-tuning starts."""
     plugins = loaded.run.plugins
-    return SftChecks(Given.from_file(loaded), load_registry(plugins.block, on_error=plugins.on_error)).all()
+    return SftChecks(ConfigSource.from_file(loaded), load_registry(plugins.block, on_error=plugins.on_error)).all()
 
 
-def resolve(given: Given[SftConfig]) -> SftParts:
+def resolve(given: ConfigSource[SftConfig]) -> SftParts:
     """Load the registry and the data; raise one `UsageError` for everything that would fail later."""
     wait_without_spinning()
     config = given.run
@@ -167,7 +167,7 @@ def resolve(given: Given[SftConfig]) -> SftParts:
 def _run(parts: SftParts, directory: RunDirectory, interruption: Interruption, *, resumed: bool) -> RunSummary:
     started = time.time()
 
-    def work(store: Store, audience: Audience) -> RunSummary:
+    def work(store: Store, audience: RunEvents) -> RunSummary:
         step, version = 0, 0
         if not resumed:
             asyncio.run(announce(store, parts, directory.name))
@@ -223,7 +223,7 @@ class _Loop:
         parts: SftParts,
         directory: RunDirectory,
         store: Store,
-        audience: Audience,
+        audience: RunEvents,
         tuner: Tuner,
         interruption: Interruption,
         *,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.run.components import Components
     from agentrl_core.run.directory import RunDirectory
-    from agentrl_core.run.events import Audience
+    from agentrl_core.run.events import RunEvents
     from agentrl_core.training.learner import Learner
 
 
@@ -54,7 +54,7 @@ class Start:
     """Earlier submission indices that no step consumed, with the number of unusable groups that each has had."""
 
 
-def fresh_start(components: Components, directory: RunDirectory, store: Store, audience: Audience) -> Start:
+def fresh_start(components: Components, directory: RunDirectory, store: Store, audience: RunEvents) -> Start:
     """Start a new run: build or find the policy, and warm-start it if the config says so."""
     asyncio.run(announce(store, components, directory.name))
     model_dir, learner = _initial_policy(components, directory, audience)
@@ -90,7 +90,7 @@ def check_reference(components: Components, directory: RunDirectory) -> None:
         )
 
 
-def resumed_start(components: Components, directory: RunDirectory, store: Store, audience: Audience) -> Start:
+def resumed_start(components: Components, directory: RunDirectory, store: Store, audience: RunEvents) -> Start:
     """Restore the newest checkpoint and void the steps after it; without a checkpoint, start from step 0."""
     checkpoint = newest_checkpoint(store, directory, audience.notice)
     if checkpoint is None:
@@ -117,7 +117,7 @@ def resumed_start(components: Components, directory: RunDirectory, store: Store,
     )
 
 
-def _initial_policy(components: Components, directory: RunDirectory, audience: Audience) -> tuple[Path, Learner]:
+def _initial_policy(components: Components, directory: RunDirectory, audience: RunEvents) -> tuple[Path, Learner]:
     """Return the folder of the policy before the first step, and its learner; run the warm start if there is one."""
     if builder := components.config.model.use:
         audience.notice(f"building the policy '{builder}'")

@@ -18,7 +18,7 @@ _MANY_CUT = 0.2
 """Share of replies cut off at their token limit from which on a warning is given."""
 
 
-class Watch:
+class StepWarnings:
     """Checker of each step's metrics that gives one notice per kind of problem, the first time it shows.
 
     `max_tokens` is the limit of replies for which the agent sets none. `earlier` are the metrics of the steps before

@@ -14,7 +14,7 @@ from agentrl_core.config.schema import AUTO, RunConfig
 from agentrl_core.errors import UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run import sft
-from agentrl_core.run.component_checks import Given
+from agentrl_core.run.component_checks import ConfigSource
 from agentrl_core.run.components import Components, resolve
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.directory import RunDirectory
@@ -27,11 +27,11 @@ from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import RunSummary
-    from agentrl_core.run.events import Audience
+    from agentrl_core.run.events import RunEvents
 
 _DECIDED = ("aggregation", "unit", "horizon")
 """Options of the section `loss` that the loss sets if the config does not; it also chooses the advantage."""
-Begin: TypeAlias = "Callable[[Components, RunDirectory, Store, Audience], Start]"
+Begin: TypeAlias = "Callable[[Components, RunDirectory, Store, RunEvents], Start]"
 """Function that makes a run's start: `fresh_start` or `resumed_start`."""
 
 
@@ -49,11 +49,11 @@ class Trainer:
         self, config: RunConfig | Mapping[str, Any] | str | Path, *, overrides: Sequence[str] = (), name: str = ""
     ) -> None:
         if isinstance(config, str | Path):
-            self._given = Given.from_file(configs.load(Path(config), overrides, name=name or None))
+            self._given = ConfigSource.from_file(configs.load(Path(config), overrides, name=name or None))
         else:
             run = config if isinstance(config, RunConfig) else configs.parse(config, overrides)
             named = configs.parse(configs.dump(run) | {"name": name}) if name else run
-            self._given = Given.from_python(named, Path.cwd())
+            self._given = ConfigSource.from_python(named, Path.cwd())
 
     @property
     def config(self) -> RunConfig:
@@ -115,7 +115,7 @@ def _resume(
     if config.loss.use != kept["loss"]["use"]:
         config = configs.parse(_unsettled(kept, base_dir), overrides)
     directory.check_name(config.name)
-    components = resolve(Given.from_python(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
+    components = resolve(ConfigSource.from_python(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
     check_reference(components, directory)
     with directory.locked():  # a run that is being trained keeps its snapshot
         directory.write_snapshot(configs.dump(components.config), base_dir)
@@ -129,7 +129,7 @@ def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
     choice, and stays.
     """
     silent = {name: value for name, value in kept["loss"].items() if name not in _DECIDED}
-    given = Given.from_python(configs.parse({**kept, "loss": silent, "advantage": AUTO}), base_dir)
+    given = ConfigSource.from_python(configs.parse({**kept, "loss": silent, "advantage": AUTO}), base_dir)
     plugins = given.run.plugins
     try:
         decided = configs.dump(settled(given, load_registry(plugins.block, on_error=plugins.on_error)))
@@ -147,7 +147,7 @@ def _run(components: Components, directory: RunDirectory, begin: Begin, interrup
     """Run the training loop inside the frame of `carry_out`."""
     started = time.time()
 
-    def work(store: Store, audience: Audience) -> RunSummary:
+    def work(store: Store, audience: RunEvents) -> RunSummary:
         if fewer := learner_threads(components.config, usable_cores())[1]:
             audience.notice(fewer)
         start = begin(components, directory, store, audience)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 from attrs import field
 
-from agentrl_core.api.scored_text import Of, judged_text, references
+from agentrl_core.api.scored_text import Of, references, scored_text
 from agentrl_core.scorers.f1 import normalized
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Choice:
         expected = {_named(reference, options) for reference in references(request)}
         if None in expected:
             raise ValueError(f"task '{request.task.id}': its answer {request.reference!r} is not one of its choices")
-        return float(picked(judged_text(request, self.of), options) in expected)
+        return float(picked(scored_text(request, self.of), options) in expected)
 
     def _options(self, data: Mapping[str, Any]) -> dict[str, str]:
         """Return a map from label, in capitals, to the normalized text of the option, empty if it has none."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
-from agentrl_core.api.scored_text import Of, judged_text, references
+from agentrl_core.api.scored_text import Of, references, scored_text
 
 if TYPE_CHECKING:
     from agentrl_core.api.scoring import ScoreRequest
@@ -32,7 +32,7 @@ class F1:
 
     def __call__(self, request: ScoreRequest) -> float:
         """Return a value from 0 to 1."""
-        found = self._tokens(judged_text(request, self.of))
+        found = self._tokens(scored_text(request, self.of))
         return max(overlap(found, self._tokens(reference)) for reference in references(request))
 
     def _tokens(self, text: str) -> Counter[str]:

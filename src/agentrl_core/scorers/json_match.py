@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 import attrs
 from attrs import field, validators
 
-from agentrl_core.api.scored_text import Of, judged_text, references
+from agentrl_core.api.scored_text import Of, references, scored_text
 
 if TYPE_CHECKING:
     from agentrl_core.api.scoring import ScoreRequest
@@ -60,7 +60,7 @@ class JsonMatch:
         """Return a value from 0 to 1."""
         # Called for its ValueError; the JSON itself is read from the reference's text.
         references(request)
-        found = find_json(judged_text(request, self.of))
+        found = find_json(scored_text(request, self.of))
         expected = self._expected(request.reference or "")
         if found is _NOTHING:
             return 0.0

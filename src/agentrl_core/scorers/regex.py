@@ -11,7 +11,7 @@ import attrs
 import regex  # type: ignore[import-untyped]  # it ships no types
 from attrs import field, validators
 
-from agentrl_core.api.scored_text import Of, judged_text, references
+from agentrl_core.api.scored_text import Of, references, scored_text
 
 if TYPE_CHECKING:
     from agentrl_core.api.scoring import ScoreRequest
@@ -62,7 +62,7 @@ class Regex:
 
     def __call__(self, request: ScoreRequest) -> float:
         """Return 1 or 0."""
-        text = judged_text(request, self.of)
+        text = scored_text(request, self.of)
         patterns = references(request) if self.pattern is None else (self.pattern,)
         return float(any(self._matches(pattern, text) for pattern in patterns))
 

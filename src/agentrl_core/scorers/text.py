@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_core.api.scored_text import Of, judged_text, references
+from agentrl_core.api.scored_text import Of, references, scored_text
 from agentrl_core.api.scoring import Score
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def exact_match(request: ScoreRequest, *, casefold: bool = False, of: Of = "answ
 
     White space around the texts does not count. Case counts, unless `casefold` is set.
     """
-    answer, *expected = (text.strip() for text in (judged_text(request, of), *references(request)))
+    answer, *expected = (text.strip() for text in (scored_text(request, of), *references(request)))
     if casefold:
         answer, *expected = (text.casefold() for text in (answer, *expected))
     return float(answer in expected)
@@ -57,7 +57,7 @@ def numeric(
         raise ValueError(
             f"task '{request.task.id}': expected a number in its answer, as numeric needs, found {request.reference!r}"
         )
-    found = last_numbers(judged_text(request, of))
+    found = last_numbers(scored_text(request, of))
     read = ", ".join("not finite" if number is None else f"{number:.12g}" for number in found) or "no number"
     return Score(float(any(_close(found, numbers, rel, abs) for numbers in expected)), details={"read": read})
 

@@ -9,7 +9,7 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
-class Ahead:
+class OvertakeLimits:
     """Limits within which ready groups may overtake older groups that are still open."""
 
     version: int
@@ -39,7 +39,7 @@ class Waiting(Protocol):
 Item = TypeVar("Item", bound=Waiting)
 
 
-def next_groups(queue: Sequence[Item], count: int, ahead: Ahead | None) -> list[Item] | None:
+def next_groups(queue: Sequence[Item], count: int, ahead: OvertakeLimits | None) -> list[Item] | None:
     """Return the next `count` groups of a queue, which is ordered by version; None if the caller must wait.
 
     Without `ahead` these are the first groups, and all of them must be ready. With `ahead` these are the first ready

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
-from agentrl_core.api.stores import ResumePoint, RunRow, SessionRow, StepRow, Usage
+from agentrl_core.api.stores import RecordUsage, ResumePoint, RunRow, SessionRow, StepRow
 from agentrl_core.concurrency.wakeups import Wakeups
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite_file
@@ -30,7 +30,7 @@ from agentrl_core.types import Episode, Group, Interaction, Outcome, Record, Tas
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-    from agentrl_core.stores.queue import Ahead
+    from agentrl_core.stores.queue import OvertakeLimits
     from agentrl_core.types import Message
 
 _T = TypeVar("_T")
@@ -187,7 +187,7 @@ class SQLiteStore:
                 )
         self._changed.wake()
 
-    async def take_groups(self, run_id: str, count: int, *, ahead: Ahead | None = None) -> list[Group]:
+    async def take_groups(self, run_id: str, count: int, *, ahead: OvertakeLimits | None = None) -> list[Group]:
         """Wait until the next `count` training groups are ready; mark them taken and return them."""
         with self._changed.listen() as changed:
             while (taken := await self._take(run_id, count, ahead)) is None:
@@ -209,7 +209,7 @@ class SQLiteStore:
             for group in taken
         ]
 
-    async def _take(self, run_id: str, count: int, ahead: Ahead | None) -> list[WaitingGroup] | None:
+    async def _take(self, run_id: str, count: int, ahead: OvertakeLimits | None) -> list[WaitingGroup] | None:
         """Mark the next groups of the queue as taken and return them; None while the caller must wait."""
         async with self._transaction(f"take groups of run '{run_id}'") as db:
             closed = self._check_run(db, run_id)
@@ -339,7 +339,7 @@ class SQLiteStore:
         record = attrs.evolve(records[0], score_details=details)
         return (await self._episodes(record.run_id, [record]))[0]
 
-    async def usage(self, run_id: str) -> Mapping[str, Usage]:
+    async def usage(self, run_id: str) -> Mapping[str, RecordUsage]:
         """Return the LLM calls and tokens so far by record id; records without a call are left out."""
         # Token ids are stored in 4 bytes each, so the tokens are counted without reading them.
         query = """
@@ -347,7 +347,7 @@ class SQLiteStore:
             FROM records JOIN interactions ON record_id = records.id WHERE records.run_id = ? GROUP BY records.id
         """
         return {
-            record_id: Usage(calls=calls, prompt_tokens=prompt, output_tokens=output)
+            record_id: RecordUsage(calls=calls, prompt_tokens=prompt, output_tokens=output)
             for record_id, calls, prompt, output in await self._select("count tokens", query, run_id)
         }
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.losses import LossOutput
     from agentrl_core.batching.packing import MicroBatch, Update
     from agentrl_core.batching.samples import Samples
-    from agentrl_core.training.optimizer import Before
+    from agentrl_core.training.optimizer import PreStep
     from agentrl_core.training.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ class Guard:
     def attempt(
         self,
         update: Update,
-        before: Sequence[Before],
-        apply: Callable[[Update, Sequence[Before]], float],
+        before: Sequence[PreStep],
+        apply: Callable[[Update, Sequence[PreStep]], float],
         *,
         again: Callable[[], None] | None = None,
     ) -> float | None:
@@ -120,7 +120,7 @@ class Guard:
 def reduced(update: Update, kept: Sequence[Tensor]) -> Update:
     """Return the update with the loss tokens `kept` only; bool, [N] for each micro-batch.
 
-    All token ids stay, so that values computed before the step (`Before`) still fit. A micro-batch may be left without
+    All token ids stay, so that values computed before the step (`PreStep`) still fit. A micro-batch may be left without
     a loss token.
     """
     if not kept:

@@ -15,7 +15,7 @@ from agentrl_core.errors import DataError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.demonstrations import Demonstrations
 from agentrl_core.training.policy import Policy
-from agentrl_core.training.supervised import Plan, SupervisedTrainer, held_out_loss
+from agentrl_core.training.supervised import SupervisedTrainer, TrainingPlan, held_out_loss
 
 if TYPE_CHECKING:
     from agentrl_core.api.losses import LossCalculator
@@ -158,9 +158,9 @@ class Tuner:
         )
 
 
-def _plan(config: SftConfig, *, num_rows: int) -> Plan:
+def _plan(config: SftConfig, *, num_rows: int) -> TrainingPlan:
     trainer = config.trainer
-    return Plan(
+    return TrainingPlan(
         steps=trainer.steps or (trainer.epochs or 1) * math.ceil(num_rows / trainer.batch_size),
         batch_size=trainer.batch_size,
         lr=SFT.loaded if trainer.lr is None else trainer.lr,

@@ -25,7 +25,7 @@ from agentrl_core.errors import ConfigError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
 from agentrl_core.training.diagnosis import Guard, LogprobGap
 from agentrl_core.training.metrics import Means, ratio_shares, rollout_metrics
-from agentrl_core.training.optimizer import Before, Updater, adamw, set_lr
+from agentrl_core.training.optimizer import PreStep, Updater, adamw, set_lr
 from agentrl_core.training.policy import Policy
 from agentrl_core.training.routing import RoutingReplay
 from agentrl_core.training.warm_start import warm_start
@@ -126,7 +126,7 @@ class Learner:
         """True if the loss reads log-probabilities of a reference policy."""
         return "reference" in self._loss.needs
 
-    def judge(self, groups: Sequence[Group]) -> Signal:
+    def training_signal(self, groups: Sequence[Group]) -> Signal:
         """Compute the advantages of complete groups and filter the groups. Call it once per group."""
         cpu = time.thread_time()
         signal = training_signal(
@@ -136,7 +136,7 @@ class Learner:
         return signal
 
     def step(self, groups: Sequence[Group] | Signal, *, step: int, version: int) -> dict[str, float]:
-        """Train on groups, or on the signal that `judge` returned for them; return the step's metrics.
+        """Train on groups, or on the signal that `training_signal` returned for them; return the step's metrics.
 
         `step` is 1-based and sets the learning rate. `version` is the policy version of the current weights. If no
         group has a signal, nothing is updated and the metrics say so. Raises `TrainingError`, before the update, if
@@ -145,7 +145,7 @@ class Learner:
         """
         wall = time.perf_counter()
         self.left_out = {}
-        signal = groups if isinstance(groups, Signal) else self.judge(groups)
+        signal = groups if isinstance(groups, Signal) else self.training_signal(groups)
         cpu = time.thread_time()
         signal = finished(signal, advantage=self._advantage, shaping=self._shaping)
         samples = training_samples(signal.groups, signal.advantages, style=self._export_style)
@@ -211,7 +211,7 @@ class Learner:
         }
 
     @torch.no_grad()
-    def _before(self, update: Update, *, first: bool) -> list[Before]:
+    def _before(self, update: Update, *, first: bool) -> list[PreStep]:
         """Compute each micro-batch's values under the policy before the step, and under the reference policy.
 
         The first update needs none of the former: it runs on the policy before the step itself.
@@ -219,19 +219,19 @@ class Learner:
         reference = self._reference() if self.refers else None
         return [
             attrs.evolve(
-                Before() if first else self._looked_at(batch),
+                PreStep() if first else self._looked_at(batch),
                 reference=None if reference is None else reference.logprobs(batch)[0],
             )
             for batch in update.micro_batches
         ]
 
-    def _looked_at(self, batch: MicroBatch) -> Before:
+    def _looked_at(self, batch: MicroBatch) -> PreStep:
         """Compute proximal log-probabilities and expert choices of a micro-batch, as far as they are configured."""
         if self._replay is None:
-            return Before(proximal=self._policy.logprobs(batch)[0] if self._recomputes else None)
+            return PreStep(proximal=self._policy.logprobs(batch)[0] if self._recomputes else None)
         with self._replay.recording() as routes:
             logprobs, _ = self._policy.logprobs(batch)
-        return Before(proximal=logprobs if self._recomputes else None, routes=routes)
+        return PreStep(proximal=logprobs if self._recomputes else None, routes=routes)
 
     def _reference(self) -> Policy:
         """Return the frozen reference policy, loaded on first use.

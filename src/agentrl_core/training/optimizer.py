@@ -14,7 +14,7 @@ import torch
 
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses.aggregate import aggregate
-from agentrl_core.losses.contract import made_by
+from agentrl_core.losses.contract import checked_output
 from agentrl_core.losses.proximal import loglinear_proximal
 from agentrl_core.training.diagnosis import NotFiniteError, bisect, culprits_of, select
 from agentrl_core.training.metrics import Means
@@ -51,7 +51,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Before:
+class PreStep:
     """Values of one micro-batch that are computed before the step's first update changes the weights."""
 
     proximal: Tensor | None = None
@@ -66,7 +66,7 @@ class Before:
         """Make forward passes inside the context use the experts of `routes`, if there are any."""
         return nullcontext() if self.routes is None else self.routes.replayed()
 
-    def select(self, tokens: Tensor) -> Before:
+    def select(self, tokens: Tensor) -> PreStep:
         """Return a copy for the loss tokens `tokens` (bool [N]) only; the forwarded token ids stay the same."""
         return attrs.evolve(
             self,
@@ -100,7 +100,7 @@ class _Share:
     """Indices of the records in this part, rising."""
 
 
-_Parts: TypeAlias = "Sequence[tuple[MicroBatch, Before]]"
+_Parts: TypeAlias = "Sequence[tuple[MicroBatch, PreStep]]"
 
 
 class Updater:
@@ -134,7 +134,7 @@ class Updater:
         self,
         optimizer: torch.optim.Optimizer,
         update: Update,
-        before: Sequence[Before] | None = None,
+        before: Sequence[PreStep] | None = None,
         *,
         means: Means,
         version: int = 0,
@@ -148,7 +148,7 @@ class Updater:
         backward pass. `names`: record ids that `MicroBatch.record` indexes. Raises `NotFiniteError` if an advantage, a
         log-probability, the loss or the gradient is not finite; weights, optimizer and `means` are then unchanged.
         """
-        parts = list(zip(update.micro_batches, before or [Before()] * len(update.micro_batches), strict=True))
+        parts = list(zip(update.micro_batches, before or [PreStep()] * len(update.micro_batches), strict=True))
         # After records were left out, a micro-batch may have no loss token.
         parts = [(batch, item) for batch, item in parts if len(batch.record)]
         optimizer.zero_grad(set_to_none=True)
@@ -221,16 +221,16 @@ class Updater:
                 raise item
         return cast("list[T]", found)
 
-    def _forward(self, batch: MicroBatch, before: Before, denominators: Denominators, version: int) -> _Forward:
+    def _forward(self, batch: MicroBatch, before: PreStep, denominators: Denominators, version: int) -> _Forward:
         with before.replayed():
             logprobs, entropy = self._policy.logprobs(batch, entropy_gradient="entropy" in self._calculator.needs)
         view = attrs.evolve(batch.view(logprobs, entropy, version=version), reference_logprobs=before.reference)
         view = attrs.evolve(view, proximal_logprobs=self._proximal(view, before))
-        output = made_by(self._calculator, view)
+        output = checked_output(self._calculator, view)
         loss = aggregate(self._aggregation, view, output, denominators)
         return _Forward(logprobs=logprobs, entropy=entropy, view=view, output=output, loss=loss)
 
-    def _proximal(self, batch: LossBatch, before: Before) -> Tensor | None:
+    def _proximal(self, batch: LossBatch, before: PreStep) -> Tensor | None:
         """Return the log-probabilities of the proximal policy, if the calculator reads them. [N]."""
         if "proximal" not in self._calculator.needs:
             return None
@@ -250,7 +250,7 @@ class Updater:
             if torch.isfinite(norm):
                 continue
 
-            def is_finite(records: Sequence[int], batch: MicroBatch = batch, before: Before = before) -> bool:
+            def is_finite(records: Sequence[int], batch: MicroBatch = batch, before: PreStep = before) -> bool:
                 tokens = torch.isin(batch.record, batch.record.new_tensor(records))
                 _, norm = self._gradient(select(batch, tokens), before.select(tokens), denominators, version)
                 return bool(torch.isfinite(norm))
@@ -261,7 +261,7 @@ class Updater:
         return culprits
 
     def _gradient(
-        self, batch: MicroBatch, before: Before, denominators: Denominators, version: int
+        self, batch: MicroBatch, before: PreStep, denominators: Denominators, version: int
     ) -> tuple[Tensor, Tensor]:
         """Return the gradient of a micro-batch's loss at its log-probabilities [N], and its norm at the weights."""
         self._policy.model.zero_grad(set_to_none=True)

@@ -24,7 +24,7 @@ from agentrl_core.api.losses import LossBatch, LossCalculator, LossOutput
 from agentrl_core.batching.packing import pack
 from agentrl_core.errors import ConfigError, TrainingError
 from agentrl_core.losses.aggregate import AggregationConfig
-from agentrl_core.losses.contract import made_by
+from agentrl_core.losses.contract import checked_output
 from agentrl_core.losses.cross_entropy import CrossEntropy
 from agentrl_core.training.diagnosis import NotFiniteError
 from agentrl_core.training.metrics import Means
@@ -45,7 +45,7 @@ _SHOWN_ROWS = 8
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class TrainingPlan:
     """Schedule of a fine-tuning: number of updates, their size, and the optimizer's options."""
 
     steps: int
@@ -82,7 +82,7 @@ class SupervisedTrainer:
         self,
         policy: Policy,
         demonstrations: Demonstrations,
-        plan: Plan,
+        plan: TrainingPlan,
         *,
         loss: LossCalculator | None = None,
         aggregation: AggregationConfig | None = None,
@@ -197,7 +197,7 @@ class _Weighted:
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """Return the calculator's loss per token [N], for an advantage of 1, times the token's weight."""
-        output = made_by(self.calculator, attrs.evolve(batch, advantages=torch.ones_like(batch.advantages)))
+        output = checked_output(self.calculator, attrs.evolve(batch, advantages=torch.ones_like(batch.advantages)))
         return attrs.evolve(output, per_token=output.per_token * batch.advantages)
 
 
@@ -225,7 +225,7 @@ def check_supervised(calculator: LossCalculator) -> None:
         entropy=ones,
     )
     try:
-        output = made_by(calculator, batch)
+        output = checked_output(calculator, batch)
     except TrainingError as error:
         raise ConfigError(str(error)) from error
     if not torch.isfinite(output.per_token * output.keep).all():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_core.config.default_lr import WARM_START
 from agentrl_core.training.demonstrations import Demonstrations
-from agentrl_core.training.supervised import Plan, SupervisedTrainer
+from agentrl_core.training.supervised import SupervisedTrainer, TrainingPlan
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import WarmStartConfig
@@ -48,7 +48,7 @@ def warm_start(
         stop_token_ids=policy.stop_token_ids,
         context_length=policy.context_length,
     )
-    plan = Plan(
+    plan = TrainingPlan(
         steps=config.steps,
         batch_size=config.batch_size,
         lr=WARM_START.loaded if config.lr is None else config.lr,

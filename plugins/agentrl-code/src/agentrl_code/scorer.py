@@ -16,7 +16,7 @@ from agentrl_code.reading import read_tests
 from agentrl_code.sandbox import SHARED, Limits, best_level
 from agentrl_code.verdicts import run_tests
 from agentrl_core import Score
-from agentrl_core.api.scored_text import Of, judged_text
+from agentrl_core.api.scored_text import Of, scored_text
 from agentrl_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Code:
     async def __call__(self, request: ScoreRequest) -> Score:
         """Return a score from 0 to 1; its details name the first failed tests with their reasons."""
         tests = read_tests(request.task.data)
-        program = find_program(judged_text(request, self.of))
+        program = find_program(scored_text(request, self.of))
         if not program.strip() or len(program) > _LONGEST or "\0" in program:
             return Score(0.0, details={"passed": 0, "tests": len(tests), "failures": ["the answer has no program"]})
         # Half of a surrogate pair cannot be sent as UTF-8; a "?" takes its place.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.api.options import one_line
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import AgentRLError, ConfigError
+from agentrl_core.plugins.references import one_line
 
 if TYPE_CHECKING:
     from agentrl_core.plugins.registry import Entry, Registry

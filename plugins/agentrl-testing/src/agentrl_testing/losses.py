@@ -13,7 +13,7 @@ import torch
 
 from agentrl_core.api.losses import LossBatch
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators, aggregate
-from agentrl_core.losses.contract import made_by
+from agentrl_core.losses.contract import checked_output
 from agentrl_testing.base import ConformanceSuite
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def made_up_batch(loss: LossCalculator, *, seed: int = 0, on_policy: bool = Fals
 
 def _check_output(loss: LossCalculator) -> None:
     batch = made_up_batch(loss)
-    output = made_by(loss, batch)
+    output = checked_output(loss, batch)
     for name, values in (("per_token", output.per_token), ("keep", output.keep)):
         assert values.shape == batch.mask.shape, f"{name} has shape {tuple(values.shape)}, not [N]"
         assert torch.isfinite(values).all(), f"{name} is not finite"

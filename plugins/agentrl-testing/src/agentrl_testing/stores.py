@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl_core.api.stores import ResumePoint, RunRow, SessionRow, StepRow, Store, Usage
+from agentrl_core.api.stores import RecordUsage, ResumePoint, RunRow, SessionRow, StepRow, Store
 from agentrl_core.errors import StoreError
-from agentrl_core.stores.queue import Ahead
+from agentrl_core.stores.queue import OvertakeLimits
 from agentrl_core.types import FinishReason, Grammar, Group, Interaction, Outcome, Record, Sampling, Task, run_lengths
 from agentrl_testing.base import ConformanceSuite
 
@@ -447,7 +447,7 @@ class StoreSuite(ConformanceSuite):
             await store.add_interaction(run, _call(busy, prompt_ids=(1, 2, 3), output_ids=(4,)))
             await store.add_interaction(run, _call(busy, seq=1, prompt_ids=(5,), output_ids=()))
             usage = await store.usage(run)
-            assert usage[busy.id] == Usage(calls=2, prompt_tokens=4, output_tokens=1)
+            assert usage[busy.id] == RecordUsage(calls=2, prompt_tokens=4, output_tokens=1)
             assert idle.id not in usage
 
         asyncio.run(scenario())
@@ -513,10 +513,12 @@ class StoreSuite(ConformanceSuite):
             fresh = await _add_group(store, run, index=3, version=1)
             for name in (names[1], fresh):
                 await store.finish_group(run, name, usable=True)
-            (first,) = await store.take_groups(run, 1, ahead=Ahead(version=0, max_lag=2, per_step=1))
+            (first,) = await store.take_groups(run, 1, ahead=OvertakeLimits(version=0, max_lag=2, per_step=1))
             assert first.id == names[1]
             # Two groups of version 0 are left. Only this step and the next may still take them, one each.
-            taking = asyncio.create_task(store.take_groups(run, 1, ahead=Ahead(version=1, max_lag=2, per_step=1)))
+            taking = asyncio.create_task(
+                store.take_groups(run, 1, ahead=OvertakeLimits(version=1, max_lag=2, per_step=1))
+            )
             await asyncio.sleep(0)
             assert not taking.done()
             await store.finish_group(run, names[2], usable=True)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from agentrl_core.api.scoring import ScoreRequest, Verdict
-    from agentrl_core.rollout.subproc.pool import Workers
+    from agentrl_core.api.scoring import ScoreRequest, ScorerResult
+    from agentrl_core.rollout.subproc.pool import WorkerPool
     from agentrl_core.types import GenerateRequest
 
 _RUN = "rehearsal"
@@ -71,7 +71,7 @@ class Rehearsal:
         )
         self._numbers = itertools.count()
         self._loop = asyncio.Runner()
-        self._workers: set[Workers] = set()
+        self._workers: set[WorkerPool] = set()
         self.engine.start()
         self._gateway.start()
         run = RunRow(id=_RUN, created_at=0.0, status="running", config={}, components={})
@@ -88,7 +88,7 @@ class Rehearsal:
         tasks: Sequence[Task],
         *,
         timeout_s: float = 60.0,
-        scorer: Callable[[ScoreRequest], Verdict] = lambda request: _REWARD,  # noqa: ARG005 - whatever the answer
+        scorer: Callable[[ScoreRequest], ScorerResult] = lambda request: _REWARD,  # noqa: ARG005 - whatever the answer
     ) -> list[Episode]:
         """Run one episode per task concurrently, on one event loop as in a run; return the episodes.
 

@@ -104,8 +104,8 @@ def _choice(index: int, choice: Choice, request: ChatRequest, decode: Decode) ->
         "logprobs": None,
     }
     # An upstream's entries are passed on as they are, for its token ids are unknown.
-    if choice.told_logprobs:
-        built["logprobs"] = {"content": choice.told_logprobs, "refusal": None}
+    if choice.upstream_logprobs:
+        built["logprobs"] = {"content": choice.upstream_logprobs, "refusal": None}
     elif request.logprobs:
         built["logprobs"] = logprobs_of(interaction.output_ids, interaction.logprobs, choice.top_logprobs, decode)
     if request.return_token_ids:
@@ -120,7 +120,7 @@ class _Held:
     ids: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = attrs.field(factory=list)
-    told_logprobs: list[Mapping[str, Any]] = attrs.field(factory=list)
+    upstream_logprobs: list[Mapping[str, Any]] = attrs.field(factory=list)
     calls: int = 0
 
 
@@ -148,7 +148,7 @@ class OpenAIChatWriter:
         held.ids.extend(delta.ids)
         held.logprobs.extend(delta.logprobs)
         held.top_logprobs.extend(delta.top_logprobs)
-        held.told_logprobs.extend(delta.told_logprobs)
+        held.upstream_logprobs.extend(delta.upstream_logprobs)
         if not delta.is_visible:
             return b""
         message: Message = {}
@@ -193,8 +193,8 @@ class OpenAIChatWriter:
         if self.request.include_usage:
             frame["usage"] = None
         held = self._held[index]
-        if held.told_logprobs:
-            choice["logprobs"] = {"content": held.told_logprobs, "refusal": None}
+        if held.upstream_logprobs:
+            choice["logprobs"] = {"content": held.upstream_logprobs, "refusal": None}
         elif self.request.logprobs and held.ids:
             choice["logprobs"] = logprobs_of(held.ids, held.logprobs, held.top_logprobs, self.decode)
         if self.request.return_token_ids:
@@ -202,7 +202,7 @@ class OpenAIChatWriter:
             if prompt_ids is not None:
                 frame["prompt_token_ids"] = prompt_ids
         data = sse_event(frame)
-        held.ids, held.logprobs, held.top_logprobs, held.told_logprobs = [], [], [], []
+        held.ids, held.logprobs, held.top_logprobs, held.upstream_logprobs = [], [], [], []
         return data
 
 

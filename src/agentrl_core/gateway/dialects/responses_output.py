@@ -131,7 +131,7 @@ def response_of(reply: Reply, decode: Decode) -> dict[str, Any]:
     cut = choice.finish_reason == "length"
     logprobs: Sequence[Mapping[str, Any]] = ()
     if request.logprobs:
-        logprobs = choice.told_logprobs or logprobs_of(
+        logprobs = choice.upstream_logprobs or logprobs_of(
             interaction.output_ids, interaction.logprobs, choice.top_logprobs, decode
         )
     body = frame(reply.id, request.echo, model=request.model, created_at=int(interaction.started_at))

@@ -17,7 +17,7 @@ from agentrl_core.types import FinishReason
 
 if TYPE_CHECKING:
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.gateway.history.ledger import Ledger, Node
+    from agentrl_core.gateway.history.ledger import CallNode, Ledger
     from agentrl_core.types import Message
 
 
@@ -75,7 +75,7 @@ def stored_input(response_id: str, ledger: Ledger) -> dict[str, Any]:
     return {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False}
 
 
-def _stored(response_id: str, ledger: Ledger) -> Node:
+def _stored(response_id: str, ledger: Ledger) -> CallNode:
     node = ledger.find(response_id)
     if node is None:
         raise RequestError(
@@ -84,7 +84,7 @@ def _stored(response_id: str, ledger: Ledger) -> Node:
     return node
 
 
-def _messages(node: Node) -> list[Message]:
+def _messages(node: CallNode) -> list[Message]:
     """Return all messages of the request that a reply answered, those of its lineage included."""
     found: list[Message] = []
     for item in node.lineage():

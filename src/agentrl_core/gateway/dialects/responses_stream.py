@@ -75,7 +75,9 @@ class ResponsesWriter:
     def delta(self, delta: Delta) -> bytes:
         """Encode new reasoning, text and calls; empty bytes if there are none."""
         if self.request.logprobs:
-            self._held += delta.told_logprobs or logprobs_of(delta.ids, delta.logprobs, delta.top_logprobs, self.decode)
+            self._held += delta.upstream_logprobs or logprobs_of(
+                delta.ids, delta.logprobs, delta.top_logprobs, self.decode
+            )
         if not delta.is_visible:
             return b""
         events = []

@@ -31,11 +31,11 @@ INSTRUCTIONS = "instructions"
 
 
 @attrs.define(kw_only=True, eq=False)
-class Node:
+class CallNode:
     """One finished call in the session's tree; its children are the calls that continued from it."""
 
     interaction: Interaction
-    parent: Node | None
+    parent: CallNode | None
     length: int
     """Number of messages in the conversation up to and including the output; 0 for a prompt without messages."""
     _ids: tuple[int, ...] | None
@@ -58,10 +58,10 @@ class Node:
             )
         return ids
 
-    def lineage(self) -> list[Node]:
+    def lineage(self) -> list[CallNode]:
         """Return the calls from the root to this one, inclusive."""
-        found: list[Node] = []
-        node: Node | None = self
+        found: list[CallNode] = []
+        node: CallNode | None = self
         while node is not None:
             found.append(node)
             node = node.parent
@@ -81,7 +81,7 @@ class Prompt:
     """Ids of the whole prompt, as the engine sees it. [T]."""
     new_ids: tuple[int, ...]
     """Ids after the parent's prompt and output. [T]."""
-    parent: Node | None
+    parent: CallNode | None
     """Earlier call whose ids the prompt begins with; None for a new root."""
     fingerprint: Fingerprint | None
     """Hash chain of the request's messages, to which the output is added later; None for a prompt without messages."""
@@ -101,17 +101,17 @@ class Ledger:
     """Tree of one session's finished calls, indexed by the digest of their conversations; thread-safe."""
 
     def __init__(self) -> None:
-        self._by_digest: dict[int, list[Node]] = {}
-        self._by_id: dict[str, Node] = {}
+        self._by_digest: dict[int, list[CallNode]] = {}
+        self._by_id: dict[str, CallNode] = {}
         self._calls: dict[str, Mapping[str, Any]] = {}
         """Sampled tool calls by their ids."""
         self._lock = threading.Lock()
-        self.raw: RawCalls[Node] = RawCalls()
+        self.raw: RawCalls[CallNode] = RawCalls()
         """Index of the calls without messages (legacy completions)."""
 
-    def add(self, chat: Chat, prompt: Prompt, interaction: Interaction) -> Node:
+    def add(self, chat: Chat, prompt: Prompt, interaction: Interaction) -> CallNode:
         """Append a finished call of the policy, so that later requests can continue it."""
-        node = Node(
+        node = CallNode(
             interaction=interaction,
             parent=prompt.parent,
             length=0 if prompt.fingerprint is None else len(prompt.messages) + 1,
@@ -135,11 +135,11 @@ class Ledger:
 
     def note(self, interaction: Interaction) -> None:
         """Append a call of an upstream; it has no ids to continue from, but a request may name it as its `previous`."""
-        node = Node(interaction=interaction, parent=None, length=len(interaction.messages) + 1, ids=())
+        node = CallNode(interaction=interaction, parent=None, length=len(interaction.messages) + 1, ids=())
         with self._lock:
             self._by_id[interaction.id] = node
 
-    def find(self, interaction_id: str) -> Node | None:
+    def find(self, interaction_id: str) -> CallNode | None:
         """Return a finished call of this session by its interaction's id; None if there is none."""
         with self._lock:
             return self._by_id.get(interaction_id)
@@ -187,7 +187,7 @@ class Ledger:
 
     def ancestors(
         self, digests: Sequence[int], messages: Sequence[Message], named: Collection[str | None] = ()
-    ) -> list[Node]:
+    ) -> list[CallNode]:
         """Return the earlier calls that the conversation continues, longest first; of equal texts, a `named` call.
 
         `digests` are those of the `messages`' prefixes, one per message.
@@ -275,7 +275,7 @@ def build_prompt(
     return Prompt(ids=ids, new_ids=ids, parent=None, fingerprint=fingerprint, messages=messages, images=images)
 
 
-def _best(nodes: Sequence[Node], message: Message, named: Collection[str | None]) -> Node:
+def _best(nodes: Sequence[CallNode], message: Message, named: Collection[str | None]) -> CallNode:
     """Return the call that the client means among calls with the same conversation; the latest if it does not say.
 
     Clients identify a reply by its id, by the ids of its tool calls, or by its reasoning, in this order of preference.
@@ -285,7 +285,7 @@ def _best(nodes: Sequence[Node], message: Message, named: Collection[str | None]
     calls = [call["id"] for call in message.get("tool_calls", ())]
     thoughts = message.get("reasoning_content")
 
-    def likeness(node: Node) -> tuple[bool, bool, bool]:
+    def likeness(node: CallNode) -> tuple[bool, bool, bool]:
         output = node.interaction.output
         return (
             node.interaction.id in named,

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from agentrl_core.chat.tokenizer import TooManyTokensError
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.history.ledger import Node, Prompt
+from agentrl_core.gateway.history.ledger import CallNode, Prompt
 
 if TYPE_CHECKING:
     from agentrl_core.chat.facade import Chat
     from agentrl_core.gateway.history.raw_calls import RawCalls
 
 
-def raw_prompt(chat: Chat, prompt: str | tuple[int, ...], earlier: RawCalls[Node], *, most_tokens: int) -> Prompt:
+def raw_prompt(chat: Chat, prompt: str | tuple[int, ...], earlier: RawCalls[CallNode], *, most_tokens: int) -> Prompt:
     """Build a prompt that continues from the ids of the longest earlier call that it begins with, else a new root.
 
     `TooManyTokensError` if the new part is certain to have more than `most_tokens`. `RequestError` (400) for an empty
@@ -44,7 +44,7 @@ def raw_prompt(chat: Chat, prompt: str | tuple[int, ...], earlier: RawCalls[Node
     return _prompt(text, known[1], known[0], chat.decode(known[1]))
 
 
-def _prompt(text: str, new_ids: tuple[int, ...], parent: Node | None, new_text: str) -> Prompt:
+def _prompt(text: str, new_ids: tuple[int, ...], parent: CallNode | None, new_text: str) -> Prompt:
     return Prompt(
         ids=new_ids if parent is None else parent.full_ids() + new_ids,
         new_ids=new_ids,

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.gateway.history.ledger import Ledger, Node
+    from agentrl_core.gateway.history.ledger import CallNode, Ledger
     from agentrl_core.gateway.retries import Attempts
     from agentrl_core.types import Episode, Interaction, Message
 
 
 def restore(ledger: Ledger, chat: Chat, interactions: Sequence[Interaction]) -> None:
     """Fill an empty ledger from stored interactions, given in order of completion."""
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, CallNode] = {}
     for interaction in interactions:
         if interaction.upstream:
             ledger.note(interaction)
@@ -60,7 +60,7 @@ def _choice_of(chat: Chat, episode: Episode, interaction: Interaction) -> Choice
     )
 
 
-def _prompt_of(chat: Chat, interaction: Interaction, parent: Node | None) -> Prompt:
+def _prompt_of(chat: Chat, interaction: Interaction, parent: CallNode | None) -> Prompt:
     """Rebuild the prompt of a stored call."""
     new_ids = interaction.prompt_ids
     # An interaction stores only what its prompt adds to its parent's, so the whole is put together along the lineage.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.gateway.online.admin import Admin
     from agentrl_core.gateway.online.leases import Leases
-    from agentrl_core.gateway.online.sessions import Visits
+    from agentrl_core.gateway.online.sessions import OnlineSessions
     from agentrl_core.gateway.sessions import Session, SessionBook
     from agentrl_core.types import Task
 
@@ -53,7 +53,7 @@ class Control:
         *,
         admin: Admin,
         sessions: SessionBook,
-        visits: Visits,
+        visits: OnlineSessions,
         leases: Leases,
         url: Callable[[], str],
         public_url: str | None,

@@ -23,7 +23,7 @@ State: TypeAlias = Literal["open", "ended", "closed"]
 
 
 @attrs.define(kw_only=True, eq=False)
-class Visit:
+class OnlineSession:
     """State that only online sessions have; the session's lock guards the fields that change."""
 
     task_id: str
@@ -82,7 +82,7 @@ class Visit:
         return True
 
 
-async def until_over(session: Session, visit: Visit, *, ttl_s: float, limit_s: float = math.inf) -> str:
+async def until_over(session: Session, visit: OnlineSession, *, ttl_s: float, limit_s: float = math.inf) -> str:
     """Wait until the agent ends its session and return an empty text, else the bound that was reached first.
 
     The bounds are `ttl_s` without a call (0: none; a running generation counts as a call) and `limit_s` in all.

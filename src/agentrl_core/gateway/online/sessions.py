@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core.api.stores import SessionRow
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.history.restoring import restore, restore_attempts
-from agentrl_core.gateway.online.session import Visit, last_call, until_over
+from agentrl_core.gateway.online.session import OnlineSession, last_call, until_over
 from agentrl_core.gateway.sessions import session_ended
 from agentrl_core.types import Outcome, Record, Task
 
@@ -38,7 +38,7 @@ _KEPT_OF_A_POLICY = ("temperature", "max_tokens", "training")
 """Fields of a session's `SamplingPolicy` that are stored; a restarted gateway takes the rest from model and config."""
 
 
-class Visits:
+class OnlineSessions:
     """All online sessions of a run; the store keeps them, so they outlive the process.
 
     `policy(…)` builds sampling rules: those of training, with the given fields replaced.
@@ -72,7 +72,7 @@ class Visits:
 
         `owned` tells whether training waits for it. `RequestError` (409) if the claim's API key is in use.
         """
-        visit = Visit(task_id=claim.task_id, owned=owned, opened_at=self._clock())
+        visit = OnlineSession(task_id=claim.task_id, owned=owned, opened_at=self._clock())
         session = self._sessions.open(
             record, url=url, policy=policy, seed_key=seed_key, api_key=claim.api_key, visit=visit
         )
@@ -129,7 +129,7 @@ class Visits:
         )
         living = [row for row in rows if row.state != "closed" and self._sessions.visit_of(row.record_id) is None]
         for row in living:
-            visit = Visit(
+            visit = OnlineSession(
                 task_id=row.task_id,
                 owned=False,
                 opened_at=row.opened_at,
@@ -178,7 +178,7 @@ class Visits:
     ) -> None:
         """Set the reward of a finished policy call, of the last one without an id; a later reward replaces it.
 
-        `final` tells whether more rewards follow; if None, `Visit.has_all_rewards` decides. `RequestError` (400) for
+        `final` tells whether more rewards follow; None: `OnlineSession.has_all_rewards` decides. `RequestError` (400) for
         an unknown call, (410) if the session is closed.
         """
         visit = _visit(session)
@@ -253,7 +253,7 @@ class Visits:
             _logger.info("session %s was idle for %g s and is closed", session.record_id, self.ttl_s)
             await self.finish(session, Outcome.TIMED_OUT, reason="", rewards={})
 
-    async def _finish_calls(self, session: Session, visit: Visit) -> None:
+    async def _finish_calls(self, session: Session, visit: OnlineSession) -> None:
         """Abort running calls, wait for pending writes, and wake the tasks that wait for the session's end."""
         try:
             await self._service.abort_all(session)
@@ -263,7 +263,7 @@ class Visits:
             visit.over = True
             visit.wake()
 
-    async def _save(self, session: Session, visit: Visit) -> None:
+    async def _save(self, session: Session, visit: OnlineSession) -> None:
         """Write a session's state and rewards to the store, and repeat until they did not change during the write.
 
         Two threads may write at once, and the older state may arrive last. The thread that wrote it then sees the
@@ -294,7 +294,7 @@ def describe(session: Session) -> dict[str, Any]:
     }
 
 
-def _visit(session: Session) -> Visit:
+def _visit(session: Session) -> OnlineSession:
     if session.visit is None:
         raise RequestError(403, "not_yours", "this session belongs to the run that opened it")
     return session.visit

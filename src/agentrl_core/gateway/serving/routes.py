@@ -1,6 +1,6 @@
 """Route each HTTP request by its URL: check method, key and quotas, then call a dialect's answerer or a page.
 
-Requests from sockets and from inside the process both come through `Api.handle`. LLM calls go on to `answering`.
+Requests from sockets and from inside the process both come through `Router.handle`. LLM calls go on to `answering`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RESPONSES = "/responses"
 _MODELS = "/models"
 
 
-class Api:
+class Router:
     """Route table of the gateway; to add an LLM API, add its `Dialect` to `_dialects`.
 
     `pages` are routes of other parts (online sessions). `before(session)` is awaited before each call of a session: it

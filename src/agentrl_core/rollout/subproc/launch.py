@@ -47,7 +47,7 @@ class Launch:
     """True if the worker runs on this very interpreter."""
     environ: Mapping[str, str] = attrs.field(repr=False)
     start: Mapping[str, Any]
-    """The first message to the worker; see `worker.Foreign` for another interpreter."""
+    """The first message to the worker; see `worker.ForeignWorkflow` for another interpreter."""
     payload: bytes = attrs.field(repr=False)
     memory_mb: int | None
     limit_s: float

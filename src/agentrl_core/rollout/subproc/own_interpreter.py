@@ -16,7 +16,7 @@ from agentrl_core.rollout.workflow_call import WorkflowCall
 from agentrl_core.rollout.workflows import resolve_workflow
 
 
-class Own:
+class OwnWorkflow:
     """The loaded workflow: `function(data, **arguments)`; `accepted` are the injected arguments that it takes."""
 
     def __init__(self, start: Mapping[str, Any], payload: bytes) -> None:

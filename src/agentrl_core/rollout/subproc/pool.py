@@ -25,7 +25,7 @@ _STARTS = 3
 """Failed starts in a row after which the run gives up."""
 
 
-class Workers:
+class WorkerPool:
     """Up to `most` processes that run a workflow.
 
     `start` makes the first one and reports what is wrong with the workflow. `seat`, the calls inside it and `close`
@@ -58,7 +58,7 @@ class Workers:
     async def seat(self) -> AsyncIterator[None]:
         """Wait for a free worker and reserve it for the calls inside."""
         async with self._free:
-            seat = _Seat(self, await self.take())
+            seat = _ReservedWorker(self, await self.take())
             token = _taken.set(seat)
             try:
                 yield
@@ -174,7 +174,7 @@ class Workers:
         return self._launch
 
 
-_open: set[Workers] = set()
+_open: set[WorkerPool] = set()
 """Pools that were not closed. The garbage collector must never end a worker: it would do so at any time, and would
 not wait for the worker's guard."""
 
@@ -185,10 +185,10 @@ def _close_all() -> None:
         workers.close_now()
 
 
-class _Seat:
+class _ReservedWorker:
     """A reserved worker, for the episode that runs in it."""
 
-    def __init__(self, workers: Workers, worker: WorkerProcess) -> None:
+    def __init__(self, workers: WorkerPool, worker: WorkerProcess) -> None:
         self._workers = workers
         self.worker = worker
 
@@ -218,8 +218,8 @@ class _Seat:
         raise RemoteFailure("AgentProcessDied", f"AgentProcessDied: {text}")
 
 
-_taken: ContextVar[_Seat] = ContextVar("agentrl_seat")
-"""The reserved worker of the current task, which `Workers.__call__` uses: a workflow's call has no argument for it."""
+_taken: ContextVar[_ReservedWorker] = ContextVar("agentrl_seat")
+"""Reserved worker of the current task, which `WorkerPool.__call__` uses: a workflow's call has no argument for it."""
 
 
 def _episode(injected: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError
 from agentrl_core.plugins.options import place
 from agentrl_core.rollout.subproc.launch import INSIDE, plan
-from agentrl_core.rollout.subproc.pool import Workers
+from agentrl_core.rollout.subproc.pool import WorkerPool
 from agentrl_core.rollout.workflows import ResolvedWorkflow
 
 if TYPE_CHECKING:
@@ -58,6 +58,6 @@ def resolve_in_workers(
     )
     # Before the first agent's process exists: it could otherwise read the admin key from /proc.
     seal()
-    workers = Workers(launch, most=rollout.agent.subproc_max_workers)
+    workers = WorkerPool(launch, most=rollout.agent.subproc_max_workers)
     workers.start()
     return ResolvedWorkflow(workers.name, workers, workers)

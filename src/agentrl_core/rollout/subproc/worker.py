@@ -8,7 +8,7 @@ When the worker ends, or when the run is gone, the guard kills every process bel
 how the worker ended. The worker talks to the run over the control socket in frames: two lengths of 4 bytes, a JSON
 header, a body.
 
-    run -> worker   what to load, see `Foreign`, once; its body a pickled workflow for our own interpreter
+    run -> worker   what to load, see `ForeignWorkflow`, once; its body a pickled workflow for our own interpreter
     worker -> run   {op: ready, …}, or {op: refused, kind, message}
     run -> worker   {op: run, id, episode, environ, pickled}, its body the task's data; {op: cancel, id}; {op: stop}
     worker -> run   {op: began, id}, maybe {op: cancelling, id}, then {op: done, id, value} or {op: raised, id, …}
@@ -230,7 +230,7 @@ def _prctl(option: int, value: int) -> None:
 # --- a workflow in another interpreter
 
 
-class Foreign:
+class ForeignWorkflow:
     """Workflow that is found and built with the standard library alone, in another interpreter than the run's.
 
     `start` holds `use` (`module:attr`, `file.py:attr`, `pkg.mod.Attr`), `options`, `folders` to search first, `package`
@@ -805,10 +805,10 @@ def _work(control: socket.socket) -> None:
 
 def _load(start: dict[str, Any], payload: bytes) -> Any:
     if not start["own"]:
-        return Foreign(start)
-    from agentrl_core.rollout.subproc.own_interpreter import Own
+        return ForeignWorkflow(start)
+    from agentrl_core.rollout.subproc.own_interpreter import OwnWorkflow
 
-    return Own(start, payload)
+    return OwnWorkflow(start, payload)
 
 
 def _beside(name: str) -> Any:

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agentrl_core.batching.trie import Node
+    from agentrl_core.batching.trie import TrieNode
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float) -> Tensor:
+def dense(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[TrieNode], scale: float) -> Tensor:
     """Compute attention along every token's path. query [1, Hq, T, D], key and value [1, Hk, T, D] -> [1, Hq, T, D]."""
     return scaled_dot_product_attention(
         query, key, value, attn_mask=visible(nodes, query.device), scale=scale, enable_gqa=True
     )
 
 
-def visible(nodes: Sequence[Node], device: torch.device) -> Tensor:
+def visible(nodes: Sequence[TrieNode], device: torch.device) -> Tensor:
     """Return the mask: True where the query of a row sees the key of a column. Bool. [T, T]."""
     total = nodes[-1].end
     mask = torch.zeros(total, total, dtype=torch.bool, device=device)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl_core.batching.packing import MicroBatch
-    from agentrl_core.batching.trie import Node
+    from agentrl_core.batching.trie import TrieNode
     from agentrl_core.training.network import Network
 
 
@@ -83,7 +83,7 @@ class _Segment(NamedTuple):
         return slice(low, high)
 
 
-def _segments(nodes: Sequence[Node]) -> Iterator[_Segment]:
+def _segments(nodes: Sequence[TrieNode]) -> Iterator[_Segment]:
     """Yield the nodes depth first, so that no call has a single token after a cache.
 
     For such a call models switch to a decoding kernel, which need not have a backward pass. A node of one token

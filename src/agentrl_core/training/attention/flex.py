@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agentrl_core.batching.trie import Node
+    from agentrl_core.batching.trie import TrieNode
 
 BLOCK = 128
 _SIZES = 8
@@ -36,7 +36,7 @@ def padded(tokens: int) -> int:
     return -(-blocks // step) * step * BLOCK
 
 
-def flex(nodes: Sequence[Node], device: torch.device) -> Callable[..., Tensor]:
+def flex(nodes: Sequence[TrieNode], device: torch.device) -> Callable[..., Tensor]:
     """Return the kernel of a micro-batch: query [1, Hq, T, D], key and value [1, Hk, T, D], scale -> [1, Hq, T, D].
 
     T is the length after `padded`. A padding token sees only itself.
@@ -44,7 +44,7 @@ def flex(nodes: Sequence[Node], device: torch.device) -> Callable[..., Tensor]:
     return partial(_attend, block_mask(nodes, device))
 
 
-def block_mask(nodes: Sequence[Node], device: torch.device) -> BlockMask:
+def block_mask(nodes: Sequence[TrieNode], device: torch.device) -> BlockMask:
     """Return the block mask: full and partial blocks, and the predicate that FlexAttention applies in partial ones."""
     total = nodes[-1].end
     # A padding token is its own node: `stop` is its place + 1.

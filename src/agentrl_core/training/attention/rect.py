@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agentrl_core.batching.trie import Node
+    from agentrl_core.batching.trie import TrieNode
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001  # the kernel that gives log-sum-exps
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 
 
-def rectangles(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float) -> Tensor:
+def rectangles(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[TrieNode], scale: float) -> Tensor:
     """Compute attention along every token's path. query [1, Hq, T, D], key and value [1, Hk, T, D] -> [1, Hq, T, D]."""
     output: Tensor = _Rectangles.apply(  # type: ignore[no-untyped-call]  # autograd's own signature
         query, key, value, nodes, scale
@@ -34,7 +34,7 @@ def rectangles(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node],
 
 class _Rectangles(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[TrieNode], scale: float) -> Tensor:
         # Models pass views in which the heads of a token lie side by side. On contiguous heads the kernel is up to
         # 1.5 times as fast.
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
@@ -81,7 +81,9 @@ def _side_by_side(heads: Tensor) -> Tensor:
     return torch.empty_like(heads.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def _merged(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float) -> tuple[Tensor, Tensor]:
+def _merged(
+    query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[TrieNode], scale: float
+) -> tuple[Tensor, Tensor]:
     """Return the output [1, Hq, T, D] and the log-sum-exp of every token's scores [1, Hq, T].
 
     Both are accumulated in fp32, or fp64 for fp64 input.
