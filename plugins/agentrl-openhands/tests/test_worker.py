@@ -111,7 +111,7 @@ def test_a_longer_conversation_is_refused_before_a_part_of_it_is_lost(play):
     said = [{"role": role, "content": "?"} for role in ("user", "assistant", "user")]
     record = play("object", messages=said).record
     assert (record.outcome, record.reason) == (Outcome.FAILED, "ValueError")
-    assert "hold 3 messages" in record.detail
+    assert "has 3 messages" in record.detail
 
 
 def test_a_call_that_fails_is_not_tried_again(play):

@@ -46,7 +46,7 @@ _LONGEST_DETAIL = 2_000
 class Runner:
     """Runs episodes, many at a time, on the agents' event loop.
 
-    `run(data, injected)` awaits the workflow. In online mode `run` is `OnlineAgents`: agents that run elsewhere and open
+    `run(data, injected)` awaits the workflow. In online mode `run` is `OnlineAgents`: agents run elsewhere and open
     their own sessions. `scorer_for(task)` returns the task's scorer, or the default one for a task that names none; a
     `UsageError` or `RunError` that it raises stops the run.
     """
