@@ -178,7 +178,7 @@ class OnlineSessions:
     ) -> None:
         """Set the reward of a finished policy call, of the last one without an id; a later reward replaces it.
 
-        `final` says that no more rewards follow; None: `OnlineSession.has_all_rewards` decides. `RequestError` (400) for
+        `final`: no more rewards follow; None: `OnlineSession.has_all_rewards` decides. `RequestError` (400) for
         an unknown call, (410) if the session is closed.
         """
         visit = _visit(session)
