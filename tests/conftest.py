@@ -20,7 +20,7 @@ settings.register_profile(
 settings.load_profile("untimed")
 
 
-SLOW_S = 600
+SLOW_S = 1800
 """The time limit of a slow test; pyproject.toml has that of the others."""
 
 
