@@ -69,7 +69,7 @@ TABLE = [
     ),
     *of(
         "batching/rank_shares.py",
-        ("tests/batching/test_shares.py",),
+        ("tests/batching/test_rank_shares.py",),
         {
             "to the rank with the most": ("loads.index(min(loads))", "loads.index(max(loads))"),
             "no group parted": ("min(ranks, math.ceil(sizes[group] / fair))", "1"),

@@ -2,7 +2,7 @@
 
 from tests.mutations.mutation import of
 
-BASELINE = ("tests/batching/test_baseline.py", "tests/batching/test_shaping.py")
+BASELINE = ("tests/batching/test_group_advantages.py", "tests/batching/test_shaping.py")
 SIGNAL = ("tests/batching/test_signal.py", "tests/batching/test_filters.py", "tests/batching/test_shaping.py")
 
 TABLE = [
