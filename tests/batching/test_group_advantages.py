@@ -110,7 +110,7 @@ def test_an_estimator_that_fails_is_named_with_the_group(episode, group, by_turn
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (lambda episode: 1 / 0, r"raised ZeroDivisionError: .*test_group_advantages.py:\d+\) on group group of task 'task'"),
+        (lambda episode: 1 / 0, r"raised ZeroDivisionError: .*_advantages.py:\d+\) on group group of task 'task'"),
         (
             lambda episode: {"t1": 1.0},
             r"returned {'t1': 1.0} for record record of group group .* its 2 interactions to",

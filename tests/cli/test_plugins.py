@@ -1,6 +1,7 @@
 """`agentrl plugins` with the sample packages installed by pip, and `main` around it."""
 
 import json
+import re
 import sys
 
 import pytest
