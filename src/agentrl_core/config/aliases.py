@@ -1,7 +1,7 @@
 """Translation of AReaL's and AgentCPM's option names into ours, wherever ours are accepted.
 
 AReaL and AgentCPM's AgentRL (another project with our name; "AgentRL" below) are other RL trainers. Names whose values
-need more than a new name are in `foreign.py`.
+need more than a new name are in `foreign_hints.py`.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 The path of a call to the policy, one module per step:
 
 1. `serving.connection`, `serving.server`: read the HTTP request from the socket, or `serving.transport` takes it in
-   process. Both pass an `HttpRequest` to `Gateway.handle` (`core`).
+   process. Both pass an `HttpRequest` to `Gateway.handle` (`gateway`).
 2. `serving.routes`: find the session (`sessions`) and, by the URL, the dialect.
-3. `answering`: read the body with the dialect (`dialects`), which gives a `ChatRequest` (`exchange`); attach a retry
+3. `answering`: read the body with the dialect (`dialects`), which gives a `ChatRequest` (`call_types`); attach a retry
    to its earlier attempt (`retries`); choose the policy or an upstream (`forwarding`, `upstreams`).
 4. `service`: build the prompt's token ids from the session's history (`history`), settle the sampling parameters
-   (`sampling`), run the engine, store the interactions (`calls`).
+   (`sampling_parameters`), run the engine, store the interactions (`generations`).
 5. `answering`: encode the reply, whole or as a stream, with the same dialect.
 
 `online` serves agents outside of the run, which open, end and reward their sessions over HTTP.

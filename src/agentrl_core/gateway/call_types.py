@@ -36,7 +36,7 @@ class ToolChoice:
 class ChatRequest:
     """Validated request for one or more replies; a number is None where the agent left it out.
 
-    Numbers are as the agent gave them: `sampling` decides which of them take effect.
+    Numbers are as the agent gave them: `sampling_parameters` decides which of them take effect.
     """
 
     api: Literal["chat", "responses", "messages", "completions"] = "chat"

@@ -1,6 +1,6 @@
 """Hold the state of one call to the policy while it is sampled, and convert it to what is stored and replied.
 
-`service` drives these objects; `exchange` has the request and the reply, which are independent of sampling.
+`service` drives these objects; `call_types` has the request and the reply, which are independent of sampling.
 """
 
 from __future__ import annotations

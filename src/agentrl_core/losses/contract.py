@@ -1,4 +1,4 @@
-"""Check the outputs of losses and corrections against the contract of `base`, with errors for their authors.
+"""Check the outputs of losses and corrections against the contract of `api.losses`, with errors for their authors.
 
 Without these checks torch would broadcast a wrong shape, and the run would train on it.
 """

@@ -1,4 +1,4 @@
-"""How packages plug in: hook specifications, discovery, the manager that loads them and the registry of components."""
+"""The plugin system: hook specifications, discovery, the manager that loads packages, the registry of components."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Scheduler:
         return self._tally.records.drain()
 
     def drain_answers(self) -> dict[str, int]:
-        """Return place of the answer -> scored training records since the last call (`tally.answer_name`)."""
+        """Return place of the answer -> scored training records since the last call (`outcome_counts.answer_name`)."""
         return self._tally.answers.drain()
 
     @property

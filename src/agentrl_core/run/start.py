@@ -1,6 +1,6 @@
 """Starting state of `agentrl run`: policy, learner, step and version, for a fresh, a resumed or an untrained start.
 
-The parts that `agentrl sft` needs too are in `origin.py`.
+The parts that `agentrl sft` needs too are in `shared_start.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Open, restore, reward and close the sessions of online agents, and keep them in the store.
 
-`control` has the HTTP routes that call this, `visit` the state of one session, `leases` the slots that are waiting.
+`routes` has the HTTP routes that call this, `session` the state of one session, `leases` the slots that are waiting.
 Training waits for an owned session; any other is granted by the admin and ends when it is exported or has expired.
 """
 
