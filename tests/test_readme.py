@@ -278,3 +278,10 @@ def test_the_tables_of_advantages_md_name_all_that_is_built_in(kind, column):
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([^)]+)\)", README))
 def test_every_file_that_the_readme_links_exists(link):
     assert (ROOT / link).exists()
+
+
+def test_every_file_that_the_architecture_page_names_exists():
+    page = (ROOT / "cookbook" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page)
+    assert len(named) > 40
+    assert [name for name in named if not (ROOT / "src" / "agentrl_core" / name).exists()] == []

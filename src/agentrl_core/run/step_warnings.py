@@ -40,7 +40,7 @@ class StepWarnings:
             self._keep_entropy(metrics)
 
     def step(self, step: int, metrics: Mapping[str, float], answers: Mapping[str, int]) -> None:
-        """Check a step; `answers` counts where the answers of its scored records were found (`outcome_counts.answer_name`)."""
+        """Check a step; `answers` counts where the answers of its records were (`outcome_counts.answer_name`)."""
         self._keep_entropy(metrics)
         nothing_right = self._nothing_right(metrics)
         problems = {
