@@ -151,7 +151,8 @@ def lint(session: nox.Session) -> None:
     session.install(*_group("lint"))
     session.run("ruff", "check", *LINTED)
     session.run("ruff", "format", "--check", *LINTED)
-    session.run("lint-imports", env={"PYTHONPATH": str(ROOT / "src")})
+    sources = os.pathsep.join(str(path / "src") for path in (ROOT, *PLUGINS))
+    session.run("lint-imports", env={"PYTHONPATH": sources})
 
 
 @nox.session(venv_backend="none")
