@@ -199,7 +199,7 @@ TABLE = [
         },
     ),
     *of(
-        "losses/base.py",
+        "api/losses.py",
         VALUES,
         {
             "masked tokens summed": ("self.sequence, values * self.mask)", "self.sequence, values)"),
