@@ -1,12 +1,13 @@
 """The errors that agentrl raises on purpose, by who has to act; messages say where, what was expected, what to do.
 
-Three families:
+Three families, for the config's author, the run and one episode:
 
 * `UsageError` (exit code 2): the user's input is wrong. Found before anything starts.
 * `RunError` (exit code 1): the run cannot go on.
 * `EpisodeError`: one episode cannot be used. It is data, not a crash: it becomes an `Outcome` of its record.
 
-Add an error only when a caller handles it differently from its base.
+The rest is for one request of an agent (`RequestError`) and for the end that a user asked for (`Interrupted`,
+`Terminated`). Add an error only when a caller handles it differently from its base.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ class Chunk:
 class Interaction:
     """One LLM call inside a record: the sampled tokens and the exact prompt that they were sampled from.
 
-    Interactions form a tree in ledger form: `prompt_ids` holds only the *new* prompt tokens after the parent's prompt
-    and output, and `messages` only the new messages. `Episode.full_ids` restores the whole.
+    Interactions form a tree; each stores only what is new after its parent: `prompt_ids` holds the *new* prompt tokens
+    after the parent's prompt and output, `messages` the new messages. `Episode.full_ids` restores the whole.
     """
 
     id: str
@@ -172,7 +172,7 @@ class Interaction:
 
 
 class Outcome(enum.StrEnum):
-    """Final state of a record."""
+    """State of a record; all but `RUNNING` are final."""
 
     RUNNING = "running"
     SCORED = "scored"
@@ -244,7 +244,7 @@ class Episode:
 
 @attrs.frozen(kw_only=True)
 class Group:
-    """The records of one task that share a baseline; complete when every slot is terminal."""
+    """The records of one task that share a baseline; complete when every record has ended, or its place is given up."""
 
     id: str
     run_id: str

@@ -1,1 +1,1 @@
-"""Everything that a plugin package imports from core: protocols, values and helpers, without torch at import."""
+"""Everything that plugin packages import beside `agentrl_core`, `errors` and `types`; none of it imports torch."""

@@ -1,4 +1,4 @@
-"""HTTP clients for plugin packages: pooled connections, the proxy of a server, the process's TLS context, retries."""
+"""Re-exports for packages: HTTP clients with pooled connections, a server's proxy, the TLS context, retries."""
 
 from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
 from agentrl_core.http.proxies import OPTION as PROXY_OPTION

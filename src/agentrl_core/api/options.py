@@ -1,4 +1,4 @@
-"""Options of components: build objects from them, find what they name, and point at the place of a mistake."""
+"""Re-exports for packages: build objects from options, import what options name, errors that name file and line."""
 
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.config.nodes import Node, Place, Problem, describe, from_python, refusal

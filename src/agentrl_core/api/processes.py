@@ -1,4 +1,4 @@
-"""Processes and threads for code that may hang or crash: a scorer's, or an agent's."""
+"""Re-exports for packages: processes and threads for functions that may hang or crash."""
 
 from agentrl_core.concurrency.processes import CallTimeoutError, run_in_process
 from agentrl_core.concurrency.threads import call_on_thread

@@ -60,7 +60,7 @@ class ResumePoint:
     last_version: int
     """Highest version ever published, also by voided steps; the next one must exceed it. -1 if none."""
     left: Mapping[int, int] = attrs.field(factory=dict)
-    """Submission indices below `next_index` that no live step consumed -> number of their groups that were unusable."""
+    """Tasks to sample again: submission index below `next_index` -> how many of its groups were unusable."""
 
 
 @attrs.frozen(kw_only=True)

@@ -25,7 +25,7 @@ _ROUNDING = 1e-12
 
 
 class AdvantageEstimator(Protocol):
-    """Function from one group's rewards to advantages; registered as `advantage`."""
+    """Function from one group's rewards to advantages; registered under the kind `advantages`."""
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """Return one advantage per record, in the order of `rewards`."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Credit(Protocol):
-    """Rule that distributes one record's reward over its interactions; registered as `credit`."""
+    """Rule that distributes one record's reward over its interactions; registered under the kind `credits`."""
 
     def credit(self, episode: Episode) -> Mapping[str, float]:
         """Return interaction id -> share of the record's advantage; id -> return if `record.rewards` is not empty.

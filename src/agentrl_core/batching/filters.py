@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Filter(Protocol):
-    """Rule that decides what is trained of one group; registered as `filter`."""
+    """Rule that decides what is trained of one group; registered under the kind `filters`."""
 
     @property
     def reason(self) -> str:

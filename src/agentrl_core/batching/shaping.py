@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Shaping(Protocol):
-    """Rule that changes the rewards of one group; registered as `shaping`."""
+    """Rule that changes the rewards of one group; registered under the kind `shapings`."""
 
     def shape(self, group: Group, rewards: Sequence[float]) -> Sequence[float]:
         """Return one reward per episode of `group`; `rewards` are the results of the shapings before this one.

@@ -1,4 +1,4 @@
-"""`agentrl plugins`: lists, shows and checks the installed plugin packages, and writes new ones."""
+"""`agentrl plugins`: lists and shows the installed plugin packages; agentrl-testing adds `check` and `new`."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ _withheld: set[str] = set()
 
 
 def withhold(variable: str) -> None:
-    """Remove an environment variable from processes for agents, scorers and rewards that start from now on."""
+    """Leave an environment variable out of what `environment` returns from now on."""
     _withheld.add(variable)
 
 
 def environment() -> dict[str, str]:
-    """Return the environment for such a process."""
+    """Return the environment of a process for an agent, a scorer or a reward, without withheld variables."""
     return {name: text for name, text in os.environ.items() if name not in _withheld}
 
 

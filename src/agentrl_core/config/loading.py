@@ -1,4 +1,4 @@
-"""The five entry points `load`, `load_as`, `parse`, `parse_as` and `LoadedConfig`: all steps from text to config.
+"""Read configs: `load`, `load_as`, `parse` and `parse_as` do all steps from text to `LoadedConfig`.
 
 Read YAML and overrides, translate aliases, merge, structure, and report all problems at once with their places.
 """

@@ -32,8 +32,8 @@ class ConfigTree:
                 node = self._enter(node, name, assignment.node.place)
             if isinstance(node.value, list):
                 _put(node.value, last, assignment.node)
-            # Every section also arrives as an assignment of its own, empty, before its options. It must not remove
-            # options that are set already, by an alias, by the file, or by an earlier override.
+            # An empty section only marks a place: it arrives before the section's options, and must not replace a
+            # section that has options already, by an alias, by the file, or by an earlier override.
             elif assignment.node.value != {} or not isinstance(getattr(node.value.get(last), "value", None), dict):
                 node.value[last] = assignment.node
         except _NoWayError as error:

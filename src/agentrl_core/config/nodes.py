@@ -1,4 +1,4 @@
-"""Data types of a config before it is structured: values with the file and line, or the override, they come from."""
+"""Config values before they are checked, each with its origin: file and line, or an override."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Input data: tasks and demonstrations from JSONL files, answers extracted from replies, exports of episodes."""
+"""Data files: tasks and demonstrations read from JSONL, and exports of stored episodes as demonstrations."""

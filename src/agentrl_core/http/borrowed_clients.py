@@ -1,4 +1,4 @@
-"""Shared httpx and aiohttp clients for agents: one per event loop, which only its owner can close.
+"""Clients of the old httpx and of aiohttp that agents can ask for: one per event loop; only its owner can close it.
 
 They sit beside the injected `http_client` (httpx2), for SDKs that need the old httpx or aiohttp. An SDK that closes the
 client that it was given would otherwise close it for all other episodes.

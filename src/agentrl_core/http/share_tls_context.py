@@ -1,4 +1,4 @@
-"""Share one TLS context among all HTTP clients of a process, because building one takes about 50 ms.
+"""Patch httpx and httpx2, so that all clients of a process share one TLS context: building one takes about 50 ms.
 
 httpx and httpx2 read the CA certificates anew for every client, and so does every SDK that builds one of their clients.
 Only the default is shared: a client that asks for a certificate, a CA bundle or no verification gets its own context.

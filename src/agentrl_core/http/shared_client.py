@@ -1,4 +1,4 @@
-"""The httpx2 client that all episodes share as the injected `http_client`; only its owner can close it."""
+"""The injected `http_client`: one httpx2 client that all episodes share, and that only its owner can close."""
 
 from __future__ import annotations
 

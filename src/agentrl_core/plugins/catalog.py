@@ -1,7 +1,7 @@
 """Packages that provide what is not installed: hints for errors, from `catalog.json`.
 
 The file is written from the `[tool.agentrl.provides]` tables of the packages themselves, by `python -m
-tests.plugins.catalog`: core's code names no package.
+tests.plugins.catalog`, so that no code of core has to name a package.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def declared_commands(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def block_rule(block: Collection[str], environ: Mapping[str, str]) -> Callable[[Distribution], str]:
-    """Return a function that maps a distribution to the setting that blocks it; empty if none does.
+    """Return `blocked_by(distribution)`: the name of the setting that blocks the distribution, or "".
 
     `block` has names from the config. `AGENTRL_BLOCK_PLUGINS=a,b` adds to them, and `AGENTRL_LOAD_PLUGINS=a,b` names
     the only ones to load. Core is never blocked.

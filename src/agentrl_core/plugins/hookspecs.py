@@ -213,7 +213,7 @@ def register_trackers(register: Register[Callable[..., Tracker]]) -> None:
 def register_tool_parsers(register: Register[Callable[..., Any]]) -> None:
     """Register tool-call parsers: they split a sampled reply's text into content and tool calls.
 
-    Chosen by `gateway.tool_parser`; a parser is an `agentrl_core.chat.ToolParser`. Added in 0.1.
+    Chosen by `gateway.tool_parser`; a parser implements `agentrl_core.api.tool_parsers.ToolParser`. Added in 0.1.
 
         from agentrl_core import hookimpl
 

@@ -1,4 +1,4 @@
-"""Find the installed plugin packages, load each in isolation, and call their hooks.
+"""Load the plugin packages that `discovery` finds, each on its own, so that one fault stops one package; call hooks.
 
 One pass over the metadata of all distributions finds two kinds of entry points. The group `agentrl` names light modules
 with hook implementations, which are imported here one by one. The groups `agentrl.<kind>` name single components, which

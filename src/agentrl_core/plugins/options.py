@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cattrs import Converter
 
 Where: TypeAlias = str | Callable[[str], str]
-"""Place of a component in the config, for messages: its key (`loss`, `config.yaml:9: loss`), or a callable from an
-option's name ("" for the component itself) to the option's place (`config.yaml:10: loss.clip`)."""
+"""How messages name the place of a component: a fixed text (`loss`, `config.yaml:9: loss`), or a function that returns
+the place of an option (`config.yaml:10: loss.clip`), and of the component itself for the name ""."""
 
 _ANY = inspect.Parameter.empty
 

@@ -1,4 +1,4 @@
-"""Check a workflow's signature once; call it with the injected arguments that it accepts, on the loop or a thread."""
+"""Call a workflow with the injected arguments that its signature accepts, on the event loop or on a thread."""
 
 from __future__ import annotations
 

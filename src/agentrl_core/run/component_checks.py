@@ -58,10 +58,7 @@ class ConfigSource(Generic[C]):
     base_dir: Path
     """Folder from which relative paths in the config start."""
     places: Callable[[str], Callable[[str], str]]
-    """Function from a section's dotted key to a function from an option's name to `config.yaml:9: section.option`.
-
-    The option "" stands for the section itself.
-    """
+    """`places(section)(option)` is the text `config.yaml:9: section.option`; the option "" is the section itself."""
 
     @classmethod
     def from_file(cls, loaded: LoadedConfig[C]) -> ConfigSource[C]:

@@ -1,4 +1,4 @@
-"""Resolve a run's config into objects: tasks, agent, scorers. Raises here for errors that would stop the run later."""
+"""Resolve a run's config into objects: tasks, agent, scorers. Finds every error that would stop the run later."""
 
 from __future__ import annotations
 

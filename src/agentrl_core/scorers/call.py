@@ -52,7 +52,7 @@ class NormalizedScorer:
     is_async: bool
     """Whether the scorer is called on the event loop; a sync scorer is called on a thread."""
     cpu_bound: bool = False
-    """Whether a sync scorer is called in a new process instead of a thread."""
+    """Whether a sync scorer is called in a worker process instead of a thread."""
     timeout_s: float = _PROCESS_TIMEOUT_S
     """Time limit of that process; after it the process is killed and there is no score."""
     check_task: Callable[[Task], object] | None = None

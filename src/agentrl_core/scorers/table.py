@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from agentrl_core.plugins.registry import Registry
 
 Places = Callable[[str], Callable[[str], str]]
-"""Function from the dotted key of a section to a function from an option's name to its place in the config.
-
-A place reads `config.yaml:9: section.option`; the name "" stands for the section itself.
-"""
+"""`places(section)(option)` is the text `config.yaml:9: section.option`; the option "" is the section itself."""
 
 
 def _keys(key: str) -> Callable[[str], str]:

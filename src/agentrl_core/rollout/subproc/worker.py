@@ -1,7 +1,7 @@
 """Agent worker process: run one workflow's episodes for `mode: subproc`, under any Python from 3.8 on.
 
-Imports only the standard library, `leftovers.py` beside it and `rollout/tls.py`: the user's interpreter need not have
-agentrl installed.
+Imports only the standard library, `leftovers.py` beside it and `http/share_tls_context.py`: the user's interpreter need
+not have agentrl installed.
 
 Started as `python worker.py CONTROL_FD LIFELINE_FD`. The started process is the *guard*: it forks the worker and waits.
 When the worker ends, or when the run is gone, the guard kills every process below itself and reports over the lifeline
