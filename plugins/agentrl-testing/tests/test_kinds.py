@@ -42,7 +42,7 @@ from agentrl_testing import (
     check_tracker,
 )
 
-QUICKSTART = Path(__file__).parent.parent.parent / "cookbook" / "quickstart"
+QUICKSTART = Path(__file__).parents[3] / "cookbook" / "quickstart"
 
 
 class TestAdvantages(AdvantageSuite):

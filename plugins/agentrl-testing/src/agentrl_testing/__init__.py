@@ -46,7 +46,7 @@ _MODULES = {
     "LossSuite": "losses",
     "ModelSuite": "models",
     "ScorerSuite": "scorers",
-    "ScriptedEngine": "scripted",
+    "ScriptedEngine": "agentrl_core.engines.scripted",
     "ShapingSuite": "shapings",
     "StoreSuite": "stores",
     "ToolParserSuite": "tool_parsers",
@@ -116,4 +116,5 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used: some modules of the kit need torch, others pytest."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = _MODULES[name]
+    return getattr(importlib.import_module(module if "." in module else f"{__name__}.{module}"), name)
