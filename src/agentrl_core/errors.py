@@ -2,7 +2,8 @@
 
 Three families, for the config's author, the run and one episode:
 
-* `UsageError` (exit code 2): the user's input is wrong. Found before anything starts.
+* `UsageError` (exit code 2): the user's input is wrong. Normally found before anything starts; raised inside an
+  episode, it fails that record.
 * `RunError` (exit code 1): the run cannot go on.
 * `EpisodeError`: one episode cannot be used. It is data, not a crash: it becomes an `Outcome` of its record.
 

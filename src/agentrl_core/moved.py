@@ -1,4 +1,4 @@
-"""Modules of agentrl 0.1 at their old places: each import warns and gives what is at the new place. Gone in 0.3.
+"""Modules at the places that they had before: each import warns and gives what is at the new place. Gone in 0.3.
 
 `agentrl_core` asks `moved_spec` behind all other finders, so only for modules that nobody else has.
 """

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_core.batching.advantages import GRPO, DrGRPO, LeaveOneOut, StepEstimator, TrainedCall
+from agentrl_core.api.batching import StepEstimator, TrainedCall
+from agentrl_core.batching.advantages import GRPO, DrGRPO, LeaveOneOut
 from agentrl_core.batching.normalisation import Norm, ReinforcePP
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError

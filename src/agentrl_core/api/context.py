@@ -97,7 +97,7 @@ async def get_aiohttp_session() -> aiohttp.ClientSession:
 
 
 def stat_scope() -> str:
-    """Return the scope that this episode's numbers belong to: `eval-rollout`, or `rollout` while training."""
+    """Return AReaL's name for the set of the episode's statistics: `eval-rollout`, or `rollout` while training."""
     return "eval-rollout" if get().is_eval else "rollout"
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Engine(Protocol):
     """Samples tokens from the current policy. Callable from several threads and event loops.
 
-    Results do not depend on batch composition: a request's random numbers come from its own seed. Every implementation
-    passes `agentrl_testing.EngineSuite`.
+    Random numbers come from the request's seed, never from the batch, so results do not depend on what else is sampled;
+    logprobs may differ in their last bits. Every implementation passes `agentrl_testing.EngineSuite`.
     """
 
     @property

@@ -4,7 +4,7 @@ from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
 from agentrl_core.http.proxies import OPTION as PROXY_OPTION
 from agentrl_core.http.proxies import Proxy, proxy_of
 from agentrl_core.http.proxies import is_option as is_proxy_option
-from agentrl_core.http.server_client import ExchangeError, ServerClient
+from agentrl_core.http.server_client import ExchangeError, Fault, ServerClient, ServerReply, server_sent_events
 from agentrl_core.http.shared_client import SharedClient
 from agentrl_core.http.tls_context import ssl_context
 
@@ -13,11 +13,14 @@ __all__ = [
     "PROXY_OPTION",
     "Backoff",
     "ExchangeError",
+    "Fault",
     "Proxy",
     "ServerClient",
+    "ServerReply",
     "SharedClient",
     "is_proxy_option",
     "proxy_of",
     "retry_after_s",
+    "server_sent_events",
     "ssl_context",
 ]

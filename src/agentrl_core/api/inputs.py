@@ -9,7 +9,9 @@ from agentrl_core.errors import DataError
 
 
 def agent_input(data: Mapping[str, Any], *, input_key: str | None = None) -> list[dict[str, Any]] | str:
-    """Return the row's `messages`, in OpenAI's format, else its `query`; or the field that `input_key` names.
+    """Return the row's `messages`, in OpenAI's format, or the field that `input_key` names.
+
+    A run makes `messages` of a task's `query`; a row made by hand may have the `query` only, which is then returned.
 
     Raises `DataError` if the row has none of them.
     """

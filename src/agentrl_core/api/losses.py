@@ -25,11 +25,13 @@ class LossBatch:
     advantages: Tensor
     """Advantage of each token. Float."""
     mask: Tensor
-    """1.0 where the token counts, else 0.0. Float."""
+    """1.0 where the token counts, else 0.0. Float. Where it is 0, the other fields hold arbitrary finite values:
+    replace ratios there (`torch.where`) before `exp`, because inf * 0 is NaN."""
     sequence: Tensor
     """Index in [0, num_sequences) of the sequence that aggregation averages over (`loss.unit`). Long."""
     num_sequences: int
-    """S, over the whole optimizer update; a micro-batch contains some of them."""
+    """S, of this optimizer update on this rank; a micro-batch contains some of them. `aggregation` divides by it; a
+    loss must not."""
     record: Tensor
     """Index of the record. Long."""
     group: Tensor
@@ -37,11 +39,13 @@ class LossBatch:
     lag: Tensor
     """Current policy version minus the version that sampled the token. Long."""
     proximal_logprobs: Tensor | None = None
-    """log pi_prox, of the policy before this optimizer step, if the calculator's `needs` names `proximal`. Float."""
+    """log pi_prox, of the policy before this optimizer step, if the loss or a correction needs it. Float. A loss with a
+    ratio takes it against these where they are not None, else against `behaviour_logprobs`."""
     reference_logprobs: Tensor | None = None
     """log pi_ref, of the frozen reference policy, if `needs` names `reference`. Float."""
     entropy: Tensor | None = None
-    """Entropy of each token's distribution; with a gradient if `needs` names `entropy`. Float."""
+    """Entropy of each token's distribution, with a gradient, if `needs` names `entropy`. Float. Do not read it
+    otherwise: it may be None, or detached."""
 
     def seq_sum(self, values: Tensor) -> Tensor:
         """Return the sum of `values` over the tokens with mask 1 of each sequence. [N] -> [S]."""
@@ -63,28 +67,37 @@ class LossOutput:
     per_token: Tensor
     """Loss of each token. [N]"""
     keep: Tensor
-    """1.0 for tokens in the loss, 0.0 for tokens that the calculator drops, for example outside a trust region; 0.0
-    wherever `mask` is 0. [N]"""
+    """Exactly 1.0 for tokens in the loss, 0.0 for tokens that the calculator drops, for example outside a trust region;
+    0.0 wherever `mask` is 0. Detached. [N]"""
     metrics: dict[str, tuple[Tensor, Tensor]] = attrs.field(factory=dict)
-    """Name -> (sum, count). The trainer adds both over micro-batches and ranks and reports `loss/NAME`."""
+    """Name -> (sum, count), detached scalar tensors. The trainer adds both over micro-batches and ranks and reports
+    `loss/NAME`; `losses.contract` lists the names that are taken."""
 
 
 class LossCalculator(Protocol):
-    """Policy-gradient surrogate. Stateless; its options are the constructor's arguments.
+    """Policy-gradient surrogate. Stateless.
+
+    Its options are the constructor's arguments, except `use`, `aggregation`, `unit`, `horizon`, `corrections`,
+    `proximal` and `reference`, which belong to the section `loss`.
 
     Optional attributes, to be left out if the default is right:
 
-    `aggregation_defaults`: options of `AggregationConfig` that apply unless the config sets others.
+    `aggregation_defaults`: mapping with `aggregation`, `unit` or `horizon` that applies unless the config sets others;
+    an attribute of the class, read before the loss is built, like the next.
     `advantage_default`: `advantage` section that applies if the config has none: `{"use": NAME, …}`.
     `stops_gradient`: True if parts of the loss are detached on purpose, so that its gradient differs from the
     derivative of its value.
     `weighs_behaviour`: True if the loss already contains proximal / behaviour, so that no correction may add it.
-    `whole_sequences`: True if a token's loss depends on other tokens of its sequence.
+    `whole_sequences`: True if a token's loss depends on other tokens of its sequence, as with `seq_sum`. A sequence is
+    then kept in one micro-batch; otherwise these methods see a part of it.
     """
 
     @property
     def needs(self) -> frozenset[str]:
-        """Optional fields that the loss reads: any of `proximal`, `reference`, `entropy`. May be a class attribute."""
+        """Optional fields that the loss reads: `proximal` (`proximal_logprobs`), `reference`, `entropy`.
+
+        May be a class attribute.
+        """
         ...
 
     def loss(self, batch: LossBatch) -> LossOutput:

@@ -57,9 +57,11 @@ class Score:
     """A scorer's value with its components and details."""
 
     value: float
+    """Finite, in any range; booleans and numpy scalars count as numbers."""
     parts: Mapping[str, float] = attrs.field(factory=dict)
     """Named components of the value, for the trace."""
     details: Mapping[str, Any] = attrs.field(factory=dict)
+    """JSON data for the trace."""
 
 
 ScorerResult: TypeAlias = "float | Score | Mapping[str, float] | None"
@@ -67,20 +69,28 @@ ScorerResult: TypeAlias = "float | Score | Mapping[str, float] | None"
 
 
 class Scorer(Protocol):
-    """`score(request)`, sync or async. Functions `(model_answer, ground_truth)` are accepted too.
+    """A callable of a `ScoreRequest`, sync or async: a function, an object, or a class that is built once per run.
+
+    A class gets the config's options, and `config_dir`, the config's folder, if its constructor takes it. Calls run
+    concurrently: a sync scorer on a new thread each, an async one on the agents' event loop, which it must not block;
+    `rollout.timeout_s` bounds each call. A function with two positional parameters without a default, of any names,
+    gets the answer and the reference as texts.
 
     Returns a number, a `Score`, `{interaction id: number}`, or None: *no score*, which is never 0. An exception is no
-    score either. A scorer may declare these attributes on the function, class or object:
+    score either; raise `EpisodeError("no_score", why)` for what you foresee. A scorer may declare these attributes on
+    the function, class or object:
 
     `needs_reference = True`: a task without an answer is refused before the run starts. `check_task(task)`: called
     before the run starts with every task that names the scorer; raises ValueError if it cannot score the task.
-    `cpu_bound = True`: a sync scorer runs in a process of its own, which is killed after `timeout_s` seconds (default
-    30). Set it if the scorer would block the agents or may hang. Such a scorer must be importable by name, so it cannot
-    be a lambda.
+    `cpu_bound = True`: a sync scorer runs in one of a pool of worker processes, which is killed after `timeout_s`
+    seconds (another attribute, default 30); scorer and request are pickled for every call, so what it caches is lost.
+    Set it if the scorer would block the agents or may hang. Such a scorer must be importable by name, so it cannot be a
+    lambda.
 
-    A scorer may have `async def check(self, *, gateway_url=None)`, which a run awaits before it starts. It raises
-    `ConfigError` if the scorer could not score, and returns one line for each thing that may become a problem.
-    `gateway_url` is the address at which agents will reach the policy, if it is known by then.
+    A scorer may have `async def check(self, *, gateway_url=None)`, which a run awaits before it starts, on an event
+    loop of its own: clients that are opened there cannot be used later. There is no `close`. It raises `ConfigError` if
+    the scorer could not score, and returns one line for each thing that may become a problem. `gateway_url` is the
+    address at which agents will reach the policy, if it is known by then.
     """
 
     def __call__(self, request: ScoreRequest, /) -> ScorerResult | Awaitable[ScorerResult]:

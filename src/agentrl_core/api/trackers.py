@@ -34,7 +34,7 @@ class StepReport:
     metrics: Mapping[str, float]
     """`group/name_unit` -> value: reward/mean, rollout/tool_calls_per_episode, loss/clip_fraction, time/step_s, …"""
     outcomes: Mapping[str, int]
-    """Outcome (with reason) -> number of records since the last step."""
+    """Outcome with its reason (`failed(ValueError)`, `rejected(no_score)`) -> number of records since the last step."""
     left_out: Mapping[str, str] = attrs.field(factory=dict)
     """Id of each record that the step left out -> its values that were not finite."""
 
@@ -113,7 +113,10 @@ class Activity:
 
 
 class Tracker(Protocol):
-    """Receiver of a run's events, in order and on the orchestrating thread; its methods must not block for long.
+    """Receiver of a run's events. All methods but `notice` are called in order on the orchestrating thread.
+
+    `notice` may come from any thread, at the same time as another method. None may block for long; an exception ends
+    the run.
 
     A tracker that shows progress between two events also has the method `watch(look)`. It is called once, before all
     others. `look` returns the run's `Activity` and may be called from any thread at any time.
@@ -126,7 +129,7 @@ class Tracker(Protocol):
     def notice(self, message: str) -> None:
         """Receive one line for the user: a preparation, an automatic decision, or a problem.
 
-        May be called before `run_started`. Notices about agents come from the thread that runs the agents.
+        May be called before `run_started`; notices about agents come from the thread that runs the agents.
         """
         ...
 
@@ -143,5 +146,5 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and release resources; further calls do nothing."""
+        """Flush and release resources; a second `close` does nothing."""
         ...

@@ -22,7 +22,9 @@ scalars count as numbers."""
 class Workflow(Protocol):
     """Any object with `run(data, **extra_kwargs)`, sync or async; a plain function works too.
 
-    `run` receives those of these arguments that its signature accepts: `base_url`, `api_key`, `http_client`,
+    One object serves all episodes, concurrently: an async `run` on the agents' event loop, which it must not block, a
+    sync one on a new thread. `data` is a copy. `EpisodeError` rejects the record; any other exception fails it. `run`
+    receives those of these arguments that its signature accepts: `base_url`, `api_key`, `http_client` (async only),
     `record_id`, `is_eval`.
 
         class MathAgent:

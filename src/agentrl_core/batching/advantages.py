@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import attrs
 from attrs import field, validators
@@ -22,41 +22,6 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-12
 """Largest spread, as a share of the largest reward, that is attributed to rounding the mean: the rewards are equal."""
-
-
-class AdvantageEstimator(Protocol):
-    """Function from one group's rewards to advantages; registered under the kind `advantages`."""
-
-    def advantages(self, rewards: Sequence[float]) -> list[float]:
-        """Return one advantage per record, in the order of `rewards`."""
-        ...
-
-    def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
-        """Return one advantage per interaction, nested like `returns`; a record may have no interaction."""
-        ...
-
-
-@attrs.frozen(kw_only=True)
-class TrainedCall:
-    """Trained interaction of a step, as input of `StepEstimator.normalise`."""
-
-    advantage: float
-    """Advantage within its group: the estimator's value times the interaction's share."""
-    tokens: int
-    """Number of sampled tokens, at least 1."""
-    record: int
-    """Number of its record in the step."""
-    group: int
-    """Number of its group in the step."""
-
-
-@runtime_checkable
-class StepEstimator(AdvantageEstimator, Protocol):
-    """Estimator with a second stage over all groups of a step, after filtering."""
-
-    def normalise(self, calls: Sequence[TrainedCall]) -> list[float]:
-        """Return the final advantage of each call, in the order of `calls`. Values must not depend on that order."""
-        ...
 
 
 class TurnsFirst(ABC):

@@ -6,7 +6,7 @@ returned rewards per interaction every interaction gets a *return*. gamma is `ro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 from attrs import field, validators
@@ -15,20 +15,7 @@ from agentrl_core.errors import TrainingError
 from agentrl_core.types import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agentrl_core.types import Episode, Interaction
-
-
-class Credit(Protocol):
-    """Rule that distributes one record's reward over its interactions; registered under the kind `credits`."""
-
-    def credit(self, episode: Episode) -> Mapping[str, float]:
-        """Return interaction id -> share of the record's advantage; id -> return if `record.rewards` is not empty.
-
-        Every interaction has an entry, trainable or not.
-        """
-        ...
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,7 @@ import inspect
 import random
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import field, validators
@@ -19,25 +19,9 @@ from agentrl_core.errors import PluginError
 from agentrl_core.types import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from agentrl_core.types import Episode, Group, Record
-
-
-class Filter(Protocol):
-    """Rule that decides what is trained of one group; registered under the kind `filters`."""
-
-    @property
-    def reason(self) -> str:
-        """Short stable word for the metrics `rollout/groups_dropped/NAME` and `rollout/records_left_out/NAME`."""
-        ...
-
-    def keep(self, group: Group, advantages: Mapping[str, float]) -> bool | Collection[str]:
-        """Return whether to train `group`, or the ids of the records to train.
-
-        `advantages`: interaction id -> advantage, of the group's trained interactions. An exception stops the run.
-        """
-        ...
 
 
 @attrs.frozen(kw_only=True)

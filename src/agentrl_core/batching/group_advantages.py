@@ -19,9 +19,7 @@ from agentrl_core.errors import AgentRLError, TrainingError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentrl_core.batching.advantages import AdvantageEstimator
-    from agentrl_core.batching.credit import Credit
-    from agentrl_core.batching.shaping import Shaping
+    from agentrl_core.api.batching import AdvantageEstimator, Credit, Shaping
     from agentrl_core.types import Episode, Group
 
 

@@ -22,7 +22,7 @@ from agentrl_core.batching.advantages import DrGRPO, LeaveOneOut, NoBaseline, Tu
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentrl_core.batching.advantages import AdvantageEstimator, TrainedCall
+    from agentrl_core.api.batching import AdvantageEstimator, TrainedCall
 
 Level: TypeAlias = Literal["batch", "group"]
 """Range of a mean or spread: all groups of the step, or each group alone."""

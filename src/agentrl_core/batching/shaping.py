@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from attrs import field, validators
@@ -20,27 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.types import Episode, Group
-
-
-class Shaping(Protocol):
-    """Rule that changes the rewards of one group; registered under the kind `shapings`."""
-
-    def shape(self, group: Group, rewards: Sequence[float]) -> Sequence[float]:
-        """Return one reward per episode of `group`; `rewards` are the results of the shapings before this one.
-
-        If a record has rewards per interaction, its entry is their sum. The change of the sum is then distributed over
-        its calls like a scalar reward, by the credit's shares.
-        """
-        ...
-
-
-@runtime_checkable
-class Bounds(Protocol):
-    """Shaping that also changes final advantages, after every normalisation."""
-
-    def bound(self, group: Group, advantages: Mapping[str, float]) -> Mapping[str, float]:
-        """Return interaction id -> advantage for every id in `advantages`, the trained interactions of `group`."""
-        ...
 
 
 @attrs.frozen(kw_only=True)

@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.batching.advantages import StepEstimator, TrainedCall
+from agentrl_core.api.batching import Bounds, StepEstimator, TrainedCall
 from agentrl_core.batching.credit import is_trained
 from agentrl_core.batching.filters import has_signal
 from agentrl_core.batching.group_advantages import check_numbers, errors_of, group_advantages, shaped_rewards, told
-from agentrl_core.batching.shaping import Bounds
 from agentrl_core.errors import TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from agentrl_core.batching.advantages import AdvantageEstimator
-    from agentrl_core.batching.credit import Credit
-    from agentrl_core.batching.filters import Filter
-    from agentrl_core.batching.shaping import Shaping
+    from agentrl_core.api.batching import AdvantageEstimator, Credit, Filter, Shaping
     from agentrl_core.types import Group
 
 

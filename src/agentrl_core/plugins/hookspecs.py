@@ -19,7 +19,6 @@ import pluggy
 if TYPE_CHECKING:
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.losses import Correction, LossCalculator
-    from agentrl_core.api.scoring import Scorer
     from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import RunInfo, RunSummary, StepReport, Tracker
     from agentrl_core.api.workflow import Workflow
@@ -62,7 +61,7 @@ def register_workflows(register: Register[Callable[..., Any]]) -> None:
 
 
 @hookspec
-def register_scorers(register: Register[Scorer]) -> None:
+def register_scorers(register: Register[Callable[..., Any]]) -> None:
     """Register scorers: callables that score one finished episode.
 
     A task names its scorer in the field `scorer`. Two packages may use one name; a task with the bare name is then
@@ -171,7 +170,8 @@ def register_filters(register: Register[Callable[..., Any]]) -> None:
 def register_engines(register: Register[Callable[..., Engine]]) -> None:
     """Register inference engines: token ids in, token ids with logprobs out, chosen by `engine: {use: NAME}`.
 
-    Built with `model_dir` and `seed` beside the config's options. Added in 0.1.
+    Built with those of `model_dir`, `seed` and `dtype` that the constructor takes, beside the config's options. Added
+    in 0.1.
 
         from agentrl_core import hookimpl
 
@@ -305,11 +305,13 @@ def adapt_agent(
 ) -> Workflow | None:
     """Turn a framework's agent object, or a factory of one, into a workflow; None if it is not yours.
 
-    Called if the object that the config's `workflow` names has no `run(data)` of its own. `options` are the options
-    beside its `use`. If the config names a function, `factory` is that function: it made the agent and can make
-    another one, for frameworks whose agents serve one conversation only. Relative paths in options start from
-    `base_dir`, the config's folder. Recognise the framework without importing it: its objects exist only if its
-    module is in `sys.modules` already. The first result that is not None is used. Added in 0.1.
+    Called if the object that the config's `workflow` names has no `run(data)` of its own, in the main process and once
+    in each worker of `mode: subproc`. `options` are the options that the agent's own class or factory did not take;
+    `construct` checks them. `factory` is set if the config names a class or function: each call makes another agent,
+    for frameworks whose agents serve one conversation only. Where the model's output ends an episode (too many turns),
+    let `run` return None, so that the scorer decides; switch the framework's own retries off. Relative paths in options
+    start from `base_dir`, the config's folder. Recognise the framework without importing it: its objects exist only if
+    its module is in `sys.modules` already. The first result that is not None is used. Added in 0.1.
 
         from agentrl_core import hookimpl
 
@@ -317,9 +319,10 @@ def adapt_agent(
         def adapt_agent(agent, options):
             if type(agent).__module__.partition(".")[0] != "crew":
                 return None
+            from agentrl_core.api.options import construct
             from agentrl_crew.adapter import CrewWorkflow
 
-            return CrewWorkflow(agent, **options)
+            return construct(CrewWorkflow, options, name="crew", where="workflow", injected={"agent": agent})
     """
 
 
@@ -357,7 +360,8 @@ def run_started(run: RunInfo) -> None:
 def record_scored(run: RunInfo, record: Record) -> None:
     """Follow the records: called after each episode that ended with a reward.
 
-    Called on the thread that runs the agents: slow code here stalls them. Added in 0.1.
+    In evaluations too (`record.is_eval`). Called on the thread that runs the agents: slow code here stalls them. Added
+    in 0.1.
 
         from agentrl_core import hookimpl
 

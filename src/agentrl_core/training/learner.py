@@ -32,13 +32,10 @@ from agentrl_core.training.warm_start import warm_start
 from agentrl_core.weights.witness import NOTHING
 
 if TYPE_CHECKING:
+    from agentrl_core.api.batching import AdvantageEstimator, Credit, Filter, Shaping
     from agentrl_core.api.losses import LossCalculator
-    from agentrl_core.batching.advantages import AdvantageEstimator
-    from agentrl_core.batching.credit import Credit
-    from agentrl_core.batching.filters import Filter
     from agentrl_core.batching.packing import MicroBatch, Update
     from agentrl_core.batching.samples import ExportStyle, Samples
-    from agentrl_core.batching.shaping import Shaping
     from agentrl_core.config.schema import TrainerConfig, WarmStartConfig
     from agentrl_core.data.demonstrations import Demonstration
     from agentrl_core.losses.aggregate import AggregationConfig

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agentrl_core.batching.advantages import StepEstimator, TrainedCall
+from agentrl_core.api.batching import StepEstimator, TrainedCall
 from agentrl_testing.base import ConformanceSuite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agentrl_core.batching.advantages import AdvantageEstimator
+    from agentrl_core.api.batching import AdvantageEstimator
 
 _GROUPS: tuple[tuple[float, ...], ...] = (
     (1.0,),

@@ -11,7 +11,7 @@ from agentrl_testing.base import ConformanceSuite
 from agentrl_testing.episodes import SHAPES, made_up_episode
 
 if TYPE_CHECKING:
-    from agentrl_core.batching.credit import Credit
+    from agentrl_core.api.batching import Credit
 
 
 class CreditSuite(ConformanceSuite):

@@ -13,7 +13,7 @@ from agentrl_testing.base import ConformanceSuite
 from agentrl_testing.episodes import made_up_group
 
 if TYPE_CHECKING:
-    from agentrl_core.batching.filters import Filter
+    from agentrl_core.api.batching import Filter
     from agentrl_core.types import Group
 
 _GROUPS: tuple[tuple[float, ...], ...] = ((1.0,), (0.0, 1.0), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0), (0.1, -0.5, 2.0))

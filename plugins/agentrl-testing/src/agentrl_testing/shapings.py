@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
-from agentrl_core.batching.shaping import Bounds
+from agentrl_core.api.batching import Bounds
 from agentrl_testing.base import ConformanceSuite
 from agentrl_testing.episodes import made_up_group
 
 if TYPE_CHECKING:
-    from agentrl_core.batching.shaping import Shaping
+    from agentrl_core.api.batching import Shaping
 
 _GROUPS: tuple[tuple[float, ...], ...] = ((1.0,), (0.0, 1.0), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0), (0.1, -0.5, 2.0))
 

@@ -38,8 +38,9 @@ class _Route:
 
 
 class ClientRouting:
-    """Redirects the clients of one SDK.
+    """Redirects the clients of one SDK, by a patch of their classes that lasts as long as the process.
 
+    Make one per SDK (`functools.cache`).
     `async_class`, `sync_class`: the SDK's clients; all their calls go through `request(cast_to, options, …)`. `suffix`:
     the end of a base URL that the SDK expects. `paths`: beginnings of the paths that a policy answers; other calls,
     such as embeddings, are not redirected. `addresses()`: the base URLs of clients that were given none. Raises
