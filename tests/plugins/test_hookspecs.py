@@ -109,11 +109,18 @@ def test_the_example_of_configure_stops_a_run():
 def test_the_example_of_adapt_agent_wraps_its_framework_and_leaves_others(monkeypatch):
     manager, _ = loaded(example_of(hookspecs.adapt_agent))
     adapter = ModuleType("agentrl_crew.adapter")
-    adapter.CrewWorkflow = lambda agent, **options: ("wrapped", agent, options)
+
+    class CrewWorkflow:
+        def __init__(self, agent, *, depth=1):
+            self.wrapped = agent, depth
+
+    adapter.CrewWorkflow = CrewWorkflow
     monkeypatch.setitem(__import__("sys").modules, "agentrl_crew", ModuleType("agentrl_crew"))
     monkeypatch.setitem(__import__("sys").modules, "agentrl_crew.adapter", adapter)
     agent = type("Crew", (), {"__module__": "crew.agents"})()
-    assert manager.adapt_agent(agent, {"depth": 2}) == ("wrapped", agent, {"depth": 2})
+    assert manager.adapt_agent(agent, {"depth": 2}).wrapped == (agent, 2)
+    with pytest.raises(ConfigError, match=r"workflow.deep: unknown option of crew \(did you mean depth\?\)"):
+        manager.adapt_agent(agent, {"deep": 2})
     assert manager.adapt_agent(SimpleNamespace(), {}) is None
 
 

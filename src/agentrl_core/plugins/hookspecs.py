@@ -170,8 +170,8 @@ def register_filters(register: Register[Callable[..., Any]]) -> None:
 def register_engines(register: Register[Callable[..., Engine]]) -> None:
     """Register inference engines: token ids in, token ids with logprobs out, chosen by `engine: {use: NAME}`.
 
-    Built with those of `model_dir`, `seed` and `dtype` that the constructor takes, beside the config's options. Added
-    in 0.1.
+    Built with those of `model_dir`, `seed` and `dtype` that the constructor takes, beside the config's options.
+    Added in 0.1.
 
         from agentrl_core import hookimpl
 
@@ -360,8 +360,8 @@ def run_started(run: RunInfo) -> None:
 def record_scored(run: RunInfo, record: Record) -> None:
     """Follow the records: called after each episode that ended with a reward.
 
-    In evaluations too (`record.is_eval`). Called on the thread that runs the agents: slow code here stalls them. Added
-    in 0.1.
+    In evaluations too (`record.is_eval`). Called on the thread that runs the agents: slow code here stalls them.
+    Added in 0.1.
 
         from agentrl_core import hookimpl
 
