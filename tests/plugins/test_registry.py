@@ -183,7 +183,7 @@ def test_an_unknown_name_of_a_package_that_is_missing_says_how_to_install_it():
     with isolated_plugins() as registry, pytest.raises(PluginError, match=r"; pip install agentrl-parsers$"):
         registry.load("tool_parsers", "mistral")
     blocked = load_registry(block=["agentrl-parsers"], environ={})
-    with pytest.raises(PluginError, match=r"; agentrl-parsers 0\.1\.0 is blocked by plugins\.block$"):
+    with pytest.raises(PluginError, match=r"; agentrl-parsers 0\.1\.0 is blocked by plugins\.block; pip install"):
         blocked.load("tool_parsers", "mistral")
 
 

@@ -208,7 +208,7 @@ class Registry:
         absent = [package for package in self.packages if package.status != "ok"]
         others = "".join(f"; {package.distribution} {package.version} {package.trouble}" for package in absent)
         package = providers(kind).get(name)
-        if package and package not in [canonical(item.distribution) for item in self.packages]:
+        if package and package not in [canonical(item.distribution) for item in self.packages if item.status == "ok"]:
             others += f"; {pip_install(package)}"
         error = PluginError(f"{prefix}no {KINDS[kind]} named '{name}'{hint}{others}")
         error.__cause__ = next((package.error for package in absent if package.error is not None), None)
