@@ -35,6 +35,12 @@ def test_the_warning_names_the_line_that_imports():
     assert Workflow is workflow.Workflow
 
 
+def test_a_module_that_moved_to_a_package_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(MOVED, "agentrl_core.gone", "agentrl_of_nobody.gone")
+    with pytest.raises(ModuleNotFoundError, match=r"is now agentrl_of_nobody\.gone: pip install agentrl-of-nobody$"):
+        importlib.import_module("agentrl_core.gone")
+
+
 def test_the_registry_is_loaded_by_its_old_name():
     with pytest.warns(DeprecationWarning, match="agentrl_core.plugins.manager.load_registry"):
         from agentrl_core.plugins import load_registry

@@ -18,6 +18,16 @@ MOVED: Mapping[str, str] = {
     "agentrl_core.backoff": "agentrl_core.http.backoff",
     "agentrl_core.builtins": "agentrl_core.plugins.builtins",
     "agentrl_core.chat.parsers.base": "agentrl_core.api.tool_parsers",
+    "agentrl_core.chat.parsers.call_rules": "agentrl_core.api.parsing.call_rules",
+    "agentrl_core.chat.parsers.glm4": "agentrl_parsers.glm4",
+    "agentrl_core.chat.parsers.harmony": "agentrl_parsers.harmony",
+    "agentrl_core.chat.parsers.json_text": "agentrl_core.api.parsing.json_text",
+    "agentrl_core.chat.parsers.minicpm": "agentrl_parsers.minicpm",
+    "agentrl_core.chat.parsers.mistral": "agentrl_parsers.mistral",
+    "agentrl_core.chat.parsers.schemas": "agentrl_core.api.parsing.schemas",
+    "agentrl_core.chat.parsers.sections": "agentrl_parsers.sections",
+    "agentrl_core.chat.parsers.source": "agentrl_core.api.parsing.source",
+    "agentrl_core.chat.parsers.tagged": "agentrl_core.api.parsing.tagged",
     "agentrl_core.chat.reasoning": "agentrl_core.api.reasoning",
     "agentrl_core.daemons": "agentrl_core.concurrency.threads",
     "agentrl_core.data.extract": "agentrl_core.api.extract",
@@ -96,9 +106,11 @@ class MovedLoader(Loader):
         try:
             target = importlib.import_module(new)
         except ModuleNotFoundError as error:
-            if error.name != "agentrl_testing":
+            package = new.partition(".")[0]
+            if package == "agentrl_core" or error.name != package:
                 raise
-            raise ModuleNotFoundError(f"{old} is now {new}: {pip_install('agentrl-testing')}", name=new) from error
+            install = pip_install(package.replace("_", "-"))
+            raise ModuleNotFoundError(f"{old} is now {new}: {install}", name=new) from error
         # the frames of the import system are not counted: this names the line that imports
         warnings.warn(f"{old} is now {new}; the old name goes with agentrl-core 0.3", DeprecationWarning, stacklevel=2)
         vars(module)["__getattr__"] = lambda name: getattr(target, name)

@@ -8,17 +8,15 @@ from tokenizers import AddedToken, Tokenizer
 
 from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.chat import Chat
-from agentrl_core.chat.parsers.glm4 import Glm4Parser
-from agentrl_core.chat.parsers.harmony import HarmonyParser
 from agentrl_core.chat.parsers.hermes import HermesParser
 from agentrl_core.chat.parsers.llama3 import Llama3Parser
-from agentrl_core.chat.parsers.minicpm import MiniCPMParser
-from agentrl_core.chat.parsers.mistral import MistralParser
 from agentrl_core.chat.parsers.qwen3_coder import Qwen3CoderParser
-from agentrl_core.chat.parsers.sections import DeepSeekParser, KimiK2Parser
 from agentrl_core.chat.replies import ReplyFormat
 from agentrl_core.engines.constraints import Grammars, allowed_tokens
 from agentrl_core.types import Grammar
+from agentrl_parsers.harmony import HarmonyParser
+from agentrl_parsers.mistral import MistralParser
+from agentrl_parsers.sections import DeepSeekParser, KimiK2Parser
 
 MARKS = [
     *["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|message|>", "<|constrain|>"],
@@ -155,8 +153,3 @@ def test_a_thought_may_come_first_unless_the_prompt_ends_it(chat_and_grammars):
             constraint.advance(token)
         allowed, _ = allowed_tokens([constraint])
         assert (taken and bool(allowed[0][chat.stop_token_ids[0]])) == complete, (prompt, text)
-
-
-@pytest.mark.parametrize("parser", [Glm4Parser(), MiniCPMParser()])
-def test_formats_without_a_grammar_say_so(chat, parser):
-    assert parser.grammar(TOOLS, parallel=False, mark=str) is None

@@ -13,17 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_core.api.reasoning import REASONING_FORMATS
-from agentrl_core.chat.parsers.glm4 import Glm4Parser
-from agentrl_core.chat.parsers.harmony import HarmonyParser
 from agentrl_core.chat.parsers.hermes import HermesParser
 from agentrl_core.chat.parsers.llama3 import Llama3Parser
-from agentrl_core.chat.parsers.minicpm import MiniCPMParser
-from agentrl_core.chat.parsers.mistral import MistralParser
 from agentrl_core.chat.parsers.qwen3_coder import Qwen3CoderParser
-from agentrl_core.chat.parsers.sections import DeepSeekParser, KimiK2Parser
 from agentrl_core.chat.recognition import recognise_parser
 from agentrl_core.chat.replies import ReplyFormat, ReplyReader, parse_reply
 from agentrl_core.chat.template import ChatTemplate
+from agentrl_core.plugins.manager import load_registry
+from agentrl_parsers.glm4 import Glm4Parser
+from agentrl_parsers.harmony import HarmonyParser
+from agentrl_parsers.minicpm import MiniCPMParser
+from agentrl_parsers.mistral import MistralParser
+from agentrl_parsers.sections import DeepSeekParser, KimiK2Parser
 
 TEMPLATES = Path(__file__).parent / "templates"
 PARSERS = {
@@ -149,7 +150,7 @@ def test_content_before_calls_stays_content(name):
 @pytest.mark.parametrize("name", PARSERS)
 def test_the_template_tells_the_format(name):
     source = (TEMPLATES / f"{name}.jinja").read_text()
-    assert type(recognise_parser(source)) is PARSERS[name]
+    assert type(recognise_parser(source, load_registry())) is PARSERS[name]
 
 
 class Characters:

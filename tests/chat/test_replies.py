@@ -6,7 +6,7 @@ import pytest
 
 from agentrl_core.api.reasoning import REASONING_FORMATS, THINK
 from agentrl_core.chat import Chat, Piece
-from agentrl_core.chat.parsers.harmony import HarmonyParser
+from agentrl_core.chat.parsers.hermes import HermesParser
 from agentrl_core.chat.recognition import recognise_reasoning
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -117,29 +117,6 @@ def test_a_call_is_given_out_with_its_last_token(chat):
     assert json.loads(call["function"]["arguments"]) == {"a": 1}
 
 
-def test_gpt_oss_channels_are_read_with_and_without_tools(make_chat, tmp_path):
-    make_chat()
-    chat = Chat.from_directory(tmp_path, parser=HarmonyParser())
-    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes."
-    for wanted in (True, False):
-        reply = read(chat, text, parse_tools=wanted)
-        assert (reply.reasoning, reply.content) == ("hm", "Yes.")
-
-
-def test_gpt_oss_calls_may_name_their_recipient_first(make_chat, tmp_path):
-    make_chat()
-    chat = Chat.from_directory(tmp_path, parser=HarmonyParser())
-    for header in (
-        "<|channel|>commentary to=functions.f <|constrain|>json",
-        " to=functions.f<|channel|>commentary json",
-    ):
-        reply = read(chat, f'{header}<|message|>{{"a": 1}}')
-        assert [call["function"] for call in reply.tool_calls] == [{"name": "f", "arguments": '{"a": 1}'}]
-        assert (reply.content, reply.errors) == ("", ())
-    reply = read(chat, '<|channel|>commentary to=functions.f<|message|>{"a": ')
-    assert (reply.tool_calls, len(reply.errors)) == ((), 1)
-
-
 def test_thoughts_are_recognised_by_template_or_vocabulary():
     assert recognise_reasoning("a <think> b", lambda _: False) is THINK
     assert recognise_reasoning("", lambda token: token == "<think>") is THINK
@@ -148,11 +125,11 @@ def test_thoughts_are_recognised_by_template_or_vocabulary():
 
 
 def test_a_parser_that_waits_behind_the_end_is_told_apart_from_a_short_reply(make_chat, tmp_path):
-    class Patient(HarmonyParser):
+    class Patient(HermesParser):
         def read(self, source, sink, tools):
             yield from iter([None] * 9)
 
     make_chat()
     chat = Chat.from_directory(tmp_path, parser=Patient())
     with pytest.raises(RuntimeError, match="waits for more text"):
-        read(chat, "<|channel|>")
+        read(chat, "<tool_call>")

@@ -7,11 +7,11 @@ from tokenizers import Tokenizer
 
 from agentrl_core.api.reasoning import REASONING_FORMATS, ReasoningFormat
 from agentrl_core.chat import Chat
-from agentrl_core.chat.parsers.glm4 import Glm4Parser
-from agentrl_core.chat.parsers.harmony import HarmonyParser
 from agentrl_core.engines.constraints import Grammars
 from agentrl_core.errors import RequestError
 from agentrl_core.types import Grammar
+from agentrl_parsers.glm4 import Glm4Parser
+from agentrl_parsers.harmony import HarmonyParser
 
 SCHEMA = {
     "type": "object",

@@ -179,6 +179,14 @@ def test_an_unknown_name_tells_of_packages_that_could_not_say_what_they_have(ins
     assert isinstance(info.value.__cause__, ModuleNotFoundError)
 
 
+def test_an_unknown_name_of_a_package_that_is_missing_says_how_to_install_it():
+    with isolated_plugins() as registry, pytest.raises(PluginError, match=r"; pip install agentrl-parsers$"):
+        registry.load("tool_parsers", "mistral")
+    blocked = load_registry(block=["agentrl-parsers"], environ={})
+    with pytest.raises(PluginError, match=r"; agentrl-parsers 0\.1\.0 is blocked by plugins\.block; pip install"):
+        blocked.load("tool_parsers", "mistral")
+
+
 def test_a_name_of_a_blocked_package_says_what_blocks_it(install):
     install("agentrl-made", {"agentrl.scorers": {"made": "x:y"}})
     registry = load_registry(block=["AgentRL_Made"], environ={})

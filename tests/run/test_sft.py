@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from agentrl_core import FineTuner, Trainer
 from agentrl_core.cli import main
 from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
+from agentrl_core.models import tiny
 from agentrl_core.run import resume
 from agentrl_core.run.events import RunEvents
 from agentrl_core.training.fine_tuning import Tuner
@@ -178,6 +179,14 @@ def test_what_cannot_work_is_refused_before_anything_starts(config, sections, sa
     with pytest.raises((ConfigError, RunError), match=said):
         FineTuner(config(**sections)).train()
     assert not Path("runs").exists()
+
+
+def test_no_parser_of_tool_calls_is_needed(config, tmp_path):
+    tiny.build(tmp_path / "model", size="0.1M", vocab_size=300, seed=0, conversations=[chat(0)])
+    with (tmp_path / "model/chat_template.jinja").open("a", encoding="utf-8") as file:
+        file.write("{# [TOOL_CALLS] #}")
+    made = config(plugins={"block": ["agentrl-parsers"]}, trainer={"steps": 1})
+    assert FineTuner(made | {"model": {"path": "model"}}).train().steps == 1
 
 
 def test_rows_that_cannot_be_trained_are_all_named(config, tmp_path):

@@ -432,6 +432,20 @@ def test_a_model_without_a_chat_template_is_refused_before_anything_starts(proje
     assert not Path("runs/bare").exists()
 
 
+def test_a_template_in_a_format_of_a_package_that_is_blocked_needs_a_named_parser(project, policy_dir, tmp_path):
+    import shutil
+
+    model = shutil.copytree(policy_dir, tmp_path / "other")
+    with (model / "chat_template.jinja").open("a", encoding="utf-8") as file:
+        file.write("{# [TOOL_CALLS] #}")
+    config = {"name": "other", "model": {"path": str(model)}, "plugins": {"block": ["agentrl-parsers"]}}
+    with pytest.raises(UsageError, match=r"model.path: .*'\[TOOL_CALLS\]' shows .* is blocked by plugins.block"):
+        Trainer(project(**config)).train()
+    with pytest.raises(UsageError, match="no tool parser named 'hermess'") as caught:
+        Trainer(project(**config, gateway={"tool_parser": "hermess"})).train()
+    assert "TOOL_CALLS" not in str(caught.value)
+
+
 def test_a_refused_request_is_told_in_the_records_detail(project):
     Path("long.py").write_text(
         "from letters import ask\n\n\nclass Agent:\n"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import attrs
 
 if TYPE_CHECKING:
-    from agentrl_core.chat.parsers.source import Source
+    from agentrl_core.api.parsing.source import Source
 
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 """The request's tools in OpenAI's shape."""
@@ -70,6 +70,14 @@ class ToolParser(Protocol):
 
     Write a parser as if the text were complete, and yield wherever more of it must be known. Then a streamed reply and
     a whole one are always read the same way. A parser never raises, whatever the text, and never drops a call silently.
+    `agentrl_core.api.parsing` has helpers, and an example.
+
+    A class may also have a method that tells whether a model writes this format. `gateway.tool_parser: auto` calls it
+    with the model's chat template, and takes the first parser that it gets. Without it, a config must name the parser.
+
+        @classmethod
+        def recognise(cls, template: str) -> Self | None:
+            return cls() if "[TOOL_CALLS]" in template else None
     """
 
     @property

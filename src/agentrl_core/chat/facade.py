@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 
+from agentrl_core.api.parsing.call_rules import literal
 from agentrl_core.chat.continuation import TurnContinuation
 from agentrl_core.chat.images import IMAGE
-from agentrl_core.chat.parsers.call_rules import literal
 from agentrl_core.chat.prompt_cache import IdsCache
 from agentrl_core.chat.recognition import recognise_parser, recognise_reasoning
 from agentrl_core.chat.replies import ReplyFormat, ReplyReader, read_text
@@ -19,6 +19,7 @@ from agentrl_core.chat.template import ChatTemplate
 from agentrl_core.chat.template_check import probe
 from agentrl_core.chat.tokenizer import StreamDecoder, TextTokenizer, read_tokenizer_files
 from agentrl_core.errors import RequestError
+from agentrl_core.plugins.manager import load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.tool_parsers import ToolParser
     from agentrl_core.chat.reply_grammar import Thought
     from agentrl_core.chat.template_check import TemplateCheck
+    from agentrl_core.plugins.registry import Registry
     from agentrl_core.types import Grammar, Message
 
 _END_OF_PROMPT = 16
@@ -70,18 +72,26 @@ class Chat:
 
     @classmethod
     def from_directory(
-        cls, path: Path | str, parser: ToolParser | None = None, reasoning: ReasoningFormat | None = None
+        cls,
+        path: Path | str,
+        parser: ToolParser | None = None,
+        reasoning: ReasoningFormat | None = None,
+        *,
+        registry: Registry | None = None,
     ) -> Self:
         """Read a Hugging Face model directory; `ConfigError` names the file that is missing or broken.
 
-        Without `parser` and `reasoning`, the formats of tool calls and reasoning are recognised from the chat template.
+        Without `parser` and `reasoning`, the formats of tool calls and reasoning are recognised from the chat template:
+        tool calls by the parsers in `registry`, or in that of the installed packages.
         """
         files = read_tokenizer_files(Path(path))
+        if parser is None:
+            parser = recognise_parser(files.template, registry or load_registry(), where=str(files.template_path))
         template = ChatTemplate(files.template, files.special_tokens, where=str(files.template_path))
         return cls(
             template,
             files.tokenizer,
-            parser=parser or recognise_parser(files.template),
+            parser=parser,
             reasoning=reasoning or recognise_reasoning(files.template, files.tokenizer.is_added),
             stop_token_ids=files.stop_token_ids,
         )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core.api.parsing.source import LongMarks, Marks, Source
 from agentrl_core.api.tool_parsers import ParsedReply, call_id, make_call
-from agentrl_core.chat.parsers.source import LongMarks, Marks, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence

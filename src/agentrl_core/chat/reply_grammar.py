@@ -10,8 +10,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from agentrl_core.chat.parsers.call_rules import BLANKS, json_rule, literal
-from agentrl_core.chat.parsers.schemas import name_of, parameters_of
+from agentrl_core.api.parsing.call_rules import BLANKS, json_rule, literal
+from agentrl_core.api.parsing.schemas import name_of, parameters_of
 from agentrl_core.errors import RequestError
 from agentrl_core.types import Grammar
 

@@ -171,9 +171,11 @@ def verify_(
 def _chat(row: RunRow, database: Path) -> Chat | None:
     """Return the policy's tokenizer and chat template; None if its model directory does not exist any more."""
     from agentrl_core.chat import Chat
+    from agentrl_core.chat.parsers.hermes import HermesParser
 
     directory = model_directory(database, row)
-    return None if directory is None else Chat.from_directory(directory)
+    # Any parser: replies were read when they were sampled.
+    return None if directory is None else Chat.from_directory(directory, parser=HermesParser())
 
 
 def _kind(record: Record) -> str:

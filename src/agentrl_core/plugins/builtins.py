@@ -176,12 +176,6 @@ def register_tool_parsers(register: Register[Any]) -> None:
     register("hermes", f"{parsers}.hermes:HermesParser", summary="<tool_call>{JSON}</tool_call>")
     register("qwen3_coder", f"{parsers}.qwen3_coder:Qwen3CoderParser", summary="<function=…><parameter=…>")
     register("llama3", f"{parsers}.llama3:Llama3Parser", summary='{"name": …, "parameters": …}')
-    register("mistral", f"{parsers}.mistral:MistralParser", summary="[TOOL_CALLS] and an array, or name[ARGS]{JSON}")
-    register("deepseek", f"{parsers}.sections:DeepSeekParser", summary="DeepSeek V3, R1 and V3.1")
-    register("minicpm", f"{parsers}.minicpm:MiniCPMParser", summary="Python calls of MiniCPM 3 and 4")
-    register("kimi_k2", f"{parsers}.sections:KimiK2Parser", summary="sections of Kimi K2")
-    register("glm4", f"{parsers}.glm4:Glm4Parser", summary="<arg_key> and <arg_value> of GLM 4.5 and later")
-    register("harmony", f"{parsers}.harmony:HarmonyParser", summary="the channels of gpt-oss")
 
 
 @hookimpl

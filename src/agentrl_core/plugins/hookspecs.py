@@ -213,13 +213,14 @@ def register_trackers(register: Register[Callable[..., Tracker]]) -> None:
 def register_tool_parsers(register: Register[Callable[..., Any]]) -> None:
     """Register tool-call parsers: they split a sampled reply's text into content and tool calls.
 
-    Chosen by `gateway.tool_parser`; a parser implements `agentrl_core.api.tool_parsers.ToolParser`. Added in 0.1.
+    Chosen by `gateway.tool_parser`, or by its method `recognise`; a parser implements
+    `agentrl_core.api.tool_parsers.ToolParser`. Added in 0.1.
 
         from agentrl_core import hookimpl
 
         @hookimpl
         def register_tool_parsers(register):
-            register("pythonic", "agentrl_parsers.pythonic:PythonicParser", summary="[name(argument=value)]")
+            register("pythonic", "agentrl_pythonic:PythonicParser", summary="[name(argument=value)]")
     """
 
 

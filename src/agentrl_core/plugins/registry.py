@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from agentrl_core.config.invocation import pip_install
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
+from agentrl_core.plugins.catalog import providers
 from agentrl_core.plugins.discovery import canonical
 from agentrl_core.plugins.options import Where, construct, place
 from agentrl_core.plugins.references import Reference, is_reference, one_line, resolve, user_folders
@@ -200,11 +202,14 @@ class Registry:
         raise PluginError(f"{prefix}{package.distribution} {package.version} has no {KINDS[kind]} '{name}'{hint}")
 
     def _unknown(self, kind: str, name: str, prefix: str) -> PluginError:
-        """Return the error for an unknown name, with the nearest known one and the packages that failed to load."""
+        """Return the error for an unknown name, with the nearest one, unusable packages, and the package to install."""
         known = sorted({entry.name for entry in self.entries(kind)})
         hint = did_you_mean(name, known) or (f" (known: {', '.join(known)})" if known else "")
         absent = [package for package in self.packages if package.status != "ok"]
         others = "".join(f"; {package.distribution} {package.version} {package.trouble}" for package in absent)
+        package = providers(kind).get(name)
+        if package and package not in [canonical(item.distribution) for item in self.packages if item.status == "ok"]:
+            others += f"; {pip_install(package)}"
         error = PluginError(f"{prefix}no {KINDS[kind]} named '{name}'{hint}{others}")
         error.__cause__ = next((package.error for package in absent if package.error is not None), None)
         return error

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
+from agentrl_core.chat import Chat
 from agentrl_core.concurrency.secrecy import withhold
 from agentrl_core.config.schema import AUTO, RunConfig
 from agentrl_core.data.tasks import line_of, load_tasks
@@ -170,6 +171,11 @@ class Checks(PartChecks[RunConfig]):
             yield from self._built("shapings", f"shaping.{index}", item)
         for index, item in enumerate(run.filters):
             yield from self._built("filters", f"filters.{index}", item)
+
+    def _chat(self, folder: Path) -> Chat:
+        if self._run.gateway.tool_parser != "auto":  # `components` checks it
+            return super()._chat(folder)
+        return Chat.from_directory(folder, registry=self._registry)
 
     def workflow(self) -> Iterator[str]:
         """Build the agent, and end its worker processes again."""

@@ -14,6 +14,7 @@ import attrs
 from agentrl_core.batching.filters import as_filter
 from agentrl_core.batching.shaping import as_shaping
 from agentrl_core.chat import Chat
+from agentrl_core.chat.parsers.hermes import HermesParser
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import PluginError, UsageError
@@ -135,13 +136,17 @@ class PartChecks(Generic[C]):
         else:
             folder = self._given.base_dir / Path(model.path).expanduser()
             problem = no_model_in(model.path, self._given.base_dir)
-            found = [problem] if problem else problems_of(lambda: Chat.from_directory(folder))
+            found = [problem] if problem else problems_of(lambda: self._chat(folder))
             yield from (f"{where('model.path')}: {text}" for text in found)
         if model.dtype == "bfloat16" and self._run.trainer.lr != 0:
             yield (
                 f"{where('model.dtype')}: bfloat16 weights have too few digits to be trained: most steps round to no "
                 "change at all. Leave dtype out, so that training uses float32 (or set trainer.lr: 0 to train nothing)"
             )
+
+    def _chat(self, folder: Path) -> Chat:
+        """Read the policy's chat template and tokenizer as the run does."""
+        return Chat.from_directory(folder, parser=HermesParser())  # any parser: `sft` reads no replies
 
     def common(self) -> Iterator[str]:
         """Check the store, the trackers and the loss."""

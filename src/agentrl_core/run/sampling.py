@@ -215,7 +215,7 @@ def _gateway(components: Components, start: Start, engine: Engine, run_id: str, 
     reasoning = REASONING_FORMATS.get(config.gateway.reasoning_parser)
     return Gateway(
         engine=engine,
-        chat=Chat.from_directory(start.model_dir, parser=parser, reasoning=reasoning),
+        chat=Chat.from_directory(start.model_dir, parser=parser, reasoning=reasoning, registry=components.registry),
         store=start.store,
         run_id=run_id,
         sampling=config.sampling,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError, UsageError
-from agentrl_core.plugins.catalog import install_hint, providers
 from agentrl_core.plugins.options import construct
 from agentrl_core.plugins.references import is_reference
 from agentrl_core.scorers.call import NormalizedScorer, normalize_scorer
@@ -115,12 +114,7 @@ class ScorerTable:
     def _make(self, component: Component, name: str, key: str, where: str) -> NormalizedScorer:
         """Build a registered scorer; `key` is its key in the config, empty for a scorer that a task names."""
         at: Any = self._places(key) if key else ""
-        try:
-            target = self._registry.load("scorers", component.use, base_dir=self._base_dir, where=at)
-        except PluginError as error:
-            if self._is_missing(component.use):
-                raise PluginError(f"{error}; {install_hint('scorers', component.use)}") from error
-            raise
+        target = self._registry.load("scorers", component.use, base_dir=self._base_dir, where=at)
         offered = {
             "scorer_of": lambda given, option: self._part(given, f"{key}.{option}"),
             "config_dir": self._base_dir,
@@ -136,12 +130,6 @@ class ScorerTable:
         self.made.append(scorer)
         self.used[component.use] = self._registry.describe("scorers", component.use, base_dir=self._base_dir)
         return scorer
-
-    def _is_missing(self, name: str) -> bool:
-        """Return whether a scorer belongs to a package of this project that is not installed or not usable."""
-        loaded = {package.distribution for package in self._registry.packages if package.status == "ok"}
-        known = providers("scorers")
-        return name in known and known[name] not in loaded
 
     def _part(self, given: Any, key: str) -> NormalizedScorer:
         """Return a part of another scorer, given as a name or as a component with options."""

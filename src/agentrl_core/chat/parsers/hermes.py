@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from agentrl_core.api.parsing.call_rules import by_tool, literal, one_or_more
+from agentrl_core.api.parsing.json_text import read_call, read_object
+from agentrl_core.api.parsing.source import Marks
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.call_rules import by_tool, literal, one_or_more
-from agentrl_core.chat.parsers.json_text import read_call, read_object
-from agentrl_core.chat.parsers.source import Marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentrl_core.api.parsing.source import Source
     from agentrl_core.api.tool_parsers import Sink, Steps, Tools
-    from agentrl_core.chat.parsers.source import Source
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"

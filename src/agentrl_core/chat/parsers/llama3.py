@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from agentrl_core.api.parsing.call_rules import by_tool, literal, one_or_more
+from agentrl_core.api.parsing.json_text import read_call, read_object
+from agentrl_core.api.parsing.source import Marks
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.call_rules import by_tool, literal, one_or_more
-from agentrl_core.chat.parsers.json_text import read_call, read_object
-from agentrl_core.chat.parsers.source import Marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentrl_core.api.parsing.source import Source
     from agentrl_core.api.tool_parsers import Sink, Steps, Tools
-    from agentrl_core.chat.parsers.source import Source
 
 _TAG = "<|python_tag|>"
 _TAGS = Marks((_TAG,))
@@ -33,6 +33,12 @@ class Llama3Parser:
     openers = (_TAG,)
     starters = ("{",)
     frames_text = False
+
+    @classmethod
+    def recognise(cls, template: str) -> Self | None:
+        """Return the parser of a model whose chat template shows the tag, or headers and `"parameters"`; else None."""
+        bare = "<|start_header_id|>" in template and '"parameters"' in template
+        return cls() if _TAG in template or bare else None
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
         """Read calls as long as another one follows."""

@@ -7,12 +7,11 @@ tool's JSON schema decides which of them are numbers, lists or objects.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.call_rules import json_rule, literal, one_or_more, text_up_to
-from agentrl_core.chat.parsers.json_text import check_text
-from agentrl_core.chat.parsers.schemas import (
+from agentrl_core.api.parsing.call_rules import json_rule, literal, one_or_more, text_up_to
+from agentrl_core.api.parsing.json_text import check_text
+from agentrl_core.api.parsing.schemas import (
     name_of,
     parameters_by_name,
     parameters_of,
@@ -22,14 +21,15 @@ from agentrl_core.chat.parsers.schemas import (
     types_of,
     words_of,
 )
-from agentrl_core.chat.parsers.source import Marks
-from agentrl_core.chat.parsers.tagged import block, inside
+from agentrl_core.api.parsing.source import Marks
+from agentrl_core.api.parsing.tagged import block, inside
+from agentrl_core.api.tool_parsers import MalformedCallError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from agentrl_core.api.parsing.source import Source
     from agentrl_core.api.tool_parsers import Sink, Steps, Tools
-    from agentrl_core.chat.parsers.source import Source
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -46,6 +46,11 @@ class Qwen3CoderParser:
     openers = (_OPEN, _FUNCTION)
     starters = ()
     frames_text = False
+
+    @classmethod
+    def recognise(cls, template: str) -> Self | None:
+        """Return the parser of a model whose chat template has this format's tags; None for any other template."""
+        return cls() if _FUNCTION in template and _PARAMETER in template else None
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:
         """Read one block; a block that cannot be read stays in the content."""

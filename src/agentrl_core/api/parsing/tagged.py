@@ -9,8 +9,8 @@ from agentrl_core.api.tool_parsers import MalformedCallError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from agentrl_core.api.parsing.source import Marks, Source
     from agentrl_core.api.tool_parsers import Sink, Steps
-    from agentrl_core.chat.parsers.source import Marks, Source
 
 
 def inside(source: Source, start: int, stops: Marks, close: str, followers: Sequence[str]) -> Steps[tuple[str, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.chat.parsers.schemas import name_of, parameters_of
+from agentrl_core.api.parsing.schemas import name_of, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.chat.parsers.json_text import strict_value
+from agentrl_core.api.parsing.json_text import strict_value
 
 if TYPE_CHECKING:
     from agentrl_core.api.tool_parsers import Tools

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import attrs
 
+from agentrl_core.api.parsing.call_rules import by_tool, literal
+from agentrl_core.api.parsing.json_text import read_arguments
+from agentrl_core.api.parsing.source import Marks
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.call_rules import by_tool, literal
-from agentrl_core.chat.parsers.json_text import read_arguments
-from agentrl_core.chat.parsers.source import Marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentrl_core.api.parsing.source import Source
     from agentrl_core.api.tool_parsers import Sink, Steps, Tools
-    from agentrl_core.chat.parsers.source import Source
 
     _Inside: TypeAlias = Callable[[Source, int, str], Steps[tuple[str, str, int]]]
 
@@ -124,6 +124,11 @@ class DeepSeekParser:
     def __init__(self, *, fenced: bool = True) -> None:
         self._fenced = fenced
 
+    @classmethod
+    def recognise(cls, template: str) -> Self | None:
+        """Return the parser of a model whose chat template has DeepSeek's sections; None for any other template."""
+        return cls(fenced=_FENCE in template) if _DEEPSEEK.begin in template else None
+
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
         """Read a section of calls; calls that cannot be read stay in the content."""
         yield from _DEEPSEEK.read(source, sink, _deepseek_inside)
@@ -151,6 +156,11 @@ class KimiK2Parser:
     openers = (_KIMI.begin, _KIMI.call)
     starters = ()
     frames_text = False
+
+    @classmethod
+    def recognise(cls, template: str) -> Self | None:
+        """Return the parser of a model whose chat template has Kimi's sections; None for any other template."""
+        return cls() if _KIMI.begin in template else None
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
         """Read a section of calls; calls that cannot be read stay in the content."""

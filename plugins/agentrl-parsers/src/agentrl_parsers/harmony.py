@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from agentrl_core.api.parsing.call_rules import by_tool, literal, text_up_to
+from agentrl_core.api.parsing.json_text import read_arguments
+from agentrl_core.api.parsing.source import Marks
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.call_rules import by_tool, literal, text_up_to
-from agentrl_core.chat.parsers.json_text import read_arguments
-from agentrl_core.chat.parsers.source import Marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentrl_core.api.parsing.source import Source
     from agentrl_core.api.tool_parsers import Sink, Steps, Tools
-    from agentrl_core.chat.parsers.source import Source
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -30,6 +30,11 @@ class HarmonyParser:
     openers = (_CHANNEL, _START)
     starters = ("to=",)  # the reply begins with it if the prompt ends with `<|start|>assistant`
     frames_text = True
+
+    @classmethod
+    def recognise(cls, template: str) -> Self | None:
+        """Return the parser of a model whose chat template has channels; None for any other template."""
+        return cls() if _CHANNEL in template else None
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
         """Read one message."""

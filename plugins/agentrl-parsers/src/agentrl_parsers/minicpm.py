@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from agentrl_core.api.parsing.json_text import check_text
+from agentrl_core.api.parsing.schemas import parameters_by_name, properties, to_json
+from agentrl_core.api.parsing.source import Marks
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.json_text import check_text
-from agentrl_core.chat.parsers.schemas import parameters_by_name, properties, to_json
-from agentrl_core.chat.parsers.source import Marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentrl_core.api.parsing.source import Source
     from agentrl_core.api.tool_parsers import Sink, Steps, Tools
-    from agentrl_core.chat.parsers.source import Source
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _TAGS = Marks((_OPEN, _CLOSE))
@@ -36,6 +36,11 @@ class MiniCPMParser:
     openers = (_OPEN,)
     starters = ()
     frames_text = False
+
+    @classmethod
+    def recognise(cls, template: str) -> Self | None:
+        """Return the parser of a model whose chat template has this format's token; None for any other template."""
+        return cls() if _OPEN in template else None
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:
         """Read one block; a block that cannot be read stays in the content."""

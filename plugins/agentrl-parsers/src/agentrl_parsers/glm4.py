@@ -6,19 +6,19 @@ Values are bare text. The tool's JSON schema decides which of them are numbers, 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from agentrl_core.api.parsing.json_text import check_text
+from agentrl_core.api.parsing.schemas import parameters_by_name, properties, to_json, typed_value
+from agentrl_core.api.parsing.source import Marks
+from agentrl_core.api.parsing.tagged import block, inside
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.json_text import check_text
-from agentrl_core.chat.parsers.schemas import parameters_by_name, properties, to_json, typed_value
-from agentrl_core.chat.parsers.source import Marks
-from agentrl_core.chat.parsers.tagged import block, inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentrl_core.api.parsing.source import Source
     from agentrl_core.api.tool_parsers import Sink, Steps, Tools
-    from agentrl_core.chat.parsers.source import Source
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
@@ -35,6 +35,11 @@ class Glm4Parser:
     openers = (_OPEN,)
     starters = ()
     frames_text = False
+
+    @classmethod
+    def recognise(cls, template: str) -> Self | None:
+        """Return the parser of a model whose chat template has this format's keys; None for any other template."""
+        return cls() if _KEY in template else None
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:
         """Read one block; a block that cannot be read stays in the content."""

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from agentrl_core.api.parsing.call_rules import by_tool, literal, one_or_more
+from agentrl_core.api.parsing.json_text import read_arguments, read_call, read_object
+from agentrl_core.api.parsing.source import Marks
 from agentrl_core.api.tool_parsers import MalformedCallError
-from agentrl_core.chat.parsers.call_rules import by_tool, literal, one_or_more
-from agentrl_core.chat.parsers.json_text import read_arguments, read_call, read_object
-from agentrl_core.chat.parsers.source import Marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentrl_core.api.parsing.source import Source
     from agentrl_core.api.tool_parsers import Sink, Steps, Tools
-    from agentrl_core.chat.parsers.source import Source
 
 _OPEN, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _OPENS = Marks((_OPEN,))
@@ -39,6 +39,11 @@ class MistralParser:
 
     def __init__(self, *, arrays: bool = True) -> None:
         self._arrays = arrays
+
+    @classmethod
+    def recognise(cls, template: str) -> Self | None:
+        """Return the parser of a model whose chat template has `[TOOL_CALLS]`; None for any other template."""
+        return cls(arrays=_ARGS not in template) if _OPEN in template else None
 
     def read(self, source: Source, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG002 - JSON has its own types
         """Read the calls after one mark; text that cannot be read stays in the content, up to the next mark."""

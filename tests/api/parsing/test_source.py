@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.chat.parsers.source import LongMarks, Marks
+from agentrl_core.api.parsing.source import LongMarks, Marks
 
 SHORT = st.text("ab", max_size=12)
 

@@ -1,0 +1,1 @@
+"""Parsers of the tool-call formats of Mistral, DeepSeek, Kimi, MiniCPM, GLM and gpt-oss models."""
