@@ -182,8 +182,8 @@ def test_the_agent_from_elsewhere_plays_an_episode_of_the_run(online, database, 
     monkeypatch.setenv("AGENTRL_ADMIN_KEY", rest.key)
     task = Task(id="t", data={"id": "t", "messages": [{"role": "user", "content": "Hello"}]})
     rollout = RolloutConfig(agent=AgentConfig(mode="online"))
-    visitors = OnlineAgents(rest.gateway, rollout, GatewayConfig())
-    runner = Runner(run=visitors, gateway=rest.gateway, store=database, scorer_for=None, config=rollout, run_id="run")
+    source = OnlineAgents(rest.gateway, rollout, GatewayConfig())
+    runner = Runner(source=source, gateway=rest.gateway, store=database, scorer_for=None, config=rollout, run_id="run")
 
     async def scenario():
         await database.add_tasks("run", [task])

@@ -68,7 +68,5 @@ def test_a_run_that_starts_agents_on_this_machine_is_sealed(tmp_path):
     libc.prctl(4, 1, 0, 0, 0)
     (tmp_path / "sealed_agent.py").write_text("def run(data): return 1.0\n")
     config = RolloutConfig(agent=AgentConfig(mode="subproc", python=sys.executable))
-    resolve_in_workers(
-        "sealed_agent.py:run", registry=load_registry(), base_dir=tmp_path, rollout=config
-    ).workers.close_now()
+    resolve_in_workers("sealed_agent.py:run", registry=load_registry(), base_dir=tmp_path, rollout=config).close_now()
     assert libc.prctl(3, 0, 0, 0, 0) == 0

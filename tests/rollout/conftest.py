@@ -14,7 +14,7 @@ from agentrl_core.plugins.registry import Registry
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.rollout.workflow_call import WorkflowCall
-from agentrl_core.rollout.workflows import resolve_workflow
+from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.types import Interaction, Task
 
@@ -134,7 +134,7 @@ def make_runner(store, gateway):
             raise AssertionError(f"asked for the scorer of {task.id}")
 
         return Runner(
-            run=WorkflowCall(workflow, "workflow"),
+            source=ResolvedWorkflow("workflow", WorkflowCall(workflow, "workflow")),
             gateway=gateway,
             store=store,
             scorer_for=scorer_for or no_scorer,
@@ -228,7 +228,7 @@ def play(served, engine, tmp_path):
         data = {"id": "t", "messages": [{"role": "user", "content": "2+2?"}]} | (data or {})
         task = Task(id=data["id"], data=data, answer=answer, scorer=None if scorer is None else "scorer")
         runner = Runner(
-            run=resolved,
+            source=resolved,
             gateway=served.gateway,
             store=RecordingStore(),
             scorer_for=lambda _: normalize_scorer(scorer, "scorer"),

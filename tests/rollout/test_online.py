@@ -33,10 +33,10 @@ def make_run(database):
         agent["reward_grace_s"] = options.pop("reward_grace_s", 5.0)
         agent["lease_timeout_s"] = options.pop("lease_timeout_s", 30.0)
         config = make_config(agent, **{"group_size": 2, "tasks_per_step": 1, "retries": 0, **options})
-        visitors = OnlineAgents(rest.gateway, config, GatewayConfig(session_ttl_s=ttl_s))
+        source = OnlineAgents(rest.gateway, config, GatewayConfig(session_ttl_s=ttl_s))
         rows = [Task(id=f"t{i}", data={"id": f"t{i}", "messages": [], "n": i}, scorer=scorer) for i in range(tasks)]
         runner = Runner(
-            run=visitors,
+            source=source,
             gateway=rest.gateway,
             store=database,
             scorer_for=lambda _: normalize_scorer(scores_one, "ones"),
@@ -46,7 +46,6 @@ def make_run(database):
         scheduler = Scheduler(
             tasks=rows,
             runner=runner,
-            visitors=visitors,
             store=database,
             config=config,
             run_id="run",

@@ -11,6 +11,7 @@ from agentrl_core.config.schema import RolloutConfig
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.rollout.workflow_call import WorkflowCall
+from agentrl_core.rollout.workflows import ResolvedWorkflow
 from agentrl_core.stores.sqlite import SQLiteStore
 
 
@@ -34,7 +35,7 @@ def test_groups_come_out_in_order_with_their_scored_records(database, gateway, m
 
     config = RolloutConfig(group_size=2, tasks_per_step=2, max_concurrent_rollouts=3, requeue=0)
     runner = Runner(
-        run=WorkflowCall(run, "run"),
+        source=ResolvedWorkflow("run", WorkflowCall(run, "run")),
         gateway=gateway,
         store=database,
         scorer_for=lambda task: pytest.fail(task.id),
@@ -82,7 +83,7 @@ def test_tasks_of_training_and_evaluations_may_have_one_id(database, gateway, ma
 
     config = RolloutConfig(group_size=2, tasks_per_step=1, max_concurrent_rollouts=2)
     runner = Runner(
-        run=WorkflowCall(run, "run"),
+        source=ResolvedWorkflow("run", WorkflowCall(run, "run")),
         gateway=gateway,
         store=database,
         scorer_for=lambda task: pytest.fail(task.id),

@@ -82,7 +82,7 @@ def resolve(tmp_path, asked):
 
 
 def run(workflow):
-    return asyncio.run(workflow({"id": "t"}, OFFERED))
+    return asyncio.run(workflow.call({"id": "t"}, OFFERED))
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ class World:
         resolved = resolve_workflow(workflow, registry=self.registry, base_dir=None)
         normalized = normalize_scorer(scorer, name="test")
         runner = Runner(
-            run=resolved, gateway=self.gateway, store=self.store, scorer_for=lambda task: normalized,
+            source=resolved, gateway=self.gateway, store=self.store, scorer_for=lambda task: normalized,
             config=RolloutConfig(timeout_s=timeout_s), run_id="run", grace_s=5.0,
         )  # fmt: skip
 

@@ -355,7 +355,7 @@ def test_an_agent_is_trained_in_worker_processes(world, tmp_path, call):
     try:
         episodes = world.play_rows(workflow, *[{"city": city, "question": "Where?"} for city in ("Oslo", "Bergen")])
     finally:
-        workflow.workers.close_now()
+        workflow.close_now()
     for city, episode in zip(("Oslo", "Bergen"), episodes, strict=True):
         assert episode.record.outcome is Outcome.SCORED, episode.record.detail
         assert episode.interactions[0].messages[0]["content"] == f"You live in {city}."

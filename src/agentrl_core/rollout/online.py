@@ -1,7 +1,6 @@
 """Online mode: fill the slots of groups with episodes of agents that run elsewhere and open their sessions over HTTP.
 
-Takes the place of a workflow in the runner. An agent takes a slot, makes its LLM calls, ends its session, and posts the
-reward.
+An agent takes a slot, makes its LLM calls, ends its session, and posts the reward.
 """
 
 from __future__ import annotations
@@ -11,34 +10,32 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentrl_core.errors import EpisodeError, RequestError
 from agentrl_core.gateway.online.session import last_call, until_over
+from agentrl_core.rollout.episode_source import EpisodeSource, OpenEpisode, Seat, SlotNotTaken
 from agentrl_core.rollout.run_agent import AgentResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from agentrl_core.config.schema import GatewayConfig, RolloutConfig, SamplingConfig
+    from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway, Session
     from agentrl_core.gateway.online.leases import Lease
     from agentrl_core.gateway.online.session import OnlineSession
     from agentrl_core.types import Record, Task
 
 
-class SlotNotTaken(Exception):  # noqa: N818 - not an error
-    """No agent took a slot of a begun group in time."""
+class OnlineAgents(EpisodeSource):
+    """Offers the slots of a run to agents that open sessions by themselves."""
 
-
-class OnlineAgents:
-    """Offers the slots of a run to agents that open sessions by themselves, and waits for their rewards."""
+    brings_tasks = True
 
     def __init__(self, gateway: Gateway, config: RolloutConfig, gateway_config: GatewayConfig) -> None:
         self._gateway = gateway
-        self._limit_s = config.timeout_s
-        self._reward_timeout_s = config.agent.reward_timeout_s
-        self._reward_grace_s = config.agent.reward_grace_s
+        self._config = config.agent
         self._ttl_s = gateway_config.session_ttl_s
-        self._lease_timeout_s = config.agent.lease_timeout_s
         self._first: dict[str, Lease] = {}
         """Group -> the slot that its first agent took, for groups whose task that agent chose."""
         self._unplanned: set[str] = set()
@@ -46,8 +43,11 @@ class OnlineAgents:
         gateway.leases.training = True
 
     @contextlib.asynccontextmanager
-    async def group(self, group_id: str) -> AsyncIterator[Task]:
-        """Wait for the next agent and yield its task; the group's other slots are reserved for that task."""
+    async def group(self, group_id: str, task: Task | None) -> AsyncIterator[Task]:
+        """Without a task, wait for the next agent and yield its task; the other slots are reserved for that task."""
+        if task is not None:
+            yield task
+            return
         with self._gateway.leases.offer(None) as lease:
             await _taken(lease)
             if lease.task is None:
@@ -61,36 +61,45 @@ class OnlineAgents:
                 self._unplanned.discard(group_id)
 
     @contextlib.asynccontextmanager
-    async def next(self, task: Task, group_id: str, *, is_eval: bool) -> AsyncIterator[Lease]:
+    async def seat(self, task: Task, record: Record) -> AsyncIterator[Seat]:
         """Offer a slot of a group, and wait for the agent that takes it.
 
         Waits without a limit, because nothing expires while no agent works. But in a group that an agent has begun,
         raises `SlotNotTaken` if no other agent takes the slot within `rollout.agent.lease_timeout_s`.
         """
-        first = self._first.pop(group_id, None)
+        first = self._first.pop(record.group_id, None)
         if first is not None:
-            yield first
+            yield _OnlineSeat(first, self._config, self._ttl_s)
             return
         # The first agent of such a group chose the task. Agents that work on other tasks must not get its other slots.
-        reserved = group_id in self._unplanned
-        with self._gateway.leases.offer(task, is_eval=is_eval, reserved=reserved) as lease:
+        reserved = record.group_id in self._unplanned
+        with self._gateway.leases.offer(task, is_eval=record.is_eval, reserved=reserved) as lease:
             try:
-                async with asyncio.timeout(self._lease_timeout_s if reserved else None):
+                async with asyncio.timeout(self._config.lease_timeout_s if reserved else None):
                     await _taken(lease)
             except TimeoutError:
                 # An agent may have taken the slot at the moment of the timeout: then the slot is its own.
                 if not lease.claimed.done():
                     raise SlotNotTaken from None
-            yield lease
+            yield _OnlineSeat(lease, self._config, self._ttl_s)
 
-    async def open(
-        self, lease: Lease, record: Record, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None
+
+@attrs.frozen
+class _OnlineSeat(Seat):
+    """Slot that an agent has taken: opens the agent's session, and waits for its reward."""
+
+    lease: Lease
+    config: AgentConfig
+    ttl_s: float
+    """Time without a call after which the agent counts as gone, in seconds; 0: no limit."""
+
+    async def open_session(
+        self, gateway: Gateway, record: Record, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None
     ) -> Session:
-        """Open the session of the agent that took a slot, and answer the agent's request with it."""
+        """Open the session of the agent that took the slot, and answer the agent's request with it."""
+        lease = self.lease
         try:
-            session = await self._gateway.open_visit(
-                record, lease.claimed.result(), seed_key=seed_key, sampling=sampling
-            )
+            session = await gateway.open_visit(record, lease.claimed.result(), seed_key=seed_key, sampling=sampling)
         except RequestError as refusal:
             # The key that the agent chose was taken meanwhile. The agent is told so, and its slot is lost.
             lease.opened.set_exception(refusal)
@@ -98,26 +107,27 @@ class OnlineAgents:
         lease.opened.set_result(session)
         return session
 
-    async def attempt(self, task: Task, session: Session) -> AgentResult:
+    async def run(self, episode: OpenEpisode) -> AgentResult:
         """Wait until the agent has ended its session and posted its reward."""
+        session, reward_timeout_s = episode.session, self.config.reward_timeout_s
         visit = session.visit
         if visit is None:
             raise TypeError("the session was not opened by an agent from elsewhere")
-        bound = await until_over(session, visit, ttl_s=self._ttl_s, limit_s=self._limit_s)
+        bound = await until_over(session, visit, ttl_s=self.ttl_s, limit_s=episode.timeout_s)
         if bound:
             return AgentResult(
                 timed_out=True, detail=f"the agent left its session {bound}; it must POST /rl/end_session"
             )
         last = last_call(session)
-        if last is None or (task.scorer is not None and not visit.rewards):
+        if last is None or (episode.task.scorer is not None and not visit.rewards):
             # There is nothing to reward, or the task's scorer gives the reward.
             return AgentResult()
-        end = time.monotonic() + self._reward_timeout_s
-        if not await visit.until(lambda: bool(visit.rewards), timeout_s=self._reward_timeout_s):
+        end = time.monotonic() + reward_timeout_s
+        if not await visit.until(lambda: bool(visit.rewards), timeout_s=reward_timeout_s):
             return AgentResult(
                 error=EpisodeError(
                     "no_reward",
-                    f"no reward came within rollout.agent.reward_timeout_s = {self._reward_timeout_s:g} s after the "
+                    f"no reward came within rollout.agent.reward_timeout_s = {reward_timeout_s:g} s after the "
                     "session's end; POST /rl/set_reward before the end of the session, or soon after",
                 )
             )
@@ -129,7 +139,7 @@ class OnlineAgents:
         came = True
         while came and not visit.has_all_rewards(session):
             seen = visit.num_rewards
-            patience_s = min(self._reward_grace_s, end - time.monotonic())
+            patience_s = min(self.config.reward_grace_s, end - time.monotonic())
             came = await visit.until(lambda: visit.num_rewards != seen, timeout_s=patience_s)  # noqa: B023  (awaited within the iteration)
 
 

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
-import copy
 import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.api import context as workflow_context
 from agentrl_core.api.scoring import Answer
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout.episode_scoring import ask_scorer, early_request, score_episode
+from agentrl_core.rollout.episode_source import OpenEpisode
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of, tell
-from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.rewards import read_reward
-from agentrl_core.rollout.run_agent import GRACE_S, AgentResult, cancelled_for, run_agent, unbroken
+from agentrl_core.rollout.run_agent import GRACE_S, AgentResult, cancelled_for, unbroken
 from agentrl_core.rollout.score_details import storable
-from agentrl_core.rollout.token_level.engine import RecordEngine
 from agentrl_core.rollout.token_level.tensor_rows import is_tensor_rows, reward_of_rows
-from agentrl_core.rollout.workflows import ResolvedWorkflow
 from agentrl_core.types import Episode, Interaction, Message, Outcome, Record, Task
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway, Session
-    from agentrl_core.gateway.online.leases import Lease
+    from agentrl_core.rollout.episode_source import EpisodeSource, Seat
     from agentrl_core.scorers.call import NormalizedScorer
 
 logger = logging.getLogger(__name__)
@@ -46,15 +39,14 @@ _LONGEST_DETAIL = 2_000
 class Runner:
     """Runs episodes, many at a time, on the agents' event loop.
 
-    `run(data, injected)` awaits the workflow. In online mode `run` is `OnlineAgents`: agents run elsewhere and open
-    their own sessions. `scorer_for(task)` returns the task's scorer, or the default one for a task that names none; a
-    `UsageError` or `RunError` that it raises stops the run.
+    `source` runs the agent. `scorer_for(task)` returns the task's scorer, or the default one for a task that names
+    none; a `UsageError` or `RunError` that it raises stops the run.
     """
 
     def __init__(
         self,
         *,
-        run: Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]] | OnlineAgents,
+        source: EpisodeSource,
         gateway: Gateway,
         store: Store,
         scorer_for: Callable[[Task], NormalizedScorer],
@@ -63,7 +55,7 @@ class Runner:
         clock: Callable[[], float] = time.time,
         grace_s: float = GRACE_S,
     ) -> None:
-        self._run = run
+        self.source = source
         self._gateway = gateway
         self._store = store
         self._scorer_for = scorer_for
@@ -101,23 +93,16 @@ class Runner:
             task_set=task_set,
             started_at=self._clock(),
         )
-        run = self._run
-        somebody: AbstractAsyncContextManager[Lease | None] = contextlib.nullcontext()
-        if isinstance(run, OnlineAgents):
-            somebody = run.next(task, group_id, is_eval=is_eval)
-        elif isinstance(run, ResolvedWorkflow) and run.workers is not None:
-            somebody = run.workers.seat()
-        # The clock starts once a worker is free or an online agent has come: waiting for one is not the episode's time.
-        async with somebody as lease:
-            return await self._run_record(
-                task, attrs.evolve(record, started_at=self._clock()), lease, seed_key, sampling
-            )
+        # The clock starts at the seat: waiting for a free worker or an online agent is not the episode's time.
+        async with self.source.seat(task, record) as seat:
+            record = attrs.evolve(record, started_at=self._clock())
+            return await self._run_record(task, record, seat, seed_key, sampling)
 
     async def _run_record(
         self,
         task: Task,
         record: Record,
-        lease: Lease | None,
+        seat: Seat,
         seed_key: tuple[int, ...],
         sampling: SamplingConfig | None,
     ) -> Episode:
@@ -126,9 +111,9 @@ class Runner:
         ended = attrs.evolve(record, outcome=Outcome.CANCELLED)
         interactions: tuple[Interaction, ...] = ()
         try:
-            session = await self._open_session(record, lease, seed_key, sampling)
+            session = await seat.open_session(self._gateway, record, seed_key=seed_key, sampling=sampling)
             try:
-                done = await self._attempt(task, record, session)
+                done = await seat.run(self._open_episode(task, record, session))
             finally:
                 # Even in a cancelled episode: its calls stay stored, and generations that still run are aborted.
                 interactions = await unbroken(self._gateway.close_session(session))
@@ -143,7 +128,7 @@ class Runner:
             ended = attrs.evolve(ended, reason=cancelled_for(cancellation))
             raise
         except EpisodeError as error:
-            # Only `_open_session` raises it here: there was no session.
+            # Only `open_session` raises it here: there was no session.
             ended = _rejected(record, error)
             return Episode(record=ended, interactions=())
         finally:
@@ -154,39 +139,15 @@ class Runner:
             logger.info("record %s of task %s failed: %s\n%s", record.id, task.id, ended.detail, trace)
         return Episode(record=ended, interactions=interactions)
 
-    async def _open_session(
-        self, record: Record, lease: Lease | None, seed_key: tuple[int, ...], sampling: SamplingConfig | None
-    ) -> Session:
-        if lease is None or not isinstance(self._run, OnlineAgents):
-            return self._gateway.open_session(record, seed_key=seed_key, sampling=sampling)
-        return await self._run.open(lease, record, seed_key=seed_key, sampling=sampling)
-
-    async def _attempt(self, task: Task, record: Record, session: Session) -> AgentResult:
-        """Run the agent's part, in a context that knows the episode."""
-        run = self._run
-        if isinstance(run, OnlineAgents):
-            return await run.attempt(task, session)
-        injected: dict[str, Any] = {
-            "base_url": session.base_url,
-            "api_key": session.api_key,
-            "http_client": self._gateway.http_client,
-            "record_id": record.id,
-            "is_eval": record.is_eval,
-        }
-        here = workflow_context.WorkflowContext(
-            task_id=task.id,
-            sample_index=record.sample_index,
+    def _open_episode(self, task: Task, record: Record, session: Session) -> OpenEpisode:
+        return OpenEpisode(
+            task=task,
+            record=record,
+            session=session,
+            gateway=self._gateway,
             ask_scorer=lambda reply, messages: self._early_score(task, record, reply, messages),
-            **injected,
-        )
-        # A copy, so that the episode is known to the agent's tasks and threads alone.
-        context = contextvars.copy_context()
-        context.run(workflow_context.enter, here)
-        # An agent may change its input, and other records of the group must not see that.
-        data = copy.deepcopy(dict(task.data))
-        injected["engine"] = RecordEngine(self._gateway, session)
-        return await run_agent(
-            lambda: run(data, injected), context, timeout_s=self._config.timeout_s, grace_s=self._grace_s
+            timeout_s=self._config.timeout_s,
+            grace_s=self._grace_s,
         )
 
     async def _early_score(self, task: Task, record: Record, reply: str, messages: Sequence[Message]) -> float:

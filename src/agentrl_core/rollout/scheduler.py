@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentrl_core.api.scoring import training_step
 from agentrl_core.errors import ConfigError, RunError
 from agentrl_core.rollout.capacity import Capacity
+from agentrl_core.rollout.episode_source import SlotNotTaken
 from agentrl_core.rollout.failures import root_cause
 from agentrl_core.rollout.groups import run_group
-from agentrl_core.rollout.online import SlotNotTaken
 from agentrl_core.rollout.order import QueuedTask, TaskOrder, TaskQueue, stable_hash
 from agentrl_core.rollout.outcome_counts import OutcomeCounts
 from agentrl_core.rollout.run_agent import cancelled_for
@@ -27,7 +27,6 @@ from agentrl_core.types import Evaluation, Outcome, Record, Task
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
-    from agentrl_core.rollout.online import OnlineAgents
     from agentrl_core.rollout.runner import Runner
 
 T = TypeVar("T")
@@ -46,8 +45,8 @@ class Scheduler:
     `start_index`, after the earlier positions in `left` (position -> tries), which were not finished. A task whose
     group ended unusable is put back up to `rollout.requeue` times and comes again with the next policy version. With
     `total_steps`, no group is sampled that no step would consume. `on_scored(record)`, and for every outcome
-    `on_ended(record)`, are called on the agents' loop. Without tasks, the online agents (`visitors`) say which task
-    they work on.
+    `on_ended(record)`, are called on the agents' loop. Without tasks, the runner's source brings
+    them.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Scheduler:
         *,
         tasks: Sequence[Task],
         runner: Runner,
-        visitors: OnlineAgents | None = None,
         store: Store,
         config: RolloutConfig,
         run_id: str,
@@ -74,8 +72,8 @@ class Scheduler:
                 "no group could ever be used"
             )
         self._tasks = tasks
-        self._visitors = visitors
-        order = None if visitors and not tasks else TaskOrder(tasks, seed=seed, shuffle=shuffle)
+        self._source = runner.source
+        order = None if self._source.brings_tasks and not tasks else TaskOrder(tasks, seed=seed, shuffle=shuffle)
         self._planned = order is not None
         self._queue = TaskQueue(order, start_index=start_index, left=left, requeue=config.requeue)
         self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
@@ -214,7 +212,7 @@ class Scheduler:
             if self._planned:
                 turn = self._queue.next()
                 await self._add_group(turn, group_id)
-                running = asyncio.create_task(self._run_group(turn, group_id))
+                running = asyncio.create_task(self._run_planned_group(turn, group_id))
             else:
                 running = asyncio.create_task(self._run_unplanned_group(group_id))
             self._groups.add(running)
@@ -224,12 +222,13 @@ class Scheduler:
         size, version = self._config.group_size, self._version
         await self._store.add_group(self._run_id, group_id, turn.task.id, index=turn.index, size=size, version=version)
 
+    async def _run_planned_group(self, turn: QueuedTask, group_id: str) -> None:
+        async with self._source.group(group_id, turn.task):
+            await self._run_group(turn, group_id)
+
     async def _run_unplanned_group(self, group_id: str) -> None:
-        """Run a group on the task that the next online agent brings."""
-        visitors = self._visitors
-        if visitors is None:
-            raise TypeError("there are neither tasks nor visitors")
-        async with visitors.group(group_id) as task:
+        """Run a group on the task that the source brings."""
+        async with self._source.group(group_id, None) as task:
             await self._add_tasks([task])
             turn = self._queue.turn_for(task)
             await self._add_group(turn, group_id)
@@ -269,7 +268,8 @@ class Scheduler:
             self._run_id, group_id, task.id, index=index, size=1, version=self._version, is_eval=True
         )
         key = (1, stable_hash(task.id), seed, 0, 0)
-        record = await self._episode(task, group_id, key, is_eval=True, task_set=task_set, sampling=sampling)
+        async with self._source.group(group_id, task):
+            record = await self._episode(task, group_id, key, is_eval=True, task_set=task_set, sampling=sampling)
         await self._store.finish_group(self._run_id, group_id, usable=record.outcome is Outcome.SCORED)
         return record
 

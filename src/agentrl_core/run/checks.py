@@ -23,7 +23,7 @@ from agentrl_core.plugins.catalog import default_scorer, install_hint
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
-from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow, with_options
+from agentrl_core.rollout.workflows import resolve_workflow, with_options
 from agentrl_core.run.component_checks import ConfigSource, PartChecks, problems_of
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agentrl_core.config import LoadedConfig
     from agentrl_core.config.schema import Component
     from agentrl_core.plugins.registry import Registry
+    from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.types import Task
 
 
@@ -187,12 +188,7 @@ class Checks(PartChecks[RunConfig]):
             yield f"{self._given.where('workflow')}: {NO_WORKFLOW}"
             return
         component = self._run.workflow
-        yield from problems_of(lambda: self._close(resolve_agent(self._given, self._registry, component)))
-
-    @staticmethod
-    def _close(agent: ResolvedWorkflow) -> None:
-        if agent.workers is not None:
-            agent.workers.close_now()
+        yield from problems_of(lambda: resolve_agent(self._given, self._registry, component).close_now())
 
     def tasks(self) -> Iterator[str]:
         """Read the task files, and check that each task has a scorer that can score it."""
@@ -330,7 +326,7 @@ def resolve_agent(
     registry: Registry,
     chosen: object,
     workflow_options: Mapping[str, Any] | None = None,
-) -> ResolvedWorkflow:
+) -> EpisodeSource:
     """Find and build the agent, in this process or in workers.
 
     With `rollout.agent.mode: subproc` the worker processes have started when this returns; the caller ends them.

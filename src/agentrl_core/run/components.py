@@ -23,7 +23,7 @@ from agentrl_core.run.scorers import check_scorers
 
 if TYPE_CHECKING:
     from agentrl_core.plugins.registry import Registry
-    from agentrl_core.rollout.workflows import ResolvedWorkflow
+    from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.scorers.table import ScorerTable
     from agentrl_core.types import Task
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class Components(BuiltParts[RunConfig]):
     """Objects that the config of `agentrl run` names."""
 
-    workflow: ResolvedWorkflow | None
+    workflow: EpisodeSource | None
     """None with `rollout.agent.mode: online`, where agents outside of the run connect by themselves."""
     tasks: Sequence[Task]
     eval_sets: Mapping[str, Sequence[Task]]
@@ -43,8 +43,8 @@ class Components(BuiltParts[RunConfig]):
 
     def close(self) -> None:
         """End the worker processes of the workflow, if any are left."""
-        if self.workflow is not None and self.workflow.workers is not None:
-            self.workflow.workers.close_now()
+        if self.workflow is not None:
+            self.workflow.close_now()
 
     def scorer_for(self, task: Task) -> NormalizedScorer:
         """Return the scorer of a task whose workflow returned no reward; raise `RunError` if it is not installed."""
@@ -102,7 +102,7 @@ def resolve(
 
 def _workflow(
     given: ConfigSource[RunConfig], registry: Registry, chosen: object | None, options: Mapping[str, Any] | None
-) -> ResolvedWorkflow | None:
+) -> EpisodeSource | None:
     online = given.run.rollout.agent.mode == "online"
     if online != (chosen is None):
         raise ConfigError(f"{given.where('workflow')}: {ONLINE_WORKFLOW if online else NO_WORKFLOW}")

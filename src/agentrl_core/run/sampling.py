@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.weights import WeightSource
-    from agentrl_core.rollout.subproc.pool import WorkerPool
+    from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import Components
     from agentrl_core.run.start import Start
     from agentrl_core.stores.queue import OvertakeLimits
@@ -98,20 +98,18 @@ class SamplingSide:
             self._agents.run(self.gateway.restore_sessions())
             self.gateway.start()
             undo.callback(self._close_client)
-            if components.workflow is not None and components.workflow.workers is not None:
-                undo.callback(self._close_workers, components.workflow.workers)
-            run = components.workflow or OnlineAgents(self.gateway, config.rollout, config.gateway)
+            source = components.workflow or OnlineAgents(self.gateway, config.rollout, config.gateway)
+            undo.callback(self._close_source, source)
             self.scheduler = Scheduler(
                 tasks=components.tasks,
                 runner=Runner(
-                    run=run,
+                    source=source,
                     gateway=self.gateway,
                     store=start.store,
                     scorer_for=components.scorer_for,
                     config=config.rollout,
                     run_id=run_id,
                 ),
-                visitors=run if isinstance(run, OnlineAgents) else None,
                 store=start.store,
                 config=config.rollout,
                 run_id=run_id,
@@ -191,8 +189,8 @@ class SamplingSide:
             self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
         self._undo.close()
 
-    def _close_workers(self, workers: WorkerPool) -> None:
-        self._agents.try_run(workers.close(), "ending the agents' processes", limit_s=_END_S)
+    def _close_source(self, source: EpisodeSource) -> None:
+        self._agents.try_run(source.close(), "ending the agents", limit_s=_END_S)
 
     def _close_client(self) -> None:
         for closing in (self.gateway.http_client.close_for_good(), close_borrowed()):

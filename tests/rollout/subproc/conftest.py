@@ -102,7 +102,7 @@ def resolve(folder, bare_python, rehearsal):
 
     yield resolve
     for resolved in made:
-        rehearsal._loop.run(resolved.workers.close())
+        rehearsal._loop.run(resolved.close())
 
 
 @pytest.fixture

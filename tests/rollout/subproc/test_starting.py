@@ -210,7 +210,7 @@ def train():
         rollout=RolloutConfig(agent=AgentConfig(mode="subproc")),
     )
     print("resolved", resolved.name)
-    resolved.workers.close_now()
+    resolved.close_now()
 
 """
 

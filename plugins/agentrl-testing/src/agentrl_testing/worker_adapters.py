@@ -21,7 +21,7 @@ from agentrl_testing.workflows import Rehearsal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentrl_core.rollout.workflows import ResolvedWorkflow
+    from agentrl_core.rollout.subproc.pool import WorkerPool
     from agentrl_core.types import Task
 
 _LOAD = """
@@ -70,7 +70,7 @@ class WorkerAdapterSuite(ConformanceSuite):
         rehearsal.close()
 
     @pytest.fixture
-    def resolved(self, agent: str, python: str, tmp_path: Path) -> ResolvedWorkflow:
+    def resolved(self, agent: str, python: str, tmp_path: Path) -> WorkerPool:
         """Return a workflow that runs the agent in worker processes of the other interpreter."""
         config = AgentConfig(mode="subproc", python=python, subproc_max_workers=2)
         return resolve_in_workers(
@@ -100,7 +100,7 @@ class WorkerAdapterSuite(ConformanceSuite):
         assert getattr(importlib.import_module(module), attribute)(object(), {}) is None
 
     def test_an_agent_answers_with_the_policy(
-        self, rehearsal: Rehearsal, resolved: ResolvedWorkflow, tasks: Sequence[Task]
+        self, rehearsal: Rehearsal, resolved: WorkerPool, tasks: Sequence[Task]
     ) -> None:
         """The task's messages are the agent's input, and the policy's text is the agent's reply."""
         for number, episode in enumerate(rehearsal.play(resolved, tasks)):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentrl_core.api.scoring import ScoreRequest, ScorerResult
-    from agentrl_core.rollout.subproc.pool import WorkerPool
+    from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.types import GenerateRequest
 
 _RUN = "rehearsal"
@@ -71,7 +71,7 @@ class Rehearsal:
         )
         self._numbers = itertools.count()
         self._loop = asyncio.Runner()
-        self._workers: set[WorkerPool] = set()
+        self._sources: set[EpisodeSource] = set()
         self.engine.start()
         self._gateway.start()
         run = RunRow(id=_RUN, created_at=0.0, status="running", config={}, components={})
@@ -84,7 +84,7 @@ class Rehearsal:
 
     def play(
         self,
-        workflow: ResolvedWorkflow,
+        workflow: EpisodeSource,
         tasks: Sequence[Task],
         *,
         timeout_s: float = 60.0,
@@ -92,11 +92,11 @@ class Rehearsal:
     ) -> list[Episode]:
         """Run one episode per task concurrently, on one event loop as in a run; return the episodes.
 
-        `scorer` scores the episodes for which the workflow returns no reward. The worker processes of a workflow are
-        kept until `close`.
+        `workflow` is what `resolve_workflow` or `resolve_in_workers` returns, or any other source of episodes; `close`
+        closes it. `scorer` scores the episodes for which the workflow returns no reward.
         """
         runner = Runner(
-            run=workflow,
+            source=workflow,
             gateway=self._gateway,
             store=self._store,
             scorer_for=lambda task: normalize_scorer(scorer, task.scorer or "rehearsal"),
@@ -118,14 +118,13 @@ class Rehearsal:
             finally:
                 await close_borrowed()
 
-        if workflow.workers is not None:
-            self._workers.add(workflow.workers)
+        self._sources.add(workflow)
         return self._loop.run(all_at_once())
 
     def close(self) -> None:
-        """End the worker processes, stop the gateway and the engine, and close the store."""
-        for workers in self._workers:
-            self._loop.run(workers.close())
+        """Close the sources, stop the gateway and the engine, and close the store."""
+        for source in self._sources:
+            self._loop.run(source.close())
         self._gateway.close()
         self.engine.close()
         self._loop.run(self._store.close())

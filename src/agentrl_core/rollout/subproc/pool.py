@@ -8,16 +8,17 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Mapping
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.api import context as workflow_context
 from agentrl_core.errors import AgentRLError, EpisodeError, RunError
+from agentrl_core.rollout.episode_source import CallSeat, EpisodeSource, Seat
 from agentrl_core.rollout.failures import RemoteFailure
 from agentrl_core.rollout.subproc.process import NotBegunError, WorkerProcess
 
 if TYPE_CHECKING:
     from agentrl_core.rollout.subproc.launch import Launch
+    from agentrl_core.types import Record, Task
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +26,10 @@ _STARTS = 3
 """Failed starts in a row after which the run gives up."""
 
 
-class WorkerPool:
+class WorkerPool(EpisodeSource):
     """Up to `most` processes that run a workflow.
 
-    `start` makes the first one and reports what is wrong with the workflow. `seat`, the calls inside it and `close`
+    `start` makes the first one and reports what is wrong with the workflow. `seat`, the episodes inside it and `close`
     belong to one event loop. Without a loop, `close_now` ends the workers. Workers that are never closed end with this
     process.
     """
@@ -42,37 +43,31 @@ class WorkerPool:
         self._ending: set[asyncio.Task[None]] = set()
         self._abort = threading.Event()
         self._failed_starts = 0
-        self.name = ""
-        """Origin of the workflow (`dist==version module:attr`), as the first worker found it."""
+        self._name = ""
 
     def start(self) -> None:
         """Start the first worker and wait until it is ready; blocks. Raises `UsageError` or `RunError`."""
         first = WorkerProcess.start(self._launch)
-        self.name = first.name or self._launch.start["use"]
+        self._name = first.name or self._launch.start["use"]
         self._log_output(first, "starting")
         self._all.add(first)
         self._idle.append(first)
         _open.add(self)
 
     @contextlib.asynccontextmanager
-    async def seat(self) -> AsyncIterator[None]:
-        """Wait for a free worker and reserve it for the calls inside."""
+    async def seat(self, task: Task, record: Record) -> AsyncIterator[Seat]:  # noqa: ARG002 - any worker will do
+        """Wait for a free worker and reserve it for the episode."""
         async with self._free:
-            seat = _ReservedWorker(self, await self.take())
-            token = _taken.set(seat)
+            reserved = _ReservedWorker(self, await self.take())
             try:
-                yield
+                yield CallSeat(reserved)
             finally:
-                _taken.reset(token)
-                self._give_back(seat.worker)
+                self._give_back(reserved.worker)
 
-    async def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Any:
-        """Run one episode on `data`, inside `seat`, and return what the workflow returns.
-
-        Raises `RemoteFailure` for what the workflow raises and if its process ends, `EpisodeError` if the data cannot
-        be sent.
-        """
-        return await _taken.get()(data, injected)
+    @property
+    def name(self) -> str:
+        """Origin of the workflow (`dist==version module:attr`), as the first worker found it."""
+        return self._name
 
     async def take(self) -> WorkerProcess:
         """Return a worker that is ready. Raises `RunError` after three failed starts in a row."""
@@ -193,6 +188,11 @@ class _ReservedWorker:
         self.worker = worker
 
     async def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Any:
+        """Run one episode on `data` and return what the workflow returns.
+
+        Raises `RemoteFailure` for what the workflow raises and if its process ends, `EpisodeError` if the data cannot
+        be sent.
+        """
         try:
             body = self._workers.launch.pack(data)
         except TypeError as error:
@@ -216,10 +216,6 @@ class _ReservedWorker:
             self.worker = await self._workers.take()
         text = f"{_STARTS} processes in a row could not begin the episode: the agent's process {problem}"
         raise RemoteFailure("AgentProcessDied", f"AgentProcessDied: {text}")
-
-
-_taken: ContextVar[_ReservedWorker] = ContextVar("agentrl_seat")
-"""Reserved worker of the current task, which `WorkerPool.__call__` uses: a workflow's call has no argument for it."""
 
 
 def _episode(injected: Mapping[str, Any]) -> dict[str, Any]:

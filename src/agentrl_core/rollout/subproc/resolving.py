@@ -13,7 +13,6 @@ from agentrl_core.errors import ConfigError
 from agentrl_core.plugins.options import place
 from agentrl_core.rollout.subproc.launch import INSIDE, plan
 from agentrl_core.rollout.subproc.pool import WorkerPool
-from agentrl_core.rollout.workflows import ResolvedWorkflow
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RolloutConfig
@@ -33,8 +32,8 @@ def resolve_in_workers(
     rollout: RolloutConfig,
     agent_where: Callable[[str], str] = "rollout.agent.{}".format,
     block: Collection[str] = (),
-) -> ResolvedWorkflow:
-    """Find, build and check a workflow in a first worker process; the caller must close its `workers`.
+) -> WorkerPool:
+    """Find, build and check a workflow in a first worker process; the caller must close the pool.
 
     Takes the arguments of `resolve_workflow`. An object is pickled once, a name is looked up in each worker. `block`
     names distributions that must not plug in there. From this call on, other processes of this user, such as those of
@@ -60,4 +59,4 @@ def resolve_in_workers(
     seal()
     workers = WorkerPool(launch, most=rollout.agent.subproc_max_workers)
     workers.start()
-    return ResolvedWorkflow(workers.name, workers, workers)
+    return workers
