@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from agentrl_core.config.invocation import command_line
+from agentrl_core.config.invocation import command_line, is_in_runs
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.gateway.sessions import without_secrets
 from agentrl_core.stores.files import make_private, make_private_folder, private_opener, restore_replaced
@@ -82,7 +82,7 @@ class RunDirectory:
     @property
     def reference(self) -> str:
         """Name of the run for command lines: its name if it is in the default folder `runs`, else its path."""
-        return self.name if self.path.parent == Path("runs").resolve() else str(self.path)
+        return self.name if is_in_runs(self.path) else str(self.path)
 
     def log(self, role: str, rank: int = 0) -> Path:
         """Return the path of the log file of one process."""
