@@ -225,7 +225,7 @@ async def best_level(sandboxes: Sandboxes) -> tuple[Level | None, str]:
         return None, f"isolation needs Linux, and this is {platform.system()}"
     if not calls.supported():
         return None, f"there is no allowlist of system calls for {platform.machine()}"
-    reasons = []
+    reasons: list[str] = []
     levels: tuple[Level, ...] = (FULL, CONFINED)
     for level in levels:
         refusal = await refusal_of(level, sandboxes)
