@@ -102,6 +102,8 @@ class ModelServer:
         """Bodies of what it was asked, in order; what it was told to do; headers of all requests."""
         self.faults = []
         """Replies to give in place of a generation, first in first out."""
+        self.cards = None
+        """The models that it lists; None: the one that it serves."""
         self.spoil = None
         """Changes the body of a reply before it is sent."""
         self.stopped = threading.Event()
@@ -150,7 +152,7 @@ class ModelServer:
 
     async def _models(self, _request, _body):
         card = {"id": "policy", "max_model_len": self.context_length, "root": self.model_path}
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse({"object": "list", "data": [card] if self.cards is None else self.cards})
 
     async def _info(self, _request, _body):
         return JSONResponse({"model_path": self.model_path, "weight_version": self.label, "is_generation": True})

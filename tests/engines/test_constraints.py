@@ -10,7 +10,8 @@ import torch
 from tokenizers import Tokenizer
 
 from agentrl_core.api.weights import DirectoryWeights
-from agentrl_core.engines.constraints import KEPT_GRAMMARS, Grammars
+from agentrl_core.chat.parsers.call_rules import BLANKS
+from agentrl_core.engines.constraints import KEPT_GRAMMARS, WHITESPACE, Grammars
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.errors import UnservableError
 from agentrl_core.models import tiny
@@ -65,6 +66,11 @@ def start(policies):
     yield make
     for engine in engines:
         engine.close()
+
+
+def test_a_tool_call_may_have_the_blanks_of_any_json():
+    """The pattern is there twice, because neither of the two packages may import the other."""
+    assert WHITESPACE == BLANKS
 
 
 @pytest.mark.parametrize("implementation", ["loop", "generate"])

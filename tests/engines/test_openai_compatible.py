@@ -630,6 +630,11 @@ def in_vllm(change):
         ("sglang", in_sglang(lambda meta, _: meta["output_token_logprobs"][0].__setitem__(0, None)), "logprob"),
         ("sglang", in_sglang(lambda meta, _: meta["output_token_logprobs"][0].__setitem__(1, "a")), "output_ids|id"),
         ("sglang", in_sglang(lambda meta, _: meta.update(finish_reason=None)), "finish reason"),
+        (
+            "sglang",
+            in_sglang(lambda meta, _: meta.update(weight_versions=[{"version": "1", "start": 0, "end": 9}])),
+            "request .*: SGLang reports the weight versions .* for an output of 4 tokens",
+        ),
         ("vllm", in_vllm(lambda choice, _: choice.pop("token_ids")), "upstream"),
         ("vllm", in_vllm(lambda choice, _: choice.pop("logprobs")), "upstream"),
         ("vllm", in_vllm(lambda choice, _: choice["logprobs"]["token_logprobs"].pop()), "4 token ids and 3 logprobs"),
@@ -687,3 +692,10 @@ def test_a_server_that_does_not_run_is_named(start):
 def test_a_model_that_is_not_served_is_refused(start, kind):
     with pytest.raises(EngineError, match="serves policy, not 'other'"):
         start(kind, model="other")
+
+
+@pytest.mark.parametrize("model", [None, "policy"])
+def test_a_server_without_a_model_is_refused(server, start, kind, model):
+    server.cards = []
+    with pytest.raises(EngineError, match=r"http://.*: the server serves no model; start it with one"):
+        start(kind, model=model)

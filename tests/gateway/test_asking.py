@@ -2,6 +2,7 @@
 
 import asyncio
 
+import attrs
 import pytest
 
 from agentrl_core.errors import EngineError, RequestError
@@ -68,3 +69,13 @@ def test_an_ended_session_takes_no_call(gateway, session):
     asyncio.run(gateway.close_session(session))
     with pytest.raises(RequestError, match="this episode has ended"):
         asyncio.run(gateway.ask(session, REQUEST, "gen-"))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_call_that_is_overtaken_by_the_end_of_its_episode_does_not_reach_the_engine(gateway, session, engine, n):
+    call = gateway._service.begin(session, attrs.evolve(REQUEST, n=n), "gen-")
+    asyncio.run(gateway.close_session(session))
+    with pytest.raises(RequestError, match="episode has ended"):
+        asyncio.run(gateway._service.complete(call))
+    assert not engine.begun[0].is_set()
+    assert not session.running

@@ -376,6 +376,41 @@ def test_calls_that_were_held_back_longer_than_their_clients_waited_get_a_reply_
     assert {*ids} <= {one.id for one in store.interactions}
 
 
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_of_two_requests_with_one_key_only_one_runs_at_a_time(gives_up):
+    """Neither has begun to sample when the other one arrives, as on two event loops."""
+
+    async def scenario():
+        attempts, key = Attempts(), RetryKey(body=b"the same", name="k1")
+        first = await attempts.enter(key)
+        second = asyncio.ensure_future(attempts.enter(key))
+        await asyncio.sleep(0)
+        assert not second.done()
+        if gives_up:
+            attempts.give_up(first)
+        else:
+            with suppress(asyncio.CancelledError), attempts.running(first):
+                raise asyncio.CancelledError
+        again = await asyncio.wait_for(second, 5)
+        third = asyncio.ensure_future(attempts.enter(key))
+        await asyncio.sleep(0)
+        assert not third.done()
+        with attempts.running(again):
+            again.storing = True
+            again.settle(("a reply",))
+        return (await asyncio.wait_for(third, 5)).choices
+
+    assert asyncio.run(scenario()) == ("a reply",)
+
+
+def test_a_request_that_was_refused_before_it_was_sampled_leaves_its_key_free(session, send, engine):
+    engine.replies = ["a"]
+    key = {"idempotency-key": "k1"}
+    for _ in range(2):
+        assert send(session, {**BODY, "n": 1000}, headers=key).status_code == 400
+    assert content(send(session, BODY, headers=key)) == "a"
+
+
 def test_a_retry_that_waits_is_refused_when_the_episode_ends(gateway, session, engine, store):
     post = in_process(gateway, session)
 

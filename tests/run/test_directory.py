@@ -38,6 +38,15 @@ def test_checkpoints_are_ordered_by_step_not_by_name(tmp_path):
     assert directory.all_checkpoints() == [(step, directory.checkpoints / f"step-{step}") for step in (10, 9, 0)]
 
 
+def test_a_checkpoint_that_a_killed_process_was_replacing_gets_its_name_back(tmp_path):
+    directory = RunDirectory.create(tmp_path, "one")
+    for name in (".step-2.former", ".step-3.former", "step-3"):
+        (directory.checkpoints / name).mkdir()
+    with directory.locked():
+        assert [step for step, _ in directory.all_checkpoints()] == [3, 2]
+    assert not list(directory.checkpoints.glob(".*"))
+
+
 def test_a_checkpoint_that_is_put_aside_is_kept_and_none_of_the_run_s_any_more(tmp_path):
     directory = RunDirectory.create(tmp_path, "mine")
     for number in (1, 2):

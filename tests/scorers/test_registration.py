@@ -1,6 +1,7 @@
 """Scorers registered from Python."""
 
 import asyncio
+import math
 import os
 
 import pytest
@@ -29,6 +30,11 @@ def score(name, **fields):
         return asyncio.run(
             ScorerTable(registry).get(name)(score_request(**{"answer": "4", "reference": "4", **fields}))
         )
+
+
+class Bound:
+    def score(self, request):
+        return 1.0
 
 
 async def agentrl_form(model_answer: str, ground_truth: str) -> float:
@@ -61,6 +67,15 @@ def test_a_class_is_built_when_it_is_named():
             return self.value
 
     assert score("built") == Score(0.25)
+
+
+@pytest.mark.parametrize("function", [math.sqrt, Bound().score])
+@pytest.mark.parametrize("declared", [{"cpu_bound": True}, {"timeout_s": 3.0}])
+def test_what_takes_no_attributes_cannot_be_declared(function, declared):
+    ((name, value),) = declared.items()
+    told = rf"cannot be registered with {name}={value}, because it takes no attributes; register a function of yours"
+    with pytest.raises(PluginError, match=told):
+        register_scorer("x", function, **declared)
 
 
 @pytest.mark.parametrize(

@@ -545,6 +545,23 @@ def test_a_call_that_waits_for_another_thread_s_leaves_the_event_loop_to_others(
     assert [run.id for run in asyncio.run(scenario())] == ["run"]
 
 
+def test_a_row_that_is_there_or_belongs_to_nothing_is_told_in_words(store):
+    asyncio.run(store.add_interaction("run", call(0)))
+    step = StepRow(run_id="run", step=1, version=1, groups=("group",), records=("record",), metrics={})
+    asyncio.run(store.add_step(step))
+    unknown = r": cannot .*; its run, group or record is not in this file"
+    twice = r": cannot .*; it is in this file already; if another process writes the same run"
+    for adding, told in (
+        (store.add_group("elsewhere", "g", "task", index=0, size=1, version=0), unknown),
+        (store.add_record(attrs.evolve(RECORD, id="other", group_id="elsewhere")), unknown),
+        (store.add_record(RECORD), twice),
+        (store.add_interaction("run", call(0)), twice),
+        (store.add_step(step), twice),
+    ):
+        with pytest.raises(StoreError, match=told):
+            asyncio.run(adding)
+
+
 def test_a_full_disk_loses_nothing_and_passes(path, store):
     asyncio.run(store.add_interaction("run", call(0)))
     (pages,) = store._connection.execute("PRAGMA page_count").fetchone()

@@ -76,6 +76,16 @@ def test_notices_and_evaluations_are_lines(tracker, output, reports):
     assert evaluation == "evaluation after step 10: heldout 0.500 (256 records), seen 0.750 (256 records)"
 
 
+def test_a_working_directory_that_was_removed_hides_nothing(tracker, output, reports, tmp_path, monkeypatch):
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    tracker.run_started(reports.run())
+    tracker.run_finished(reports.summary())
+    assert "".join(output.getvalue().split()).count(str(tmp_path)) > 1
+
+
 def test_the_summary_tells_all_that_one_looks_for(tracker, output, reports, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reward.png").touch()

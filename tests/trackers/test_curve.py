@@ -89,6 +89,15 @@ def test_a_folder_that_is_gone_is_named(tmp_path, reports):
         tracker.run_finished(reports.summary())
 
 
+def test_a_write_that_fails_leaves_nothing(tmp_path, reports):
+    tracker = CurveTracker(run_dir=tmp_path)
+    (tmp_path / "reward.png").mkdir()
+    tracker.step_finished(reports.step(1))
+    with pytest.raises(RunError, match=r"reward\.png: cannot write"):
+        tracker.run_finished(reports.summary())
+    assert [path.name for path in tmp_path.iterdir()] == ["reward.png"]
+
+
 def test_several_runs_have_a_panel_each_in_one_picture(tmp_path):
     path = tmp_path / "rewards.png"
     draw_side_by_side({"grpo": [0.1, 0.4, 0.9], "gspo": [0.1, 0.2]}, path)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentrl_core.errors import RunError
-from agentrl_core.training.checkpoint import prune
+from agentrl_core.training.checkpoint import prune, restore_checkpoint
 
 
 def test_a_checkpoint_is_a_model_directory(learner, sampler, weights, tmp_path, model_dir):
@@ -85,6 +85,57 @@ def test_a_disk_that_refuses_leaves_the_former_checkpoint(learner, tmp_path):
     with pytest.raises(RunError, match=r"cannot write the checkpoint .*step-1: .*output_dir"):
         one.save(tmp_path / "step-1", step=1, version=5)
     assert json.loads((tmp_path / "step-1" / "trainer_state.json").read_text())["version"] == 1
+
+
+@pytest.mark.parametrize("saved", [1, 2])
+def test_a_kill_while_a_checkpoint_is_replaced_loses_no_checkpoint(learner, tmp_path, monkeypatch, saved):
+    """The process dies after the former checkpoint moved aside, so no code of it puts that back."""
+    one = learner()
+    one.save(tmp_path / "step-1", step=1, version=1)
+    (tmp_path / "step-1").rename(tmp_path / ".step-1.former")
+    (tmp_path / ".step-1.draft").mkdir()
+    monkeypatch.setattr(torch, "save", _refuse)
+    with pytest.raises(RunError, match="No space left"):
+        one.save(tmp_path / f"step-{saved}", step=saved, version=5)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert one.restore(tmp_path / "step-1") == (1, 1)
+
+
+def _refuse(*_args, **_options):
+    raise OSError("No space left")
+
+
+def test_a_replacement_that_fails_leaves_the_former_checkpoint(learner, tmp_path, monkeypatch):
+    rename = Path.replace
+
+    def refusing(path, target):
+        if path.name == ".step-1.draft":
+            raise OSError("I/O error")
+        return rename(path, target)
+
+    one = learner()
+    one.save(tmp_path / "step-1", step=1, version=1)
+    monkeypatch.setattr(Path, "replace", refusing)
+    with pytest.raises(RunError, match="I/O error"):
+        one.save(tmp_path / "step-1", step=1, version=5)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert one.restore(tmp_path / "step-1") == (1, 1)
+
+
+def test_the_checkpoint_of_another_model_changes_nothing(learner, sampler, weights, tmp_path):
+    """Names and number of the weights are the same, so the optimizer's state would fit."""
+    one = learner()
+    one.step(sampler.groups(), step=1, version=0)
+    one.save(tmp_path / "step-1", step=1, version=1)
+    config = AutoConfig.from_pretrained(tmp_path / "step-1")
+    config.intermediate_size *= 2
+    model = AutoModelForCausalLM.from_config(config)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(RunError, match=r"step-1 is the checkpoint of another model .*mlp.*model\.path"):
+        restore_checkpoint(tmp_path / "step-1", model=model, optimizer=optimizer)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not optimizer.state
 
 
 def test_half_a_checkpoint_is_refused(learner, tmp_path):

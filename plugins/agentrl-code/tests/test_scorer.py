@@ -56,9 +56,17 @@ def test_the_share_of_tests_passed():
     assert score.details["failures"] == ["test 2: AssertionError"]
 
 
-@pytest.mark.parametrize("program", ["", "\0", "x" * 1_000_001])
-def test_no_program_is_wrong(program):
-    assert run(program).details["failures"] == ["the answer has no program"]
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("", "the answer has no program"),
+        ("pass\0", "the program contains a null character"),
+        ("x" * 1_000_001, "the program has 1,000,001 characters; at most 1,000,000 are run"),
+    ],
+)
+def test_no_program_is_wrong(program, why):
+    score = run(program)
+    assert (score.value, score.details["failures"]) == (0.0, [why])
 
 
 def test_the_time_is_that_of_all_tests_together():
@@ -158,11 +166,27 @@ def test_a_weaker_level_is_told_before_the_run(monkeypatch):
         "scorer 'code': programs run with isolation 'confined'; 'full' is not available here: no namespaces"
     ]
     assert notes(isolation="confined") == []
-    assert notes(isolation="limits") == [
-        "scorer 'code': isolation 'limits' does not protect this machine from programs"
-    ]
     monkeypatch.setattr(agentrl_code.scorer, "_found", {"best": ("full", "")})
     assert notes() == notes(isolation="full") == []
+
+
+def test_limits_that_root_cannot_set_stop_the_run():
+    if os.geteuid() == 0 and not reachable(os.__file__):
+        with pytest.raises(ConfigError, match=r"cannot run with isolation 'limits' here: root .* cannot read Python's"):
+            notes(isolation="limits")
+    else:
+        warning = "scorer 'code': isolation 'limits' does not protect this machine from programs"
+        assert notes(isolation="limits") == [warning]
+
+
+def test_a_refused_level_stops_the_run(monkeypatch):
+    class Refusing(Sandboxes):
+        async def run(self, *_args, **_options):
+            raise RefusedLevelError("nobody cannot read Python")
+
+    monkeypatch.setattr(agentrl_code.scorer, "SHARED", Refusing())
+    with pytest.raises(ConfigError, match="isolation 'limits' here: nobody cannot read Python"):
+        notes(isolation="limits")
 
 
 def test_windows_is_told_at_once(monkeypatch):

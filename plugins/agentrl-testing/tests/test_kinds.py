@@ -19,6 +19,7 @@ from agentrl_core.chat.parsers.llama3 import Llama3Parser
 from agentrl_core.cli.plugins import app
 from agentrl_core.data.tasks import load_tasks
 from agentrl_core.models import tiny
+from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.trackers.console import ConsoleTracker
 from agentrl_core.trackers.jsonl import JsonlTracker
 from agentrl_core.types import Task
@@ -30,10 +31,12 @@ from agentrl_testing import (
     FilterSuite,
     ModelSuite,
     ShapingSuite,
+    StoreSuite,
     ToolParserSuite,
     TrackerSuite,
     check_advantage,
     check_command,
+    check_correction,
     check_credit,
     check_dataset,
     check_filter,
@@ -284,6 +287,28 @@ def test_a_tracker_that_forgets_is_caught(tmp_path):
 def test_a_data_set_that_breaks_a_rule_is_caught(tasks, told):
     with pytest.raises(AssertionError, match=told):
         check_dataset(lambda: tasks)
+
+
+def test_a_correction_that_changes_on_policy_gradients_is_caught():
+    class Doubling:
+        needs = frozenset()
+
+        def correct(self, batch, output):
+            return attrs.evolve(output, per_token=2 * output.per_token)
+
+    with pytest.raises(AssertionError, match="on-policy, the gradient is not that of"):
+        check_correction(Doubling())
+
+
+def test_a_store_that_loses_the_sign_of_zero_is_caught(tmp_path):
+    class Unsigned(SQLiteStore):
+        async def episode(self, record_id):
+            found = await super().episode(record_id)
+            calls = [attrs.evolve(call, logprobs=tuple(x + 0.0 for x in call.logprobs)) for call in found.interactions]
+            return attrs.evolve(found, interactions=tuple(calls))
+
+    with pytest.raises(AssertionError):
+        StoreSuite().test_logprobs_keep_their_32_bits(Unsigned(path=tmp_path / "agentrl.db"))
 
 
 def test_a_parser_that_loses_a_call_is_caught():

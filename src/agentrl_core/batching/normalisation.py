@@ -74,7 +74,8 @@ class Norm(TurnsFirst):
     Presets as (`mean_level`, `std_level`): (group, group) is GRPO, (group, null) Dr. GRPO, or RLOO with
     `mean_leave1out`, (group, batch) LitePPO (arXiv 2508.08221), (batch, batch) REINFORCE++. As in AReaL, the spread is
     taken about the subtracted mean, or about 0 if none was subtracted, and is 1 for a single record. We differ in the
-    weights (`weigh`), and in the group's own spread: it includes the records that a filter leaves out.
+    weights (`weigh`), and in the group's own spread: it includes the records that a filter leaves out, unless it is
+    taken about the step's mean, which is known only after the filters.
     """
 
     mean_level: Level | None = field(default="group", validator=validators.in_(("batch", "group", None)))

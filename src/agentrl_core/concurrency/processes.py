@@ -249,7 +249,10 @@ class _Worker:
         header = (number, sys.path, _file_modules(), memory_mb)
         self._connection.send_bytes(pickle.dumps(header, protocol=pickle.HIGHEST_PROTOCOL))
         self._connection.send_bytes(payload)
-        late = f"the worker process was not ready within {_LOADING_S:g} s: an import hangs"
+        late = (
+            f"the worker process was not ready within {_LOADING_S:g} s: an import of the function's module hangs, or "
+            "the machine is too busy to start it in time"
+        )
         try:
             answer = self._receive(number, _LOADING_S, late)
         except WorkerDiedError as error:

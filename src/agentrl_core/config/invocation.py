@@ -48,8 +48,19 @@ def pytest_call(*arguments: str) -> str:
 
 def near(path: Path) -> str:
     """Return a path relative to the working directory if it lies below, else the whole path."""
-    cwd = Path.cwd()
+    try:
+        cwd = Path.cwd()
+    except FileNotFoundError:  # the directory was removed, for example by an agent
+        return str(path)
     return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
+
+
+def is_in_runs(directory: Path) -> bool:
+    """Return whether a run's directory is in the folder `runs`, where commands find it by its name."""
+    try:
+        return directory.parent == Path("runs").resolve()
+    except FileNotFoundError:  # as above
+        return False
 
 
 def _called(name: str) -> str | None:

@@ -83,8 +83,10 @@ class ServerControl:
         cards = (await self._call("GET", path)).get("data") or []
         with self._expected(path):
             names = [card["id"] for card in cards]
-            if not cards or (model is not None and model not in names):
-                known = ", ".join(map(str, names)) or "no model"
+            if not cards:
+                raise EngineError(f"{self._client.url}: the server serves no model; start it with one")
+            if model is not None and model not in names:
+                known = ", ".join(map(str, names))
                 raise EngineError(f"{self._client.url}: the server serves {known}, not {model!r}; change engine.model")
             card = cards[0 if model is None else names.index(model)]
             length = card.get("max_model_len")

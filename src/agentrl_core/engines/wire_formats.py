@@ -184,7 +184,7 @@ class SGLang:
                 ids=ids,
                 logprobs=tuple(entry[0] for entry in entries[first:]),
                 top_logprobs=tuple(tuple((entry[1], entry[0]) for entry in position) for position in top),
-                labels=_labels(meta, total)[total - len(ids) :],
+                labels=_labels(ask, meta, total)[total - len(ids) :],
                 finish_reason=reason,
                 stop_string=matched if isinstance(matched, str) else None,
                 cached_tokens=meta.get("cached_tokens"),
@@ -406,13 +406,16 @@ def _check_output_ids(ask: Ask, told: Any, ids: list[int]) -> None:
     )
 
 
-def _labels(meta: Mapping[str, Any], total: int) -> tuple[str, ...]:
+def _labels(ask: Ask, meta: Mapping[str, Any], total: int) -> tuple[str, ...]:
     """Return the server's name for the weights that sampled each token."""
     spans = meta.get("weight_versions")
     if spans:
         # Checked before the labels are built: a wrong span could ask for any number of them.
         if sum(span["end"] - span["start"] for span in spans) != total:
-            raise _bad(f"SGLang reports the weight versions {spans!r:.200} for an output of {total} tokens")
+            raise _bad(
+                f"request {ask.request_id}: SGLang reports the weight versions {spans!r:.200} for an output of {total} "
+                "tokens"
+            )
         return tuple(str(span["version"]) for span in spans for _ in range(span["start"], span["end"]))
     label = meta.get("weight_version")
     return () if label is None else (str(label),) * total

@@ -63,7 +63,11 @@ class Answerer:
             # A retry of a call whose reply the client missed.
             if attempt is not None and attempt.choices:
                 return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
-            return await self._generate(dialect, session, parsed, attempt, prompts)
+            try:
+                return await self._generate(dialect, session, parsed, attempt, prompts)
+            except BaseException:
+                session.attempts.give_up(attempt)
+                raise
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             return refused(dialect, self.refusal(error, session))
 

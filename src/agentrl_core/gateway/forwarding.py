@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -42,6 +43,8 @@ class Forwarder:
         self._store = store
         self._run_id = run_id
         self._clock = clock
+        # Replies are stored on several event loops.
+        self._lock = threading.Lock()
         self.calls = 0
         """Number of upstream replies stored so far."""
 
@@ -105,7 +108,8 @@ class Forwarder:
                 session.interactions.extend(interactions)
                 for interaction in interactions:
                     session.ledger.note(interaction)
-            self.calls += len(interactions)
+            with self._lock:
+                self.calls += len(interactions)
             kept = True
         finally:
             # A reply that could not be stored is not given to a retry: it would be sent and be in no record.

@@ -99,16 +99,17 @@ class Attempts:
     async def enter(self, key: RetryKey | None) -> Attempt | None:
         """Return the earlier attempt that this request retries, with its reply, else a new attempt that is to be run.
 
-        None if `key` is None. Waits while the earlier attempt runs. `RequestError` (400) for an `Idempotency-Key` that
-        came with another body before.
+        None if `key` is None. Waits while the earlier attempt runs. A new attempt must end in `running` or `give_up`,
+        as its retries wait for it from here on. `RequestError` (400) for an `Idempotency-Key` that came with another
+        body before.
         """
         if key is None:
             return None
         while True:
             with self._lock:
                 earlier = self._take_missed(key) if key.name is None else self._named(key)
-            if earlier is None:
-                return Attempt(key=key)
+                if earlier is None:
+                    return self._begin(key)
             # Shielded, as a client that stops waiting must not cancel the future for all others.
             try:
                 reply = await asyncio.shield(asyncio.wrap_future(earlier.done))
@@ -123,7 +124,16 @@ class Attempts:
                 # It failed. Of several retries that waited, the one that removes it runs; the others look again.
                 if earlier in self._known:
                     self._known.remove(earlier)
-                    return Attempt(key=key)
+                    return self._begin(key)
+
+    def give_up(self, attempt: Attempt | None) -> None:
+        """Forget a new attempt that failed before it ran, so that its retries run themselves; else do nothing."""
+        if attempt is None or attempt.storing or attempt.done.done():
+            return
+        with self._lock:
+            if attempt in self._known:
+                self._known.remove(attempt)
+        attempt.settle(None)
 
     def restore(self, key: RetryKey, choices: tuple[Choice, ...]) -> None:
         """Add a finished request whose reply another process stored."""
@@ -142,20 +152,26 @@ class Attempts:
         if attempt is None:
             yield
             return
-        named = attempt.key.name is not None
-        if named:
-            with self._lock:
-                self._known.append(attempt)
         try:
             yield
         except BaseException:
             # A complete reply whose client is gone. Named attempts stay known anyway.
-            if attempt.storing and not (named or streamed):
+            if attempt.storing and attempt.key.name is None and not streamed:
                 self._miss(attempt)
             raise
         finally:
             if not attempt.storing:
                 attempt.settle(None)
+
+    def _begin(self, key: RetryKey) -> Attempt:
+        """Return a new attempt; the caller holds the lock under which it found no earlier one.
+
+        Requests arrive on several event loops. If the attempt were added later, two of one name could both run.
+        """
+        attempt = Attempt(key=key)
+        if key.name is not None:
+            self._known.append(attempt)
+        return attempt
 
     def _named(self, key: RetryKey) -> Attempt | None:
         named = next((attempt for attempt in self._known if attempt.key.name == key.name), None)

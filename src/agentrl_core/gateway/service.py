@@ -50,7 +50,7 @@ _MOST_LOST_CALLS = 10_000
 class _EngineTime:
     """Context of one generation in the engine: lists it as running, always closes its iterator, checks its end.
 
-    `RequestError` (503) on a normal exit if the engine aborted the generation, (410) if the episode has ended.
+    `RequestError` (410) if the episode has ended, (503) on a normal exit if the engine aborted the generation.
     """
 
     def __init__(self, engine: Engine, call: Call, generation: Generation) -> None:
@@ -60,7 +60,10 @@ class _EngineTime:
         self._chunks = cast("AsyncGenerator[Chunk, None]", engine.generate(call.engine_request(generation)))
 
     async def __aenter__(self) -> AsyncGenerator[Chunk, None]:
-        self._session.running.add(self._generation.id)
+        # Under one lock with the check: a session that closes now either refuses this generation or aborts it.
+        with self._session.lock:
+            self._session.check_open()
+            self._session.running.add(self._generation.id)
         return self._chunks
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -322,7 +325,9 @@ class PolicyService:
     async def abort_all(self, session: Session) -> None:
         """Abort the running generations of a closed session, and wait until its finished calls are stored."""
         # A copy: generations leave `running` as they are aborted.
-        for request_id in tuple(session.running):
+        with session.lock:
+            running = tuple(session.running)
+        for request_id in running:
             await self._engine.abort(request_id)
         with session.lock:
             writes = tuple(session.writes)

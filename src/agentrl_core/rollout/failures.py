@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 import agentrl_core
+from agentrl_core.config.invocation import near
 
 _LONGEST_MESSAGE = 400
 """Characters of an exception's message that a record keeps; the log keeps more."""
@@ -73,10 +74,7 @@ def _place(error: BaseException) -> str:
     if not frames:
         return ""
     frame = next((frame for frame in reversed(frames) if is_users(Path(frame.filename))), frames[-1])
-    path = Path(frame.filename)
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    return f"{path}:{frame.lineno}"
+    return f"{near(Path(frame.filename))}:{frame.lineno}"
 
 
 def is_users(path: Path) -> bool:

@@ -17,10 +17,10 @@ from typing import Any
 
 import attrs
 
-from agentrl_core.config.invocation import command_line
+from agentrl_core.config.invocation import command_line, is_in_runs
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.gateway.sessions import without_secrets
-from agentrl_core.stores.files import make_private, make_private_folder, private_opener
+from agentrl_core.stores.files import make_private, make_private_folder, private_opener, restore_replaced
 from agentrl_core.stores.folder_lock import FolderInUseError, folder_lock
 
 _ADJECTIVES = ("brisk", "calm", "clever", "eager", "gentle", "keen", "lively", "patient", "quick", "steady")
@@ -82,7 +82,7 @@ class RunDirectory:
     @property
     def reference(self) -> str:
         """Name of the run for command lines: its name if it is in the default folder `runs`, else its path."""
-        return self.name if self.path.parent == Path("runs").resolve() else str(self.path)
+        return self.name if is_in_runs(self.path) else str(self.path)
 
     def log(self, role: str, rank: int = 0) -> Path:
         """Return the path of the log file of one process."""
@@ -200,12 +200,13 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Hold the run's advisory lock, so that no other process trains this run.
 
-        The operating system releases the lock when the process ends, even after kill -9. Raises `UsageError` if
-        another process holds it.
+        The operating system releases the lock when the process ends, even after kill -9. A checkpoint that a killed
+        process was replacing gets its name back. Raises `UsageError` if another process holds the lock.
         """
         with ExitStack() as held:
             try:
                 held.enter_context(folder_lock(self.path))
+                restore_replaced(self.checkpoints)
             except FolderInUseError as holder:
                 message = f"run '{self.name}' is being trained by process {holder}; end that process first"
                 raise UsageError(message) from None

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from agentrl_core.concurrency.threads import DaemonExecutor
+from agentrl_core.config.invocation import near
 from agentrl_core.errors import RunError
 from agentrl_core.rollout.failures import is_users
 
@@ -230,8 +231,7 @@ def _users_places(frame: FrameType | None) -> list[str]:
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if is_users(path):
-            shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-            places.append(f"{shown}:{frame.f_lineno} (in {frame.f_code.co_name})")
+            places.append(f"{near(path)}:{frame.f_lineno} (in {frame.f_code.co_name})")
         frame = frame.f_back
     return places
 

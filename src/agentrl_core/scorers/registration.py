@@ -67,10 +67,19 @@ def register_scorer(
 
 @contextmanager
 def _declaring(function: Any, declared: Mapping[str, Any]) -> Iterator[None]:
-    """Set attributes of a scorer; restore the former ones if the block raises PluginError."""
+    """Set attributes of a scorer; restore the former ones if the block raises PluginError.
+
+    Builtin functions and bound methods have no room for attributes: `PluginError`.
+    """
     before = {name: getattr(function, name) for name in declared if hasattr(function, name)}
     for name, value in declared.items():
-        setattr(function, name, value)
+        try:
+            setattr(function, name, value)
+        except (AttributeError, TypeError) as error:
+            raise PluginError(
+                f"scorer {function!r} cannot be registered with {name}={value!r}, because it takes no attributes; "
+                "register a function of yours that calls it"
+            ) from error
     try:
         yield
     except PluginError:

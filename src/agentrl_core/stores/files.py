@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 from pathlib import Path
 
 _OWNER_ONLY = 0o700
+_FORMER = ".former"
+"""End of the name of a folder that is being replaced."""
 
 
 def private_opener(path: str, flags: int) -> int:
@@ -55,6 +58,29 @@ def flush_entry(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_folder(draft: Path, directory: Path) -> None:
+    """Rename `draft` to `directory`; a folder of that name is removed once the new name is on the disk.
+
+    A rename cannot replace a folder that is not empty, so the former one moves aside first. If this process dies in
+    between, `restore_replaced` gives it its name back.
+    """
+    if directory.exists():
+        directory.replace(directory.with_name(f".{directory.name}{_FORMER}"))
+    draft.replace(directory)
+    flush_entry(directory.parent)
+    restore_replaced(directory.parent)
+
+
+def restore_replaced(parent: Path) -> None:
+    """Give folders that moved aside for a replacement their names back; remove those whose replacement is there."""
+    for former in parent.glob(f".*{_FORMER}"):
+        directory = former.with_name(former.name[1:].removesuffix(_FORMER))
+        if directory.exists():
+            shutil.rmtree(former, ignore_errors=True)
+        else:
+            former.replace(directory)
 
 
 def _restrict(path: str) -> None:

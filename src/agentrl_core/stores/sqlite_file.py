@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT_S = 30.0
 """Longest wait for a lock of another process."""
 
+_DUPLICATE = "it is in this file already; if another process writes the same run, end that process"
 _ADVICE = {
     sqlite3.SQLITE_FULL: "free space on that disk and resume; nothing that was stored before is lost",
     sqlite3.SQLITE_IOERR: "check that disk and the space left on it; nothing that was stored before is lost",
@@ -27,8 +28,11 @@ _ADVICE = {
     sqlite3.SQLITE_CANTOPEN: "give this user permission on the folder, or name another store path",
     sqlite3.SQLITE_NOTADB: "expected a database that agentrl wrote; name another store path",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; continue from a copy of it, or start a new run",
+    sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: "its run, group or record is not in this file; name the store of its run",
+    sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY: _DUPLICATE,
+    sqlite3.SQLITE_CONSTRAINT_UNIQUE: _DUPLICATE,
 }
-"""Primary error code of SQLite -> advice to the user."""
+"""Error code of SQLite, extended or primary -> advice to the user."""
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
@@ -91,7 +95,7 @@ class BusyError(StoreError):
 def store_error(path: Path, what: str, error: sqlite3.Error) -> StoreError:
     """Return an error that names the path, the refused operation `what` (an infinitive), the reason and the advice."""
     code = _primary_code(error)
-    advice = _ADVICE.get(code)
+    advice = _ADVICE.get(getattr(error, "sqlite_errorcode", code)) or _ADVICE.get(code)
     kind = BusyError if code == sqlite3.SQLITE_BUSY else StoreError
     return kind(f"{path}: cannot {what}: {error}" + (f"; {advice}" if advice else ""))
 

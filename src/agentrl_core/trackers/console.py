@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from agentrl_core.config.invocation import command_line
+from agentrl_core.config.invocation import command_line, is_in_runs, near
 from agentrl_core.errors import RunError
 from agentrl_core.trackers.curve import PICTURE_NAME
 from agentrl_core.trackers.progress_line import Pace, bar_line, sentence
@@ -154,7 +154,7 @@ class ConsoleTracker:
         """Print the run's name and directory."""
         self._components, self._supervised = run.components, run.command == "sft"
         self._warm_starts = bool(run.config.get("warm_start"))
-        self._print(f"run {run.name} in {_near(Path(run.directory))}", style="bold")
+        self._print(f"run {run.name} in {near(Path(run.directory))}", style="bold")
 
     def evaluated(self, report: EvalReport) -> None:
         """Print the mean reward, or the loss, of each set."""
@@ -242,9 +242,9 @@ class ConsoleTracker:
         # The tracker `curve` may draw its picture after this summary is printed.
         will_exist = "trackers:curve" in self._components and bool(self._rewards or summary.evals)
         if not self._supervised and (picture.exists() or will_exist):
-            rows.append(("reward curve", _near(picture)))
+            rows.append(("reward curve", near(picture)))
         # Commands find a run by its name only in the folder `runs`; elsewhere they need its path.
-        run = summary.name if directory.parent == Path("runs").resolve() else _near(directory)
+        run = summary.name if is_in_runs(directory) else near(directory)
         rows += _model_rows(directory / "checkpoints", warm_starts=self._warm_starts)
         if not self._supervised:
             rows.append(("episodes", command_line("trace", "list", run)))
@@ -305,8 +305,8 @@ def _model_rows(checkpoints: Path, *, warm_starts: bool) -> list[tuple[str, str]
         int(match[1]): path for path in checkpoints.glob("step-*") if (match := re.fullmatch(r"step-(\d+)", path.name))
     }
     if not found:
-        return [("checkpoints", f"none in {_near(checkpoints)}")]
-    model = _near(found[max(found)])
+        return [("checkpoints", f"none in {near(checkpoints)}")]
+    model = near(found[max(found)])
     if not max(found):
         return [("untrained model", f"{model} (no step was finished)")]
     overrides = [f"model.path={found[max(found)].resolve()}", *(["warm_start=null"] if warm_starts else [])]
@@ -353,11 +353,6 @@ def _mean(report: EvalReport, name: str) -> str:
     error = report.errors.get(name, math.nan)
     half = f" ± {_NORMAL_95 * error:.3f}" if math.isfinite(error) else ""
     return f"{report.rewards[name]:.3f}{half}"
-
-
-def _near(path: Path) -> str:
-    """Return the path relative to the working directory if it lies there, else the path itself."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _duration(seconds: float) -> str:

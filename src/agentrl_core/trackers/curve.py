@@ -160,6 +160,9 @@ def _write(figure: Figure, path: Path) -> None:
         unfinished.replace(path)
     except OSError as error:
         raise RunError(f"{path}: cannot write: {error.strerror}; free space on that disk") from error
+    finally:
+        # After a failure the unfinished picture is still there.
+        unfinished.unlink(missing_ok=True)
 
 
 def _dress(axes: Axes, title: str) -> None:

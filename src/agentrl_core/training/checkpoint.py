@@ -6,10 +6,12 @@ was written (`manifest.json`). A restored run continues bit by bit.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,14 @@ from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError
 from agentrl_core.models.loading import advice, load_causal_lm
 from agentrl_core.models.progress_bars import no_progress_bars
-from agentrl_core.stores.files import flush_entry, flush_to_disk, make_private, make_private_folder, private_opener
+from agentrl_core.stores.files import (
+    flush_to_disk,
+    make_private,
+    make_private_folder,
+    private_opener,
+    replace_folder,
+    restore_replaced,
+)
 from agentrl_core.weights.finite import not_finite
 from agentrl_core.weights.manifest import MANIFEST, read_manifest, write_manifest
 
@@ -83,10 +92,10 @@ def save_checkpoint(
             f"numbers (the first is {broken[0]}). Resume from an earlier checkpoint with a lower trainer.lr"
         )
     draft = directory.with_name(f".{directory.name}.draft")
-    former = directory.with_name(f".{directory.name}.former")
     try:
+        restore_replaced(directory.parent)
         # Drafts of processes that were killed while they wrote.
-        for leftover in (draft, former, *directory.parent.glob(".step-*.draft")):
+        for leftover in (draft, *directory.parent.glob(".step-*.draft")):
             shutil.rmtree(leftover, ignore_errors=True)
         make_private_folder(draft)
         with no_progress_bars():
@@ -100,12 +109,7 @@ def save_checkpoint(
         make_private(draft)
         # Flush before the rename: after a power failure the name must not stand for files without content.
         flush_to_disk(draft)
-        # A rename cannot replace a folder that is not empty, so an existing checkpoint moves aside first.
-        if directory.exists():
-            directory.replace(former)
-        draft.replace(directory)
-        flush_entry(directory.parent)
-        shutil.rmtree(former, ignore_errors=True)
+        replace_folder(draft, directory)
     # torch and safetensors raise their own errors for a full disk.
     except (OSError, RuntimeError, SafetensorError) as error:
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
@@ -116,6 +120,8 @@ def save_checkpoint(
     finally:
         # After a failure or Ctrl-C the draft is still there.
         shutil.rmtree(draft, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the next save or resumption tries again
+            restore_replaced(directory.parent)
 
 
 def read_state(directory: Path) -> dict[str, Any]:
@@ -156,13 +162,24 @@ def restore_checkpoint(directory: Path, *, model: Any, optimizer: torch.optim.Op
     path = directory / OPTIMIZER
     try:
         optimizer_state = torch.load(path, weights_only=True, map_location="cpu")
-        saved = load_causal_lm(directory, next(model.parameters()).dtype, error=RunError)
+        weights = load_causal_lm(directory, next(model.parameters()).dtype, error=RunError).state_dict()
+        # Before the first change, so that a refused checkpoint leaves model and optimizer as they were.
+        differing = _shapes(weights) ^ _shapes(model.state_dict())
+        if differing:
+            name, shape = min(differing)
+            raise RunError(
+                f"{directory} is the checkpoint of another model than that of this run: {name} with the shape {shape} "
+                f"is in only one of them; set model.path to the model that the run began with"
+            )
         optimizer.load_state_dict(optimizer_state)
     except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise _incomplete(directory, path, error) from error
-    # The weights change only after everything was read.
-    model.load_state_dict(saved.state_dict())
+    model.load_state_dict(weights)
     return state
+
+
+def _shapes(weights: Mapping[str, torch.Tensor]) -> set[tuple[str, tuple[int, ...]]]:
+    return {(name, tuple(value.shape)) for name, value in weights.items()}
 
 
 def _incomplete(directory: Path, path: Path, why: object) -> RunError:

@@ -219,24 +219,31 @@ def _environment() -> dict[str, str]:
 async def best_level(sandboxes: Sandboxes) -> tuple[Level | None, str]:
     """Return the better one of `full` and `confined` that this machine allows, and why it has no better one.
 
-    Each level is tried by running an empty program.
+    Each level is tried (`refusal_of`).
     """
     if sys.platform != "linux":
         return None, f"isolation needs Linux, and this is {platform.system()}"
     if not calls.supported():
         return None, f"there is no allowlist of system calls for {platform.machine()}"
-    reasons = []
-    limits = Limits(timeout_s=_GRACE_S, memory_mb=512, file_mb=1, output_kb=1)
+    reasons: list[str] = []
     levels: tuple[Level, ...] = (FULL, CONFINED)
     for level in levels:
-        with own_folder(level) as folder:
-            try:
-                await sandboxes.run("script", "pass", limits, level, folder=folder)
-            except RefusedLevelError as error:
-                reasons.append(f"{level}: {error}")
-            else:
-                return level, "; ".join(reasons)
+        refusal = await refusal_of(level, sandboxes)
+        if not refusal:
+            return level, "; ".join(reasons)
+        reasons.append(f"{level}: {refusal}")
     return None, "; ".join(reasons)
+
+
+async def refusal_of(level: Level, sandboxes: Sandboxes) -> str:
+    """Return why this machine does not allow a level, by running an empty program; empty if it does."""
+    limits = Limits(timeout_s=_GRACE_S, memory_mb=512, file_mb=1, output_kb=1)
+    with own_folder(level) as folder:
+        try:
+            await sandboxes.run("script", "pass", limits, level, folder=folder)
+        except RefusedLevelError as error:
+            return str(error)
+    return ""
 
 
 @contextlib.contextmanager

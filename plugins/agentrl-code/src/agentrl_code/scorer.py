@@ -13,7 +13,7 @@ from attrs import field, validators
 
 from agentrl_code.inside.levels import CONFINED, FULL, LIMITS, Level
 from agentrl_code.reading import read_tests
-from agentrl_code.sandbox import SHARED, Limits, best_level
+from agentrl_code.sandbox import SHARED, Limits, best_level, refusal_of
 from agentrl_code.verdicts import run_tests
 from agentrl_core import Score
 from agentrl_core.api.scored_text import Of, scored_text
@@ -70,18 +70,18 @@ class Code:
         level, why = await self._level()
         if self.isolation == "auto" and why:
             return (f"scorer 'code': programs run with isolation '{level}'; 'full' is not available here: {why}",)
-        return (
-            ("scorer 'code': isolation 'limits' does not protect this machine from programs",)
-            if level == LIMITS
-            else ()
-        )
+        if level != LIMITS:
+            return ()
+        if refusal := await refusal_of(LIMITS, SHARED):
+            raise ConfigError(f"scorer 'code': programs cannot run with isolation 'limits' here: {refusal}")
+        return ("scorer 'code': isolation 'limits' does not protect this machine from programs",)
 
     async def __call__(self, request: ScoreRequest) -> Score:
         """Return a score from 0 to 1; its details name the first failed tests with their reasons."""
         tests = read_tests(request.task.data)
         program = find_program(scored_text(request, self.of))
-        if not program.strip() or len(program) > _LONGEST or "\0" in program:
-            return Score(0.0, details={"passed": 0, "tests": len(tests), "failures": ["the answer has no program"]})
+        if why := _unfit(program):
+            return Score(0.0, details={"passed": 0, "tests": len(tests), "failures": [why]})
         # Half of a surrogate pair cannot be sent as UTF-8; a "?" takes its place.
         program = program.encode("utf-8", "replace").decode()
         level, _ = await self._level()
@@ -130,6 +130,15 @@ class Code:
 
 _found: dict[str, tuple[Level | None, str]] = {}
 """Result of `best_level` for this machine, under the key `best`; empty until it was first needed."""
+
+
+def _unfit(program: str) -> str:
+    """Return the reason why a program fails without being run; empty if there is none."""
+    if not program.strip():
+        return "the answer has no program"
+    if len(program) > _LONGEST:
+        return f"the program has {len(program):,} characters; at most {_LONGEST:,} are run"
+    return "the program contains a null character" if "\0" in program else ""
 
 
 def find_program(text: str) -> str:

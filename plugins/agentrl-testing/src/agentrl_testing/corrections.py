@@ -53,6 +53,7 @@ def check_correction(correction: Correction) -> None:
     check_contract(_around(correction))
     _check_pure(correction)
     check_slope(_around(correction))
+    check_reinforce(_around(correction))
 
 
 def _around(correction: Correction) -> Corrected:

@@ -140,7 +140,10 @@ def _prepare(job: Mapping[str, Any]) -> None:
     if job["level"] == FULL or os.geteuid() != 0:
         return
     if job["level"] == LIMITS and not confine.reachable(os.__file__):
-        raise OSError(f"root runs programs as the user nobody, who cannot read Python's {os.__file__}")
+        raise OSError(
+            f"root runs programs as the user nobody, who cannot read Python's {os.__file__}; use a Python that every "
+            "user can read, or start the run as another user"
+        )
     os.chown(job["folder"], job["uid"], job["gid"])
 
 
