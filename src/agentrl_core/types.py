@@ -79,6 +79,10 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"
 
 
+MOST_TOP_LOGPROBS = 20
+"""Largest `top_logprobs`: as many as OpenAI's API allows."""
+
+
 @attrs.frozen(kw_only=True)
 class GenerateRequest:
     """Request to an engine: token ids in, token ids out. An engine never sees text or messages."""

@@ -14,6 +14,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from agentrl_core.gateway.dialects.fields import Fields
+
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ROUTES = {
     "/health": {"GET"},
@@ -40,6 +42,20 @@ OWN = {"/rl/end_session", "/rl/set_reward"}
 """Of the session that was opened last; the other routes outside /v1 are the admin's."""
 
 
+TURNS = [{"role": "user", "content": "hello"}]
+BODIES = {
+    "/v1/chat/completions": {"messages": TURNS},
+    "/v1/completions": {"prompt": "hello"},
+    "/v1/responses": {"input": "hello"},
+    "/v1/messages": {"messages": TURNS, "max_tokens": 5, "tool_choice": {"type": "none"}},
+    "/v1/messages/count_tokens": {"messages": TURNS},
+    "/rl/start_session": {"task_id": "a"},
+    "/rl/set_reward": {"reward": 1.0},
+    "/export_trajectories": {"session_id": "gone"},
+}
+"""Bodies that each route reads to the end."""
+
+
 def get(gateway, path, **headers):
     async def asking():
         return await gateway.http_client.get(gateway.url + path, headers=headers)
@@ -57,6 +73,10 @@ def test_it_is_for_sessions_and_the_admin_only(rest, document):
     assert get(rest.gateway, "/openapi.json", **{"x-api-key": key}).json() == document
     assert get(rest.gateway, "/openapi.json").status_code == 401
     assert get(rest.gateway, "/openapi.json", authorization="Bearer sk-other").status_code == 401
+
+
+def test_it_is_valid(document):
+    schemathesis.openapi.from_dict(document).validate()
 
 
 def test_it_names_every_route(rest, document):
@@ -80,6 +100,35 @@ def test_only_health_needs_no_key(rest, document):
             url = rest.gateway.url + path.format(response_id="resp_1", name="default")
             reply = asyncio.run(rest.gateway.http_client.request(method, url, content=b"{}"))
             assert (reply.status_code != 401) == open_to_all == (path == "/health")
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Record the paths of all fields that are read."""
+    found = set()
+    take = Fields.take
+
+    def recorded(fields, name):
+        found.add(f"{fields._path}{name}")
+        return take(fields, name)
+
+    monkeypatch.setattr(Fields, "take", recorded)
+    return found
+
+
+def test_it_has_the_fields_that_routes_read_and_no_others(rest, document, reads):
+    posts = {path: item["post"] for path, item in document["paths"].items() if "post" in item}
+    assert {path for path, operation in posts.items() if "requestBody" in operation} == set(BODIES)
+    for path, body in BODIES.items():
+        admins = not path.startswith("/v1") and path not in OWN
+        key = rest.key if admins else asyncio.run(rest.start())["api_key"]
+        reads.clear()
+        asyncio.run(rest.post(path, body, key=key))
+        reference = posts[path]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        properties = document["components"]["schemas"][reference.rpartition("/")[2]]["properties"]
+        assert {name for name in reads if "." not in name} == set(properties), path
+        for outer, _, inner in (name.partition(".") for name in reads if "." in name):
+            assert inner in properties[outer]["properties"], path
 
 
 def sender(operation, mode, headers, statuses, examples):

@@ -17,7 +17,7 @@ import attrs
 
 from agentrl_core.engines.stopping import Decode, find_stop_string
 from agentrl_core.errors import EngineError, UnservableError
-from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Sampling, run_lengths
+from agentrl_core.types import MOST_TOP_LOGPROBS, Chunk, FinishReason, GenerateRequest, Sampling, run_lengths
 
 if TYPE_CHECKING:
     from agentrl_core.engines.constraints import Constraint
@@ -55,9 +55,6 @@ class Mailbox:
 
 Likeliest = tuple[tuple[int, float], ...]
 """Ids and logprobs of the likeliest tokens at one position, likeliest first."""
-
-MOST_TOP_LOGPROBS = 20
-"""Largest `top_logprobs`: as many as OpenAI's API allows."""
 
 Post = tuple[Mailbox, "list[Chunk] | EngineError"]
 """One delivery: the mailbox and what to put into it."""

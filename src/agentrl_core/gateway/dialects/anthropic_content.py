@@ -12,6 +12,7 @@ import orjson
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.dialects.openai_messages import image_part
+from agentrl_core.gateway.dialects.shape import anything, either, listed, one_of, shaped, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from agentrl_core.types import Message
 
 _ROLES = ("user", "assistant", "system")
+
+_BLOCKS = either(text(), listed(shaped({"type": text()})))
+MESSAGES = listed(shaped({"role": one_of(*_ROLES), "content": _BLOCKS}), "The conversation so far.", minItems=1)
+SYSTEM = either(text(), listed(shaped({"type": one_of("text"), "text": text()})), about="System prompt.")
+TOOLS = listed(shaped({"name": text(minLength=1), "input_schema": anything()}), "Custom tools that may be called.")
 _Block: TypeAlias = "tuple[Mapping[str, Any], str]"
 """Content block and its path in the request, for errors."""
 

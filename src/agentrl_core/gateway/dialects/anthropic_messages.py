@@ -11,7 +11,7 @@ import orjson
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest, Decode, Reply, ToolChoice
-from agentrl_core.gateway.dialects.anthropic_content import parse_messages, parse_tools
+from agentrl_core.gateway.dialects.anthropic_content import MESSAGES, SYSTEM, TOOLS, parse_messages, parse_tools
 from agentrl_core.gateway.dialects.anthropic_replies import (
     anthropic_error,
     content_blocks,
@@ -21,7 +21,16 @@ from agentrl_core.gateway.dialects.anthropic_replies import (
 )
 from agentrl_core.gateway.dialects.anthropic_stream import AnthropicWriter
 from agentrl_core.gateway.dialects.fields import Fields
-from agentrl_core.gateway.dialects.openai_fields import kept, parse_stop, parse_template_options, parse_trainable
+from agentrl_core.gateway.dialects.openai_fields import (
+    SHARED,
+    STOP_STRINGS,
+    kept,
+    parse_stop,
+    parse_template_options,
+    parse_trainable,
+    shared,
+)
+from agentrl_core.gateway.dialects.shape import accepted, anything, flag, integer, number, one_of, refused, text
 from agentrl_core.types import Grammar
 
 if TYPE_CHECKING:
@@ -29,6 +38,29 @@ if TYPE_CHECKING:
 
 _THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 _CHOICES: Mapping[str, Any] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+_NO_THREAD = "thread is not supported: send all messages of the conversation with every request"
+
+_FORMAT = accepted({"type": one_of("json_schema"), "schema": anything("JSON schema of the reply's text.")})
+_TOOL_CHOICE = accepted(
+    {"type": one_of(*_CHOICES)},
+    name=text("The tool that must be called."),
+    disable_parallel_tool_use=flag("Whether the reply may make one call only."),
+)
+_OPTIONS: Mapping[str, Any] = dict(
+    **shared("model", "top_p", "stream", "return_token_ids", "chat_template_kwargs"),
+    system=SYSTEM,
+    tools=TOOLS,
+    tool_choice=_TOOL_CHOICE,
+    thinking=accepted({"type": one_of(*_THINKING)}),
+    output_config=accepted({}, format=_FORMAT),
+    output_format=_FORMAT,
+    temperature=number("Temperature; `gateway.temperature` decides about trained calls.", minimum=0, maximum=1),
+    top_k=integer("Number of tokens to sample from, 0: all; ignored in calls that are trained."),
+    stop_sequences=STOP_STRINGS,
+    thread=refused(_NO_THREAD),
+)
+COUNT_REQUEST = accepted({"messages": MESSAGES}, **_OPTIONS)
+REQUEST = accepted({"messages": MESSAGES, "max_tokens": SHARED["max_tokens"]}, **_OPTIONS)
 
 
 class AnthropicMessages:
@@ -38,8 +70,8 @@ class AnthropicMessages:
 
     def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
         """Check a decoded JSON body; `RequestError` (400) names the field at fault."""
-        fields = Fields(body)
-        max_tokens = fields.integer("max_tokens", least=1)
+        fields = Fields(body, REQUEST)
+        max_tokens = fields.integer("max_tokens")
         if max_tokens is None:
             raise RequestError(
                 400,
@@ -51,7 +83,7 @@ class AnthropicMessages:
 
     def parse_count(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
         """Check the body of `POST /v1/messages/count_tokens`, which has no `max_tokens`."""
-        return _request(Fields(body), headers, None)
+        return _request(Fields(body, COUNT_REQUEST), headers, None)
 
     def response(self, reply: Reply, decode: Decode) -> dict[str, Any]:  # noqa: ARG002 - no logprobs in this API
         """Build the body of a reply that is not streamed."""
@@ -89,9 +121,9 @@ def _request(fields: Fields, headers: Mapping[str, str], max_tokens: int | None)
         grammar=_grammar(fields, ignored),
         template_options={**parse_template_options(fields), **_thinking(fields.take("thinking"), ignored)},
         model=fields.text("model") or "default",
-        temperature=fields.number("temperature", least=0.0, most=1.0),
-        top_p=fields.number("top_p", above=0.0, most=1.0),
-        top_k=fields.integer("top_k", least=0),
+        temperature=fields.number("temperature"),
+        top_p=fields.number("top_p"),
+        top_k=fields.integer("top_k"),
         max_tokens=max_tokens,
         stop=parse_stop(fields.take("stop_sequences"), "stop_sequences"),
         stream=fields.flag("stream"),
@@ -107,12 +139,7 @@ def _refuse_thread(value: Any) -> None:
     On this error code Anthropic's SDK falls back to sending the whole conversation with each request.
     """
     if value is not None:
-        raise RequestError(
-            400,
-            "thread_unsupported_request",
-            "thread is not supported: send all messages of the conversation with every request",
-            param="thread",
-        )
+        raise RequestError(400, "thread_unsupported_request", _NO_THREAD, param="thread")
 
 
 def _thinking(value: Any, ignored: dict[str, Any]) -> Mapping[str, Any]:
@@ -138,7 +165,7 @@ def _thinking(value: Any, ignored: dict[str, Any]) -> Mapping[str, Any]:
 
 def _grammar(fields: Fields, ignored: dict[str, Any]) -> Grammar | None:
     """Check `output_config.format`, or `output_format` of the API's beta, and return its grammar."""
-    config = Fields(fields.take("output_config") or {}, "output_config.")
+    config = fields.inside("output_config")
     older, newer = fields.take("output_format"), config.take("format")
     if rest := config.rest():
         ignored["output_config"] = rest
@@ -158,7 +185,7 @@ def _tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCh
     """Check `tool_choice`, and return it with whether the reply may make several calls."""
     if value is None:
         return ToolChoice(), True
-    fields = Fields(value, "tool_choice.")
+    fields = Fields(value, _TOOL_CHOICE, "tool_choice.")
     mode = _CHOICES.get(fields.text("type") or "")
     if mode is None:
         raise _wrong_choice(f".type must be one of {', '.join(_CHOICES)}")

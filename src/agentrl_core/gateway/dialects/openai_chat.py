@@ -12,23 +12,35 @@ from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply
 from agentrl_core.gateway.dialects.fields import Fields
 from agentrl_core.gateway.dialects.openai_fields import (
-    MOST_CHOICES,
-    MOST_TOP_LOGPROBS,
+    SHARED,
     kept,
     parse_response_format,
     parse_stop,
     parse_template_options,
     parse_tool_choice,
     parse_trainable,
-    refuse_functions,
 )
-from agentrl_core.gateway.dialects.openai_messages import parse_messages, parse_tools
+from agentrl_core.gateway.dialects.openai_messages import MESSAGES, TOOLS, parse_messages, parse_tools
 from agentrl_core.gateway.dialects.openai_replies import logprobs_of, openai_error, sse_event, usage_of
+from agentrl_core.gateway.dialects.shape import accepted, anything, flag, refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agentrl_core.types import Message
+
+_REPLACED = {"functions": "tools", "function_call": "tool_choice"}
+"""Fields that OpenAI replaced by newer ones of another form."""
+
+REQUEST = accepted(
+    {"messages": MESSAGES},
+    **SHARED,
+    **{older: refused(f"Use {newer}.") for older, newer in _REPLACED.items()},
+    tools=TOOLS,
+    response_format=anything("Form of the reply's text: any, a JSON object, or JSON of a schema."),
+    max_completion_tokens=SHARED["max_tokens"],
+    logprobs=flag("Whether the reply has log-probabilities."),
+)
 
 
 class OpenAIChat:
@@ -38,30 +50,30 @@ class OpenAIChat:
 
     def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
         """Check a decoded JSON body; `RequestError` (400) names the field at fault."""
-        fields = Fields(body)
-        refuse_functions(fields)
+        fields = Fields(body, REQUEST)
+        _refuse_functions(fields)
         messages = parse_messages(fields.take("messages"))
         tools = parse_tools(fields.take("tools"))
         # `max_completion_tokens` replaced `max_tokens`; clients may send both.
-        older, newer = fields.integer("max_tokens", least=1), fields.integer("max_completion_tokens", least=1)
-        stream_options = Fields(fields.take("stream_options") or {}, "stream_options.")
-        logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", least=0, most=MOST_TOP_LOGPROBS)
+        older, newer = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
+        stream_options = fields.inside("stream_options")
+        logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs")
         if top and not logprobs:
             raise RequestError(400, "invalid_value", "top_logprobs needs logprobs to be true", param="top_logprobs")
         return ChatRequest(
             messages=messages,
             tools=tools,
             tool_choice=parse_tool_choice(fields.take("tool_choice"), tools),
-            parallel_tool_calls=fields.flag("parallel_tool_calls", default=True),
+            parallel_tool_calls=fields.flag("parallel_tool_calls"),
             grammar=parse_response_format(fields.take("response_format")),
             template_options=parse_template_options(fields),
             model=fields.text("model") or "default",
-            temperature=fields.number("temperature", least=0.0, most=2.0),
-            top_p=fields.number("top_p", above=0.0, most=1.0),
-            top_k=fields.integer("top_k", least=-1),
+            temperature=fields.number("temperature"),
+            top_p=fields.number("top_p"),
+            top_k=fields.integer("top_k"),
             max_tokens=newer if newer is not None else older,
             stop=parse_stop(fields.take("stop")),
-            n=fields.integer("n", least=1, most=MOST_CHOICES) or 1,
+            n=fields.integer("n") or 1,
             stream=fields.flag("stream"),
             include_usage=stream_options.flag("include_usage"),
             logprobs=logprobs,
@@ -93,6 +105,13 @@ class OpenAIChat:
     def error(self, error: RequestError) -> dict[str, Any]:
         """Build the body of a refusal."""
         return openai_error(error)
+
+
+def _refuse_functions(fields: Fields) -> None:
+    """Refuse `functions` and `function_call`, the predecessors of `tools`; ignoring them would drop all tools."""
+    for name, newer in _REPLACED.items():
+        if fields.take(name) is not None:
+            raise RequestError(400, "unsupported_value", f"{name} is not supported: use {newer}", param=name)
 
 
 def _choice(index: int, choice: Choice, request: ChatRequest, decode: Decode) -> dict[str, Any]:

@@ -11,17 +11,27 @@ import attrs
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply
 from agentrl_core.gateway.dialects.fields import Fields
-from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, kept, parse_stop, parse_trainable
+from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, SHARED, kept, parse_stop, parse_trainable, shared
 from agentrl_core.gateway.dialects.openai_replies import openai_error, sse_event, usage_of
+from agentrl_core.gateway.dialects.shape import MOST_INTEGER, accepted, either, flag, integer, listed, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.gateway.call_types import TopLogprobs
 
-_MOST_TOP_LOGPROBS = 20
-_MOST_TOKEN_ID = 2**31 - 1
 _REPLACEMENT = "\ufffd"
+_TOKEN_IDS = listed(integer(), minItems=1)
+
+REQUEST = accepted(
+    {"prompt": either(text(), _TOKEN_IDS, listed(either(text(), _TOKEN_IDS), minItems=1, maxItems=MOST_CHOICES))},
+    **shared("model", "temperature", "top_p", "top_k", "max_tokens", "stop", "n"),
+    **shared("stream", "stream_options", "return_token_ids"),
+    best_of=integer("Must equal `n`.", minimum=1),
+    echo=flag("Whether the reply's text begins with the prompt's."),
+    suffix=text("Must be empty: the policy cannot fill a gap."),
+    logprobs=SHARED["top_logprobs"],
+)
 
 
 class Completions:
@@ -31,26 +41,26 @@ class Completions:
 
     def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
         """Check a decoded JSON body; `RequestError` (400) names the field at fault."""
-        fields = Fields(body)
+        fields = Fields(body, REQUEST)
         prompts = _parse_prompts(fields.take("prompt"))
-        n = fields.integer("n", least=1, most=MOST_CHOICES) or 1
-        best_of = fields.integer("best_of", least=1)
+        n = fields.integer("n") or 1
+        best_of = fields.integer("best_of")
         if best_of is not None and best_of != n:
             raise _unsupported("best_of", f"{best_of} is not supported unless it equals n ({n}): set n and choose")
         if fields.take("suffix"):
             raise _unsupported("suffix", "is not supported: the policy continues a prompt and cannot fill a gap")
-        echo, top = fields.flag("echo"), fields.integer("logprobs", least=0, most=_MOST_TOP_LOGPROBS)
+        echo, top = fields.flag("echo"), fields.integer("logprobs")
         if echo and top is not None:
             raise _unsupported("echo", "with logprobs is not supported: a prompt's own logprobs are not computed")
-        stream_options = Fields(fields.take("stream_options") or {}, "stream_options.")
+        stream_options = fields.inside("stream_options")
         return ChatRequest(
             api="completions",
             prompts=prompts,
             model=fields.text("model") or "default",
-            temperature=fields.number("temperature", least=0.0, most=2.0),
-            top_p=fields.number("top_p", above=0.0, most=1.0),
-            top_k=fields.integer("top_k", least=-1),
-            max_tokens=fields.integer("max_tokens", least=1),
+            temperature=fields.number("temperature"),
+            top_p=fields.number("top_p"),
+            top_k=fields.integer("top_k"),
+            max_tokens=fields.integer("max_tokens"),
             stop=parse_stop(fields.take("stop")),
             n=n,
             stream=fields.flag("stream"),
@@ -243,7 +253,7 @@ def _are_ids(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
     # `type(…) is`, as booleans are ints in Python, too.
-    return all(type(item) is int for item in value) and min(value) >= 0 and max(value) <= _MOST_TOKEN_ID
+    return all(type(item) is int for item in value) and min(value) >= 0 and max(value) <= MOST_INTEGER
 
 
 def _unsupported(param: str, message: str) -> RequestError:

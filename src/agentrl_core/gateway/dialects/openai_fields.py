@@ -1,4 +1,4 @@
-"""Parse the request fields that several APIs share: tool choice, response format, stop strings, unknown fields."""
+"""Declare the request fields that several APIs share, and parse those that are more than a number or a word."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import orjson
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ToolChoice
-from agentrl_core.types import Grammar
+from agentrl_core.gateway.dialects.shape import accepted, anything, either, flag, integer, listed, number, one_of, text
+from agentrl_core.types import MOST_TOP_LOGPROBS, Grammar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.gateway.dialects.fields import Fields
+    from agentrl_core.gateway.dialects.shape import Schema
 
 MOST_CHOICES = 128
 """Largest `n`, as in OpenAI's API."""
-MOST_TOP_LOGPROBS = 20
-"""Largest `top_logprobs`, as in OpenAI's API."""
 _MOST_STOP_STRINGS = 16
 _LONGEST_STOP_CHARS = 1000
 """Longest stop string; after every token the engine looks back over as many characters."""
@@ -32,6 +32,31 @@ _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_pr
 
 _FALSE = frozenset({"false", "0", "no"})
 _TRUE = frozenset({"true", "1", "yes"})
+
+_STOP_STRING = text(minLength=1, maxLength=_LONGEST_STOP_CHARS)
+STOP_STRINGS = listed(_STOP_STRING, "Texts that end the reply and are cut from it.", maxItems=_MOST_STOP_STRINGS)
+SHARED: Mapping[str, Schema] = {
+    "model": text("Name of a configured upstream; any other name is the policy."),
+    "temperature": number("Temperature; `gateway.temperature` decides about trained calls.", minimum=0, maximum=2),
+    "top_p": number("Nucleus sampling; ignored in calls that are trained.", exclusiveMinimum=0, maximum=1),
+    "top_k": integer("Number of tokens to sample from, 0 or -1: all; ignored in calls that are trained.", minimum=-1),
+    "max_tokens": integer("Most tokens of the reply.", minimum=1),
+    "stop": either(_STOP_STRING, STOP_STRINGS),
+    "n": integer("Number of replies to each prompt.", minimum=1, maximum=MOST_CHOICES),
+    "top_logprobs": integer("Number of the likeliest tokens to show at each position.", maximum=MOST_TOP_LOGPROBS),
+    "stream": flag("Whether the reply comes as server-sent events."),
+    "stream_options": accepted({}, include_usage=flag("Whether the stream ends with token counts.")),
+    "return_token_ids": flag("Whether the reply has the token ids of prompt and output."),
+    "tool_choice": either(one_of("auto", "none", "required"), anything(), about="Tools that may or must be called."),
+    "parallel_tool_calls": flag("Whether the reply may make several calls.", default=True),
+    "chat_template_kwargs": anything("Further variables of the chat template, such as `enable_thinking`."),
+}
+"""Fields of chat completions that other APIs have, too."""
+
+
+def shared(*names: str) -> dict[str, Schema]:
+    """Return some of the shared fields."""
+    return {name: SHARED[name] for name in names}
 
 
 def parse_trainable(headers: Mapping[str, str]) -> bool:
@@ -92,13 +117,6 @@ def _known(names: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> tuple[st
     return tuple(names)
 
 
-def refuse_functions(fields: Fields) -> None:
-    """Refuse `functions` and `function_call`, the predecessors of `tools`; ignoring them would drop all tools."""
-    for name, newer in ("functions", "tools"), ("function_call", "tool_choice"):
-        if fields.take(name) is not None:
-            raise RequestError(400, "unsupported_value", f"{name} is not supported: use {newer}", param=name)
-
-
 def parse_response_format(value: Any) -> Grammar | None:
     """Check `response_format` (text, a JSON object, or JSON of a schema) and return its grammar; None for text."""
     kind = value.get("type") if isinstance(value, dict) else None
@@ -142,12 +160,8 @@ def parse_stop(value: Any, name: str = "stop") -> tuple[str, ...]:
     if len(strings) > _MOST_STOP_STRINGS:
         raise RequestError(400, "invalid_value", f"{name}: at most {_MOST_STOP_STRINGS} stop strings", param=name)
     if any(len(string) > _LONGEST_STOP_CHARS for string in strings):
-        raise RequestError(
-            400,
-            "invalid_value",
-            f"{name}: a stop string may have at most {_LONGEST_STOP_CHARS} characters",
-            param=name,
-        )
+        message = f"{name}: a stop string may have at most {_LONGEST_STOP_CHARS} characters"
+        raise RequestError(400, "invalid_value", message, param=name)
     return tuple(strings)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.dialects.shape import accepted, either, listed, one_of, shaped, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +16,20 @@ if TYPE_CHECKING:
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _OPTIONAL_TEXTS = ("name", "reasoning_content")
+
+CALL = shaped({"function": shaped({"name": text()}, arguments=text())}, id=text(), type=one_of("function"))
+MESSAGES = listed(
+    accepted(
+        {"role": one_of(*_ROLES)},
+        content=either(text(), listed(shaped({"type": one_of("text"), "text": text()}))),
+        tool_calls=listed(CALL, "Calls that an assistant's message makes."),
+        tool_call_id=text("Id of the call that a tool's message answers."),
+        **{name: text() for name in _OPTIONAL_TEXTS},
+    ),
+    "The conversation so far.",
+    minItems=1,
+)
+TOOLS = listed(shaped({"function": shaped({"name": text()})}, type=one_of("function")), "Tools that may be called.")
 
 
 def parse_messages(value: Any) -> tuple[Message, ...]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest
 from agentrl_core.gateway.dialects.fields import Fields
-from agentrl_core.gateway.dialects.openai_fields import MOST_TOP_LOGPROBS, kept, parse_stop, parse_trainable
+from agentrl_core.gateway.dialects.openai_fields import SHARED, kept, parse_stop, parse_trainable, shared
 from agentrl_core.gateway.dialects.openai_replies import openai_error
 from agentrl_core.gateway.dialects.responses_fields import (
+    REFUSED,
+    TOOLS,
     parse_choice,
     parse_include,
     parse_text_format,
@@ -23,9 +25,10 @@ from agentrl_core.gateway.dialects.responses_fields import (
     refuse_unsupported,
     tool_of,
 )
-from agentrl_core.gateway.dialects.responses_input import parse_input
+from agentrl_core.gateway.dialects.responses_input import INPUT, parse_input
 from agentrl_core.gateway.dialects.responses_output import ECHOED, ID_PREFIX, echo_of, frame, response_of
 from agentrl_core.gateway.dialects.responses_stream import ResponsesWriter
+from agentrl_core.gateway.dialects.shape import accepted, anything, flag, integer, listed, one_of, text
 from agentrl_core.gateway.history.ledger import INSTRUCTIONS
 
 if TYPE_CHECKING:
@@ -33,7 +36,29 @@ if TYPE_CHECKING:
 
     from agentrl_core.gateway.call_types import Decode, Reply
 
-_TRUNCATIONS = (None, "auto", "disabled")
+_TRUNCATIONS = ("auto", "disabled")
+_REPEATED_TEXTS = ("user", "prompt_cache_key", "safety_identifier")
+
+REQUEST = accepted(
+    {"input": INPUT},
+    **shared("model", "temperature", "top_p", "top_k", "stop", "stream", "return_token_ids", "top_logprobs"),
+    **shared("tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
+    **REFUSED,
+    background=flag("Must be false: the gateway answers at once."),
+    instructions=text("System prompt of this response; not part of the conversation that later ones continue."),
+    previous_response_id=text("Earlier response of this session that the input continues."),
+    tools=TOOLS,
+    text=anything("Form of the reply's text, in `format`: any, a JSON object, or JSON of a schema."),
+    reasoning=anything("Reasoning options; an `effort` of none or minimal turns thinking off."),
+    include=listed(text(), "Further parts of the reply: `message.output_text.logprobs`."),
+    max_output_tokens=SHARED["max_tokens"],
+    max_tool_calls=integer("Only repeated in the response.", minimum=1),
+    metadata=anything("Only repeated in the response."),
+    stream_options=accepted({}),
+    truncation=one_of(*_TRUNCATIONS, about="Only repeated in the response."),
+    store=flag("Only repeated in the response: all responses of a session are kept.", default=True),
+    **{name: text("Only repeated in the response.") for name in _REPEATED_TEXTS},
+)
 
 
 class OpenAIResponses:
@@ -43,7 +68,7 @@ class OpenAIResponses:
 
     def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
         """Check a decoded JSON body; `RequestError` (400) names the field at fault."""
-        fields = Fields(body)
+        fields = Fields(body, REQUEST)
         # Taken from the body before the fields are read, as the response repeats them unchanged.
         asked = {name: body[name] for name in ECHOED if body.get(name) is not None}
         refuse_unsupported(fields)
@@ -52,13 +77,10 @@ class OpenAIResponses:
         if instructions:
             messages = ({"role": "system", "content": instructions, INSTRUCTIONS: True}, *messages)
         tools = parse_tools(fields.take("tools"))
-        logprobs, top = (
-            parse_include(fields.take("include")),
-            fields.integer("top_logprobs", least=0, most=MOST_TOP_LOGPROBS),
-        )
+        logprobs, top = parse_include(fields.take("include")), fields.integer("top_logprobs")
         # Checked for its type only: this API's streams have no options with an effect here.
-        Fields(fields.take("stream_options") or {}, "stream_options.")
-        fields.flag("parallel_tool_calls")
+        fields.inside("stream_options")
+        parallel = fields.flag("parallel_tool_calls")
         _check_metadata(fields)
         model = fields.text("model") or "default"
         return ChatRequest(
@@ -68,14 +90,14 @@ class OpenAIResponses:
             shown=frozenset(f"{ID_PREFIX}{reply}" for reply in replies),
             tools=tools,
             tool_choice=parse_choice(fields.take("tool_choice"), tools),
-            parallel_tool_calls=asked.get("parallel_tool_calls") is not False,
+            parallel_tool_calls=parallel,
             grammar=parse_text_format(fields.take("text")),
             template_options=parse_thinking(fields),
             model=model,
-            temperature=fields.number("temperature", least=0.0, most=2.0),
-            top_p=fields.number("top_p", above=0.0, most=1.0),
-            top_k=fields.integer("top_k", least=-1),
-            max_tokens=fields.integer("max_output_tokens", least=1),
+            temperature=fields.number("temperature"),
+            top_p=fields.number("top_p"),
+            top_k=fields.integer("top_k"),
+            max_tokens=fields.integer("max_output_tokens"),
             stop=parse_stop(fields.take("stop")),
             stream=fields.flag("stream"),
             logprobs=logprobs,
@@ -109,11 +131,11 @@ def _named(error: RequestError) -> RequestError:
 
 def _check_metadata(fields: Fields) -> None:
     """Check the fields that are only recorded and repeated in the response."""
-    if fields.take("truncation") not in _TRUNCATIONS:
+    if fields.take("truncation") not in (None, *_TRUNCATIONS):
         raise RequestError(400, "invalid_value", 'truncation must be "auto" or "disabled"', param="truncation")
     if not isinstance(fields.take("metadata"), dict | None):
         raise RequestError(400, "invalid_type", "metadata must be an object", param="metadata")
     fields.flag("store")
-    fields.integer("max_tool_calls", least=1)
-    for name in "user", "prompt_cache_key", "safety_identifier":
+    fields.integer("max_tool_calls")
+    for name in _REPEATED_TEXTS:
         fields.text(name)

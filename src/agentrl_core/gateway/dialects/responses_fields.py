@@ -9,6 +9,7 @@ import orjson
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ToolChoice
 from agentrl_core.gateway.dialects.openai_fields import parse_template_options, parse_tool_choice
+from agentrl_core.gateway.dialects.shape import listed, one_of, refused, shaped, text
 from agentrl_core.types import Grammar
 
 if TYPE_CHECKING:
@@ -21,17 +22,21 @@ _FUNCTION_KEYS = ("description", "parameters", "strict")
 _NO_THOUGHTS = ("none", "minimal")
 """Reasoning efforts that turn thinking off."""
 
+TOOLS = listed(shaped({"type": one_of("function"), "name": text()}), "Functions that may be called.")
+_UNSUPPORTED = {
+    "conversation": "conversations are not supported: use previous_response_id, or send the items again",
+    "prompt": "stored prompts are not supported: send their text as instructions or input",
+}
+REFUSED = {name: refused(message) for name, message in _UNSUPPORTED.items()}
+
 
 def refuse_unsupported(fields: Fields) -> None:
     """Refuse fields for services that the gateway lacks: background work, stored conversations and prompts."""
     if fields.flag("background"):
         raise _unsupported("background", "background responses are not supported: leave background out and wait")
-    if fields.take("conversation") is not None:
-        raise _unsupported(
-            "conversation", "conversations are not supported: use previous_response_id, or send the items again"
-        )
-    if fields.take("prompt") is not None:
-        raise _unsupported("prompt", "stored prompts are not supported: send their text as instructions or input")
+    for name, message in _UNSUPPORTED.items():
+        if fields.take(name) is not None:
+            raise _unsupported(name, message)
 
 
 def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:

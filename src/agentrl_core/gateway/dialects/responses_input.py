@@ -14,6 +14,7 @@ import orjson
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.dialects.openai_messages import image_part
+from agentrl_core.gateway.dialects.shape import anything, either, listed, text
 
 if TYPE_CHECKING:
     from agentrl_core.types import Message
@@ -23,6 +24,8 @@ _REASONING, _MESSAGE, _CALL = range(3)
 """Ranks of item kinds, in the order in which a reply has them."""
 _ITEM_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{32})(?:_\d+)?")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+INPUT = either(text(), listed(anything(), minItems=1), about="Text, or the items that follow the earlier response.")
 
 
 def reply_of(item_id: Any) -> str:

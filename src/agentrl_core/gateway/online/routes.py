@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.dialects.fields import Fields
+from agentrl_core.gateway.dialects.shape import accepted, flag, number, one_of, text
 from agentrl_core.gateway.online.admin import LEAST_KEY
 from agentrl_core.gateway.online.leases import Claim, no_capacity
 from agentrl_core.gateway.online.sessions import describe
@@ -24,6 +25,7 @@ from agentrl_core.types import Episode, Outcome, Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from agentrl_core.gateway.dialects.shape import Schema
     from agentrl_core.gateway.online.admin import Admin
     from agentrl_core.gateway.online.leases import Leases
     from agentrl_core.gateway.online.sessions import OnlineSessions
@@ -36,6 +38,23 @@ _REFRESH_WAIT_S = 120.0
 _LONGEST_TASK_ID = 500
 _MOST_BYTES = 65_536
 """Largest body; these routes take a few short fields only."""
+
+START_REQUEST = accepted(
+    {"task_id": text("Name of the agent's task.", minLength=1, maxLength=_LONGEST_TASK_ID)},
+    api_key=text("A key that the agent chooses.", minLength=LEAST_KEY),
+)
+REWARD_REQUEST = accepted(
+    {"reward": number("A finite number.")},
+    interaction_id=text("Id of the reply that is rewarded; the latest, if left out."),
+    session_id=text("The session, which the admin key needs; with the session's own key it is ignored."),
+    final=flag("Whether no more rewards follow.", default=None),
+)
+EXPORT_REQUEST = accepted(
+    {"session_id": text("The session, as `/rl/start_session` returned it.", minLength=1)},
+    discount=number("Factor per call by which a reward counts for earlier calls.", minimum=0, maximum=1),
+    style=one_of("individual", "concat", about="Whether each row is one call or one conversation."),
+    drop_retry_orphans=flag("Whether to leave out replies that the agent asked for again."),
+)
 
 _TLS = re.compile(r"(?:^|[,;\s]|proto=\"?)https(?=\"?(?:[,;\s]|$))", re.IGNORECASE)
 """Pattern of `X-Forwarded-Proto` and `Forwarded` headers for a request that used TLS to at least one proxy."""
@@ -94,7 +113,7 @@ class Control:
         In online training, a key that belongs to an open session ends that session and waits for the next slot, as in
         AReaL's online mode. Outside of it, such a key is refused, as by AReaL's proxy.
         """
-        claim = self._claim(Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES)))
+        claim = self._claim(_fields(request, START_REQUEST))
         holder = self._sessions.holder(claim.api_key) if claim.api_key is not None else None
         again = holder is not None and not holder.closed
         if again and holder is not None:
@@ -154,7 +173,7 @@ class Control:
 
     async def _reward(self, request: HttpRequest) -> HttpResponse:
         """Set the reward of a call; with the admin key, `session_id` names the session, whose agent may be gone."""
-        fields = Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES))
+        fields = _fields(request, REWARD_REQUEST)
         session_id, interaction_id = fields.text("session_id"), fields.text("interaction_id")
         value, final = fields.take("reward"), fields.take("final")
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -180,9 +199,9 @@ class Control:
 
     async def _export(self, request: HttpRequest) -> HttpResponse:
         """Wait until a session has ended, return its calls, and remove it."""
-        fields = Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES))
+        fields = _fields(request, EXPORT_REQUEST)
         session_id, drop = fields.text("session_id"), fields.flag("drop_retry_orphans")
-        discount = fields.number("discount", most=1.0)
+        discount = fields.number("discount")
         style = _style(fields.text("style"))
         session = self._visit(session_id)
         visit = session.visit
@@ -218,6 +237,10 @@ class Control:
                 param="session_id",
             )
         return session
+
+
+def _fields(request: HttpRequest, shape: Schema) -> Fields:
+    return Fields(decode_body(request.take_body(), most_bytes=_MOST_BYTES), shape)
 
 
 def _style(text: str | None) -> Literal["individual", "concat"]:
