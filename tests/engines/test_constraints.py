@@ -7,10 +7,10 @@ import re
 import attrs
 import pytest
 import torch
+from agentrl_core.chat.parsers.call_rules import BLANKS
 from tokenizers import Tokenizer
 
 from agentrl_core.api.weights import DirectoryWeights
-from agentrl_core.chat.parsers.call_rules import BLANKS
 from agentrl_core.engines.constraints import KEPT_GRAMMARS, WHITESPACE, Grammars
 from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.errors import UnservableError
