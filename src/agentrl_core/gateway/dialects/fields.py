@@ -26,7 +26,7 @@ class Fields:
                 400, "invalid_type", f"{where} must be a JSON object, not {_kind(body)}", param=path or None
             )
         self._shapes: Mapping[str, Schema] = shape["properties"]
-        # A field that is read but not declared is a KeyError even if the body lacks it: so would the document.
+        # Reading a field that is not declared is a KeyError even if the body has it: the document would lack it.
         self._declared = {name: body.get(name) for name in self._shapes}
         self._rest = {name: value for name, value in body.items() if value is not None and name not in self._shapes}
         self._path = path

@@ -15,7 +15,7 @@ def _field(kind: str, about: str = "", **bounds: Any) -> Schema:
     return _described(about, type=kind, **bounds)
 
 
-# Declare a field of one type; further arguments as for `_field`.
+# Each declares a field of one type; the arguments are those of `_field`.
 text = partial(_field, "string")
 flag = partial(_field, "boolean", default=False)
 integer = partial(_field, "integer", minimum=0, maximum=MOST_INTEGER)
