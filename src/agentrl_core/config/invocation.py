@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -68,7 +69,9 @@ def _called(name: str) -> str | None:
 
     Prefers the program that is running, then the one beside this interpreter; None if there is neither.
     """
-    running, installed = Path(sys.argv[0]).absolute(), Path(sysconfig.get_path("scripts"), name)
+    running, installed = Path(sys.argv[0]), Path(sysconfig.get_path("scripts"), name)
+    with contextlib.suppress(FileNotFoundError):  # the working directory was removed
+        running = running.absolute()
     places = [running, installed] if running.name == name else [installed]
     program = next((path for path in places if path.is_file()), None)
     if program is None:
