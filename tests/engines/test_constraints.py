@@ -7,9 +7,9 @@ import re
 import attrs
 import pytest
 import torch
-from agentrl_core.chat.parsers.call_rules import BLANKS
 from tokenizers import Tokenizer
 
+from agentrl_core.api.parsing.call_rules import BLANKS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.engines.constraints import KEPT_GRAMMARS, WHITESPACE, Grammars
 from agentrl_core.engines.embedded import EmbeddedEngine
