@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_testing.policy import toy_policy
 
 LLAMA3_ROPE = {
@@ -75,3 +76,18 @@ def servers():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def start(policies):
+    """`start(…options)`: a running engine on the Qwen3 policy, or on `model_dir`."""
+    engines = []
+
+    def make(**options):
+        engines.append(EmbeddedEngine(**{"model_dir": policies("qwen3")} | options))
+        engines[-1].start()
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()

@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 from agentrl_core.api.parsing.call_rules import BLANKS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.engines.constraints import KEPT_GRAMMARS, WHITESPACE, Grammars
-from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.errors import UnservableError
 from agentrl_core.models import tiny
 from agentrl_core.types import FinishReason, Grammar
@@ -51,21 +50,6 @@ def lark(value):
 
 def regex(value):
     return Grammar(kind="regex", value=value)
-
-
-@pytest.fixture
-def start(policies):
-    """`start(…options)`: a running engine on the Qwen3 policy, or on `model_dir`."""
-    engines = []
-
-    def make(**options):
-        engines.append(EmbeddedEngine(**{"model_dir": policies("qwen3")} | options))
-        engines[-1].start()
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
 
 
 def test_a_tool_call_may_have_the_blanks_of_any_json():

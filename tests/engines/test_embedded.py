@@ -21,21 +21,6 @@ from agentrl_testing.policy import toy_policy
 PROMPT = list(range(10, 74))
 
 
-@pytest.fixture
-def start(policies):
-    """`start(…options)`: a running engine on the Qwen3 policy, or on `model_dir`."""
-    engines = []
-
-    def make(**options):
-        engines.append(EmbeddedEngine(**{"model_dir": policies("qwen3")} | options))
-        engines[-1].start()
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
-
-
 def cached(results):
     return [result.last.cached_tokens for result in results]
 

@@ -133,7 +133,8 @@ def test_code_in_a_model_directory_is_never_run(loader, directory, tmp_path, mon
 
 def test_a_model_that_transformers_knows_needs_no_code_of_its_own(loader, directory):
     change_config(directory, auto_map={"AutoModelForCausalLM": "own.Model"})
-    loader[0](directory)
+    loaded = loader[0](directory)
+    assert type(getattr(loaded, "model", loaded)).__module__.startswith("transformers.models.")
 
 
 def test_every_call_of_transformers_says_that_no_code_is_run():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cattrs import Converter
 
 Where: TypeAlias = str | Callable[[str], str]
-"""How messages name the place of a component: a fixed text (`loss`, `config.yaml:9: loss`), or a function that returns
+"""Place of a component in messages: a fixed text (`loss`, `config.yaml:9: loss`), or a function that returns
 the place of an option (`config.yaml:10: loss.clip`), and of the component itself for the name ""."""
 
 _ANY = inspect.Parameter.empty
