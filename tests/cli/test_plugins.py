@@ -201,6 +201,12 @@ def test_help_lists_the_commands_of_packages_without_importing_them(cli):
     assert "agentrl_good.commands" not in sys.modules
 
 
+def test_commands_of_the_kit_stand_below_plugins_alone(cli):
+    below = [row[0] for row in rows(cli("plugins", "--help")[1]) if row]
+    assert [name for name in ("list", "show", "check", "new") if name not in below] == []
+    assert "plugins-" not in cli("--help")[1]
+
+
 @pytest.mark.parametrize(
     "command", ["", "run", "doctor", "config", "config check", "plugins", "plugins list", "trace show", "runs", "greet"]
 )
