@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 
 def add(a, b):
@@ -130,3 +131,8 @@ class Scorer:
 
     def __call__(self, text):
         return len(text) + self.bonus
+
+
+def read_start_environment():
+    """Return the environment that the process was started with; every process of this user can read it."""
+    return Path("/proc/self/environ").read_bytes()
