@@ -53,7 +53,7 @@ MOVED: Mapping[str, str] = {
     "agentrl_core.rollout.adapting.client_routing": "agentrl_core.api.adapters.client_routing",
     "agentrl_core.rollout.borrowed": "agentrl_core.http.borrowed_clients",
     "agentrl_core.rollout.context": "agentrl_core.api.context",
-    "agentrl_core.rollout.tls": "agentrl_core.http.share_tls_context",
+    "agentrl_core.rollout.tls": "agentrl_core.rollout.subproc.inside.share_tls_context",
     "agentrl_core.scorers.reading": "agentrl_core.api.scored_text",
     "agentrl_core.scoring": "agentrl_core.api.scoring",
     "agentrl_core.secrecy": "agentrl_core.concurrency.secrecy",

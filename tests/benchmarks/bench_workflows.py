@@ -24,8 +24,8 @@ from openai import AsyncOpenAI
 from tests.benchmarks.report import Row, report
 
 from agentrl_core.config.schema import AgentConfig, RolloutConfig
-from agentrl_core.http.share_tls_context import shared_tls
 from agentrl_core.plugins.manager import load_registry
+from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
 from agentrl_core.types import Outcome, Task

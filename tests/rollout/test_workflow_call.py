@@ -5,7 +5,8 @@ from contextvars import ContextVar
 import pytest
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.rollout.workflow_call import INJECTED, WorkflowCall
+from agentrl_core.rollout.subproc.inside.signatures import INJECTED
+from agentrl_core.rollout.workflow_call import WorkflowCall
 
 OFFERED = {name: f"the {name}" for name in INJECTED}
 

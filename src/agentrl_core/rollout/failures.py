@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sysconfig
 import traceback
 from pathlib import Path
 
 import agentrl_core
-from agentrl_core.config.invocation import near
+from agentrl_core.rollout.subproc.inside import telling
 
-_LONGEST_MESSAGE = 400
-"""Characters of an exception's message that a record keeps; the log keeps more."""
 _LONGEST_TRACEBACK = 20_000
 """Characters of a traceback that the log gets."""
 
-_OURS = Path(agentrl_core.__file__).parent
-_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_OURS = (str(Path(agentrl_core.__file__).parent),)
 
 
 class RemoteFailure(Exception):  # noqa: N818  (stands for an error of any class)
@@ -47,20 +43,8 @@ def describe(error: BaseException) -> str:
     cause = root_cause(error)
     if isinstance(cause, RemoteFailure):
         return cause.text
-    try:
-        message = tell(str(cause))
-    except Exception as own:  # noqa: BLE001 - an exception's __str__ is user code too
-        message = f"(its text cannot be shown: str() of it raises {type(own).__name__})"
-    place = _place(cause)
+    message, place = telling.message_of(cause), telling.place_of(cause, _OURS)
     return f"{type(cause).__name__}{f': {message}' if message else ''}{f' ({place})' if place else ''}"
-
-
-def tell(text: str, longest: int = _LONGEST_MESSAGE) -> str:
-    """Return text as one printable line: escapes what terminals cannot show, and cuts it at `longest` characters."""
-    # Cut first: a message may be endless, and splitting all of it would take its time.
-    line = " ".join(text[: 2 * longest].split())
-    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
-    return line if len(line) <= longest else line[:longest] + "…"
 
 
 def format_traceback(error: BaseException) -> str:
@@ -69,17 +53,6 @@ def format_traceback(error: BaseException) -> str:
     return text if len(text) <= _LONGEST_TRACEBACK else text[:_LONGEST_TRACEBACK] + "…"
 
 
-def _place(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return ""
-    frame = next((frame for frame in reversed(frames) if is_users(Path(frame.filename))), frames[-1])
-    return f"{near(Path(frame.filename))}:{frame.lineno}"
-
-
-def is_users(path: Path) -> bool:
+def is_users(path: str) -> bool:
     """Return whether a source file is the user's: not installed, not of the standard library, not agentrl's."""
-    # Names that are no path, such as `<frozen …>` and `<string>`, are not absolute.
-    if not path.is_absolute() or path.is_relative_to(_OURS):
-        return False
-    return not any(path.is_relative_to(folder) for folder in _INSTALLED)
+    return telling.is_users(path, _OURS)

@@ -9,12 +9,7 @@ from typing import Any
 
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import ConfigError, EpisodeError
-
-INJECTED = ("base_url", "api_key", "http_client", "record_id", "is_eval")
-"""Keyword arguments that an episode offers; a workflow gets those that its signature accepts."""
-
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+from agentrl_core.rollout.subproc.inside.signatures import SignatureError, accepted_arguments, is_async, read_signature
 
 
 class WorkflowCall:
@@ -26,28 +21,11 @@ class WorkflowCall:
     def __init__(self, function: Callable[..., Any], name: str, *, where: str = "workflow") -> None:
         self.function = function
         """The function as it was given, with its options bound."""
-        self._is_async = _is_async(function)
-        signature = _signature(function, name, where)
-        if not takes_data(signature):
-            raise ConfigError(
-                f"{where}: {name}{signature} has no parameter for the task; expected run(data) or "
-                f"run(data, *, {', '.join(INJECTED)}), where each keyword is optional"
-            )
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(f"{where}: {name}{signature} yields; expected a function that returns the reward")
-        parameters = signature.parameters.values()
-        if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
-            self.accepted: frozenset[str] = frozenset(INJECTED)
-        else:
-            self.accepted = frozenset(item.name for item in parameters if item.kind in _BY_NAME) & set(INJECTED)
+        self._is_async = is_async(function)
         try:
-            # A dry run: a parameter that no episode gives is refused before anything starts.
-            signature.bind({}, **dict.fromkeys(self.accepted))
-        except TypeError as error:
-            raise ConfigError(
-                f"{where}: {name}{signature} cannot be called with (data, {', '.join(INJECTED)}): {error}; "
-                "give the other parameters a default, or set them as options of the workflow"
-            ) from None
+            self.accepted = accepted_arguments(function, name)
+        except SignatureError as error:
+            raise ConfigError(f"{where}: {error}") from None
 
     async def __call__(self, data: dict[str, Any], injected: Mapping[str, Any]) -> Any:
         """Return the workflow's return value; a sync function runs on a new thread."""
@@ -66,13 +44,16 @@ class EngineCall:
 
     def __init__(self, function: Callable[..., Any], name: str, *, where: str = "workflow") -> None:
         self._function, self._name = function, name
-        signature = _signature(function, name, where)
+        try:
+            signature = read_signature(function, name)
+        except SignatureError as error:
+            raise ConfigError(f"{where}: {error}") from None
         try:
             signature.bind(None, {})
         except TypeError as error:
             problem = f"cannot be called with (engine, data): {error}"
         else:
-            problem = "" if _is_async(function) else "is not async; expected async def arun_episode(self, engine, data)"
+            problem = "" if is_async(function) else "is not async; expected async def arun_episode(self, engine, data)"
         if problem:
             raise ConfigError(f"{where}: {name}{signature} {problem}")
 
@@ -86,25 +67,3 @@ class EngineCall:
                 "agentrl_core.Answer(text) to leave it to the task's scorer",
             )
         return returned
-
-
-def takes_data(signature: inspect.Signature) -> bool:
-    """Return whether the first parameter must be given by position, as a task's data is."""
-    first = next(iter(signature.parameters.values()), None)
-    if first is None:
-        return False
-    if first.kind is inspect.Parameter.VAR_POSITIONAL:
-        return True
-    return first.kind in _BY_POSITION and first.default is inspect.Parameter.empty
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    """Return whether a function, or an object's `__call__`, is a coroutine function."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 (reads `__call__`, does not test for it)
-
-
-def _signature(function: Callable[..., Any], name: str, where: str) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: the signature of {name} cannot be read ({error}); wrap it in a function") from None

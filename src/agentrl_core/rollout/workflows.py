@@ -24,7 +24,8 @@ from agentrl_core.plugins.catalog import of_another_interpreter, providers
 from agentrl_core.plugins.options import bind, construct, place
 from agentrl_core.rollout.episode_source import AgentCall, CallSeat, EpisodeSource, Seat
 from agentrl_core.rollout.ready_made.samplers import AsyncSampler, SamplerWorkflow
-from agentrl_core.rollout.workflow_call import INJECTED, EngineCall, WorkflowCall, takes_data
+from agentrl_core.rollout.subproc.inside.signatures import INJECTED, is_function, is_workflow_function, runs_on_data
+from agentrl_core.rollout.workflow_call import EngineCall, WorkflowCall
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig
@@ -79,7 +80,7 @@ def resolve_workflow(
     else:
         found, name, options = workflow, _qualified_name(workflow), options or {}
         use = name
-    if _is_workflow_function(found):
+    if is_workflow_function(found):
         call: WorkflowCall | EngineCall = WorkflowCall(
             _with_options(found, options, use, where), use, where=place(where)
         )
@@ -114,7 +115,7 @@ def with_options(workflow: object, options: Mapping[str, Any], *, where: Where =
     if isinstance(workflow, Component):
         return attrs.evolve(workflow, options={**workflow.options, **options})
     name = _qualified_name(workflow)
-    if not (inspect.isclass(workflow) or _is_function(workflow)):
+    if not (inspect.isclass(workflow) or is_function(workflow)):
         _refuse_options(options, name, where)
     bind(workflow, options, name=name, where=where, injected=dict.fromkeys(INJECTED))
     return functools.partial(cast("Callable[..., object]", workflow), **options)
@@ -136,17 +137,6 @@ def _load(use: str, registry: Registry, base_dir: Path, where: Where) -> Any:
         ) from missing
 
 
-def _is_workflow_function(found: Any) -> bool:
-    """Return whether `found` is a function of a task; one without parameters makes an agent instead."""
-    if not _is_function(found):
-        return False
-    return inspect.iscoroutinefunction(found) or takes_data(inspect.signature(found))
-
-
-def _is_function(found: Any) -> bool:
-    return inspect.isroutine(found) or isinstance(found, functools.partial)
-
-
 def _with_options(
     function: Callable[..., Any], options: Mapping[str, Any], use: str, where: Where
 ) -> Callable[..., Any]:
@@ -161,7 +151,7 @@ def _built(
     found: Any, options: Mapping[str, Any], use: str, where: Where
 ) -> tuple[object, Mapping[str, Any], Callable[[], object] | None]:
     """Return the built object, the options that its constructor did not take, and its factory (None for an object)."""
-    if not (inspect.isclass(found) or _is_function(found)):
+    if not (inspect.isclass(found) or is_function(found)):
         return found, options, None
     parameters = inspect.signature(found).parameters
     # A workflow class is given all options, so that one that it does not know is refused. Of the options of an agent's
@@ -193,7 +183,7 @@ def _call_of(
     if callable(arun_episode) and (isinstance(agent, RolloutWorkflow) or not callable(getattr(agent, "run", None))):
         _refuse_options(options, use, where)
         return EngineCall(arun_episode, f"{use}.arun_episode", where=place(where))
-    if not _runs_on_data(agent):
+    if not runs_on_data(agent):
         adapted = registry.hooks.adapt_agent(agent=agent, options=options, factory=factory, base_dir=base_dir)
         if adapted is not None:
             return WorkflowCall(adapted.run, f"{_qualified_name(type(adapted))}.run", where=place(where))
@@ -215,19 +205,6 @@ def _refuse_options(options: Mapping[str, Any], use: str, where: Where) -> None:
             f"{place(where, next(iter(options)))}: {use} is an existing object and takes no options; "
             "name its class instead"
         )
-
-
-def _runs_on_data(agent: object) -> bool:
-    """Return whether `agent.run` takes `data`: frameworks have a `run` too, with a prompt or a query in its place."""
-    run = getattr(agent, "run", agent)
-    if not callable(run) or inspect.isclass(run):
-        return False
-    try:
-        parameters = inspect.signature(run).parameters
-    except (TypeError, ValueError):
-        # A signature that cannot be read is that of C code, so no workflow of a user.
-        return False
-    return next(iter(parameters), None) == "data"
 
 
 def _not_a_workflow(agent: object, use: str) -> str:

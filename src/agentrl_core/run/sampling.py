@@ -20,10 +20,10 @@ from agentrl_core.errors import RunError
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.online.admin import key_from_environment, make_key
 from agentrl_core.http.borrowed_clients import close_borrowed
-from agentrl_core.http.share_tls_context import shared_tls
 from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
+from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.run.threads import LoopThread
 
 if TYPE_CHECKING:

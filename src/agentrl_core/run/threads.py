@@ -229,9 +229,9 @@ def _users_places(frame: FrameType | None) -> list[str]:
     """Return the lines of the user's own code in a stack, innermost first."""
     places = []
     while frame is not None:
-        path = Path(frame.f_code.co_filename)
+        path = frame.f_code.co_filename
         if is_users(path):
-            places.append(f"{near(path)}:{frame.f_lineno} (in {frame.f_code.co_name})")
+            places.append(f"{near(Path(path))}:{frame.f_lineno} (in {frame.f_code.co_name})")
         frame = frame.f_back
     return places
 

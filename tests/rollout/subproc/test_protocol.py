@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from agentrl_core.api.scoring import Answer
 from agentrl_core.errors import EpisodeError, PluginError
 from agentrl_core.rollout.failures import RemoteFailure
-from agentrl_core.rollout.subproc.worker import MAX_ANSWER_BYTES, answer_frame, plain
+from agentrl_core.rollout.subproc.inside.frames import MAX_ANSWER_BYTES, answer_frame
+from agentrl_core.rollout.subproc.inside.values import plain
 from agentrl_core.rollout.subproc.worker_messages import Frames, ProtocolError, check, read_answer, read_start
 
 HOSTILE = '''
@@ -162,7 +163,7 @@ import sys
 
 class Agent:
     def __init__(self):
-        sys.modules["__main__"].Worker._listen = lambda worker: os._exit(5)
+        sys.modules["agentrl_worker.episodes"].Worker._listen = lambda worker: os._exit(5)
 
     def run(self, data):
         return 1.0

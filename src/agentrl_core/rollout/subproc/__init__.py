@@ -1,5 +1,5 @@
 """Agents in worker processes (`rollout.agent.mode: subproc`), of this interpreter or of another.
 
-`resolving` is the entry. `pool` hands out workers, `process` drives one of them, and `worker` is the script that runs
-inside it.
+`resolving` is the entry. `pool` hands out workers and `process` drives one of them. What runs in a worker is in the
+folder `inside`.
 """

@@ -19,10 +19,9 @@ import agentrl_core
 from agentrl_core.concurrency.secrecy import environment
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
-from agentrl_core.http import share_tls_context as tls
 from agentrl_core.plugins.options import place
 from agentrl_core.plugins.references import is_reference, user_folders
-from agentrl_core.rollout.subproc import worker
+from agentrl_core.rollout.subproc.inside import start as start_script
 from agentrl_core.rollout.subproc.pickling import find_obstacle
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Launch:
     """True if the worker runs on this very interpreter."""
     environ: Mapping[str, str] = attrs.field(repr=False)
     start: Mapping[str, Any]
-    """The first message to the worker; see `worker.ForeignWorkflow` for another interpreter."""
+    """The first message to the worker; see `inside.foreign_workflow` for another interpreter."""
     payload: bytes = attrs.field(repr=False)
     memory_mb: int | None
     limit_s: float
@@ -82,7 +81,6 @@ def plan(
     options = workflow.options if isinstance(workflow, Component) else {}
     start: dict[str, Any] = {
         "own": agent.python is None,
-        "tls": tls.__file__,
         "places": {"": place(where), **{option: place(where, option) for option in options}},
     }
     payload = b""
@@ -228,5 +226,5 @@ def _is_in(top: str, folders: Sequence[Path]) -> bool:
     return any((folder / top).is_dir() or (folder / f"{top}.py").is_file() for folder in folders)
 
 
-WORKER = worker.__file__
+WORKER = start_script.__file__
 """Script that the worker's interpreter runs."""

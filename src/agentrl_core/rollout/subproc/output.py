@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl_core.gateway.sessions import without_secrets
-from agentrl_core.rollout.failures import tell
+from agentrl_core.rollout.subproc.inside.telling import tell
 
 _KEPT_BYTES = 16_384
 """Bytes kept of one episode: the last ones, because the reasons of a failure stand at the end."""

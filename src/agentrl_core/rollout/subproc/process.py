@@ -12,7 +12,6 @@ import contextlib
 import os
 import secrets
 import selectors
-import signal
 import socket
 import subprocess
 import threading
@@ -20,19 +19,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from agentrl_core.errors import AgentRLError, ConfigError, DataError, PluginError, RunError
-from agentrl_core.rollout.failures import RemoteFailure, tell
+from agentrl_core.errors import ConfigError, PluginError, RunError
+from agentrl_core.rollout.failures import RemoteFailure
+from agentrl_core.rollout.subproc.inside.frames import frame
 from agentrl_core.rollout.subproc.launch import WORKER
 from agentrl_core.rollout.subproc.output import Output
-from agentrl_core.rollout.subproc.worker import frame
 from agentrl_core.rollout.subproc.worker_messages import (
     READ_BYTES,
     Frames,
     ProtocolError,
     check,
+    how_it_ended,
     read_answer,
+    read_refusal,
     read_start,
 )
 
@@ -58,12 +57,6 @@ _REPORT_BYTES = 4096
 """Longest report of a guard that is read."""
 _DRAIN_BYTES = 2**20
 """Output taken at a time, as much as a pipe can hold: an agent that never stops writing must not hold up the run."""
-_KINDS: Mapping[str, type[AgentRLError]] = {
-    item.__name__: item for item in (ConfigError, DataError, PluginError, RunError)
-}
-"""Errors that a worker may ask the run to raise."""
-
-
 _ANSWERS = ("done", "raised")
 """Messages that end an episode."""
 
@@ -152,7 +145,7 @@ class WorkerProcess:
                 + ("" if launch.own else "; expected Python 3.8 or newer with all that the workflow imports")
             )
         if answer["op"] == "refused":
-            raise self._refusal(answer)
+            raise read_refusal(answer, launch.where)
         self.name, self.is_async = answer["name"], answer["is_async"]
 
     def _first_message(self, abort: threading.Event) -> dict[str, Any] | None:
@@ -188,15 +181,6 @@ class WorkerProcess:
             return self._control.recv(READ_BYTES)
         except ConnectionError:
             return b""
-
-    def _refusal(self, answer: Mapping[str, Any]) -> AgentRLError:
-        if answer["kind"] in _KINDS:
-            return _KINDS[answer["kind"]](answer["message"])
-        at = f" (at {answer['place']})" if answer["place"] else ""
-        text = tell(answer["message"])
-        return PluginError(
-            f"{self._launch.where}: building the workflow in a worker process failed: {answer['kind']}: {text}{at}"
-        )
 
     def attach(self) -> None:
         """Bind the process to the running event loop; does nothing the second time."""
@@ -396,22 +380,7 @@ class WorkerProcess:
 
     def _how(self) -> str:
         """Return how the process ended, as a verb phrase."""
-        try:
-            report = orjson.loads(self._report)
-        except orjson.JSONDecodeError:
-            # The guard was killed as well.
-            report = {"status": self._popen.returncode, "used_bytes": None}
-        if report["used_bytes"] is not None:
-            used = report["used_bytes"] // 2**20
-            return f"was killed: it used {used} MB, and rollout.agent.subproc_max_memory_mb is {self._launch.memory_mb}"
-        status = report["status"]
-        if status is None:
-            return "was killed"
-        if status >= 0:
-            return f"ended with exit code {status}"
-        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-        why = " (the system does that when memory runs out)" if -status == signal.SIGKILL else ""
-        return f"was ended by {name}{why}"
+        return how_it_ended(self._report, self._popen.returncode, memory_mb=self._launch.memory_mb)
 
     def _said(self) -> str:
         """Return the process's last lines of output for a message; empty if there are none."""

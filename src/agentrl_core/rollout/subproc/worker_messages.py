@@ -1,16 +1,22 @@
-"""Parse and check the messages of an agent worker; the agent's own code can forge them, as it shares the socket."""
+"""Parse and check the messages of an agent worker and its guard.
+
+The agent's own code can forge those of the worker, as it shares the socket.
+"""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from agentrl_core.api.scoring import Answer
-from agentrl_core.errors import EpisodeError
-from agentrl_core.rollout.failures import RemoteFailure, tell
-from agentrl_core.rollout.subproc.worker import DEEPEST_VALUE, MAX_ANSWER_BYTES
+from agentrl_core.errors import AgentRLError, ConfigError, DataError, EpisodeError, PluginError, RunError
+from agentrl_core.rollout.failures import RemoteFailure
+from agentrl_core.rollout.subproc.inside.frames import MAX_ANSWER_BYTES
+from agentrl_core.rollout.subproc.inside.telling import tell
+from agentrl_core.rollout.subproc.inside.values import DEEPEST_VALUE
 
 READ_BYTES = 2**16
 """Bytes read from a worker's socket at a time."""
@@ -23,6 +29,10 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 """Numbers that JSON lacks, as the worker spells them."""
 _READY: Mapping[str, type] = {"name": str, "is_async": bool}
 _REFUSED: Mapping[str, type] = {"kind": str, "message": str, "place": str, "trace": str}
+_KINDS: Mapping[str, type[AgentRLError]] = {
+    item.__name__: item for item in (ConfigError, DataError, PluginError, RunError)
+}
+"""Errors that a worker may ask the run to raise."""
 _RAISED: Mapping[str, type] = {"type": str, "message": str, "place": str, "trace": str}
 
 
@@ -77,6 +87,37 @@ def read_start(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the first message of a worker: `ready` or `refused`."""
     check(message, ("ready", "refused"), None)
     return _with_fields(message, _READY if message["op"] == "ready" else _REFUSED)
+
+
+def read_refusal(answer: Mapping[str, Any], where: str) -> AgentRLError:
+    """Return the error for a message `refused`; `where` begins a message that has no place in the config."""
+    if answer["kind"] in _KINDS:
+        return _KINDS[answer["kind"]](answer["message"])
+    at = f" (at {answer['place']})" if answer["place"] else ""
+    text = tell(answer["message"])
+    return PluginError(f"{where}: building the workflow in a worker process failed: {answer['kind']}: {text}{at}")
+
+
+def how_it_ended(report: bytes, status: int | None, *, memory_mb: int | None) -> str:
+    """Return how a worker ended, as a verb phrase.
+
+    `report` is its guard's, `status` the exit code of the guard, which counts if the guard was killed as well.
+    """
+    try:
+        told = orjson.loads(report)
+    except orjson.JSONDecodeError:
+        told = {"status": status, "used_bytes": None}
+    if told["used_bytes"] is not None:
+        used = told["used_bytes"] // 2**20
+        return f"was killed: it used {used} MB, and rollout.agent.subproc_max_memory_mb is {memory_mb}"
+    status = told["status"]
+    if status is None:
+        return "was killed"
+    if status >= 0:
+        return f"ended with exit code {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    why = " (the system does that when memory runs out)" if -status == signal.SIGKILL else ""
+    return f"was ended by {name}{why}"
 
 
 def read_answer(message: Mapping[str, Any]) -> Any:

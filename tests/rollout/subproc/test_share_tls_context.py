@@ -13,7 +13,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from agentrl_core.http.share_tls_context import shared_tls
+from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 
 
 def context_of(client):
@@ -87,7 +87,7 @@ def test_it_may_be_nested_and_leaves_nothing_behind():
 def test_a_library_that_is_imported_later_shares_it_too():
     program = """
         import sys
-        from agentrl_core.http.share_tls_context import shared_tls
+        from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
         with shared_tls():
             assert "httpx2" not in sys.modules
             import httpx2, inspect
@@ -97,3 +97,28 @@ def test_a_library_that_is_imported_later_shares_it_too():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
     assert done.stdout == "1 True\n", done.stderr
+
+
+@pytest.mark.parametrize(("module", "newest"), [(httpx, (0, 28)), (httpx2, (2, 16))])
+def test_these_versions_were_read(module, newest):
+    installed = tuple(map(int, module.__version__.split(".")[:2]))
+    advice = "compare its _transports/default.py with share_tls_context.py, then name the version there and here"
+    assert installed <= newest, advice
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"create_ssl_context": lambda verify=True, trust_env=True: ssl.create_default_context()},
+        {"create_ssl_context": None},
+        {"HTTPTransport": object},
+    ],
+    ids=["other parameters", "no function", "no http2"],
+)
+def test_a_release_that_is_built_otherwise_is_left_alone(monkeypatch, changed):
+    transports = httpx2._transports.default
+    for name, value in changed.items():
+        monkeypatch.setattr(transports, name, value)
+    before = transports.create_ssl_context
+    with shared_tls():
+        assert transports.create_ssl_context is before

@@ -1,8 +1,7 @@
 """Tell the processes that an episode left behind from those that the agent holds on to, as a pool in an attribute.
 
 A process is kept if an object that stands for it (`Popen`, …) can be reached from the agent or from a module. The
-worker kills all others after the episode. A worker loads this file by its path, under any Python from 3.8 on: it
-imports only the standard library.
+worker kills all others after the episode.
 """
 
 from __future__ import annotations

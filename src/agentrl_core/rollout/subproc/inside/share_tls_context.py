@@ -3,8 +3,6 @@
 httpx and httpx2 read the CA certificates anew for every client, and so does every SDK that builds one of their clients.
 Only the default is shared: a client that asks for a certificate, a CA bundle or no verification gets its own context.
 The public `create_ssl_context` is not patched, because its callers may change the context that they get.
-
-Imports only the standard library and runs on Python 3.8: workers in other interpreters load this file alone.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import sys
 import threading
@@ -52,22 +51,20 @@ def shared_tls() -> Iterator[None]:
 
 
 def _share(module: Any) -> None:
-    original = getattr(module, _FUNCTION, None)
-    if original is None or module.__name__ in _originals:
+    if module.__name__ in _originals or not _is_known(module):
         return
-    _originals[module.__name__] = original
+    original = _originals[module.__name__] = getattr(module, _FUNCTION)
 
     def create_ssl_context(
         verify: Any = True,  # noqa: FBT002 - httpx2's signature
         cert: Any = None,
         trust_env: Any = True,  # noqa: FBT002 - httpx2's signature
-        **others: Any,
     ) -> Any:
-        if verify is not True or cert or others:
-            return original(verify=verify, cert=cert, trust_env=trust_env, **others)
+        if verify is not True or cert:
+            return original(verify=verify, cert=cert, trust_env=trust_env)
         # The protocols to negotiate are written into the context before each handshake, so clients with and without
         # HTTP/2 must not share one. `http2` is no parameter of this function, so it is read from the caller's frame.
-        http2 = sys._getframe(1).f_locals.get("http2", False)  # noqa: SLF001  (documented by Python)
+        http2 = sys._getframe(1).f_locals["http2"]  # noqa: SLF001  (documented by Python)
         key = (module.__name__, trust_env, bool(http2), *map(os.environ.get, _VARIABLES))
         # Without a lock: two threads may both build a context, and either one may stay.
         if key not in _contexts:
@@ -75,6 +72,16 @@ def _share(module: Any) -> None:
         return _contexts[key]
 
     setattr(module, _FUNCTION, create_ssl_context)
+
+
+def _is_known(module: Any) -> bool:
+    """Return whether a module is as in httpx 0.28 and httpx2 2.16; clients of another release share nothing."""
+    try:
+        takes = tuple(inspect.signature(getattr(module, _FUNCTION)).parameters)
+        codes = [getattr(module, name).__init__.__code__ for name in ("HTTPTransport", "AsyncHTTPTransport")]
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return takes == ("verify", "cert", "trust_env") and all("http2" in code.co_varnames for code in codes)
 
 
 def _restore() -> None:
