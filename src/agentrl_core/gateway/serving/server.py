@@ -24,6 +24,7 @@ from agentrl_core.gateway.serving.body_memory import BodyRoom, RoomSize
 from agentrl_core.gateway.serving.connection import CONNECTION, Connection
 from agentrl_core.gateway.serving.limits import Limits
 from agentrl_core.gateway.serving.routes import client_of, refused_at, too_large
+from agentrl_core.gateway.serving.uvicorn_internals import check_uvicorn
 from agentrl_core.gateway.serving.web import MAX_BODY_BYTES, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class GatewayServer:
         limits: Limits | None = None,
         room: RoomSize | None = None,
     ) -> None:
+        check_uvicorn()
         self._socket = bind(host, port)
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
