@@ -147,7 +147,7 @@ def test_a_request_whose_reply_has_begun_is_not_sent_anew(part):
 
 
 def test_a_request_that_got_nothing_is_sent_anew(monkeypatch):
-    monkeypatch.setattr("agentrl_core.http.server_client._RETRIES", Backoff(first_s=0.001))
+    monkeypatch.setattr("agentrl_core.http.server_client._BACKOFF", Backoff(first_s=0.001))
 
     async def once():
         async with serving(b"", b"", OK, retries=2) as (client, requests, _):

@@ -1,6 +1,6 @@
 """Re-exports for packages: HTTP clients with pooled connections, a server's proxy, the TLS context, retries."""
 
-from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
+from agentrl_core.http.backoff import LATER, Backoff, RetryPolicy, TransientError, retry_after_s
 from agentrl_core.http.proxies import OPTION as PROXY_OPTION
 from agentrl_core.http.proxies import Proxy, proxy_of
 from agentrl_core.http.proxies import is_option as is_proxy_option
@@ -15,9 +15,11 @@ __all__ = [
     "ExchangeError",
     "Fault",
     "Proxy",
+    "RetryPolicy",
     "ServerClient",
     "ServerReply",
     "SharedClient",
+    "TransientError",
     "is_proxy_option",
     "proxy_of",
     "retry_after_s",

@@ -7,6 +7,7 @@ neither sessions nor the store: `forwarding` records the replies. They are text,
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -19,7 +20,7 @@ import orjson
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import TokenUsage
 from agentrl_core.gateway.dialects.openai_fields import was_cut
-from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
+from agentrl_core.http.backoff import LATER, Backoff, RetryPolicy, TransientError, retry_after_s
 from agentrl_core.http.server_client import ExchangeError, ServerClient, ServerReply, server_sent_events
 
 if TYPE_CHECKING:
@@ -113,8 +114,9 @@ class Upstream:
     ) -> None:
         self.name = name
         self._config = config
-        self._backoff = backoff
-        self._sleep = sleep
+        self._retries = RetryPolicy(
+            max_retries=config.max_retries, backoff=backoff, longest_wait_s=_LONGEST_WAIT_S, sleep=sleep
+        )
         self._client = ServerClient(
             config.url,
             proxy=config.proxy,
@@ -198,22 +200,19 @@ class Upstream:
         A call is also sent again if its connection broke and the provider may have answered already: a chat completion
         has no side effects there, so the worst case is that it is paid twice.
         """
-        for attempt in range(self._config.max_retries + 1):
-            asked_s: float | None = None
-            try:
-                reply = await self._client.request("POST", "/chat/completions", body)
-                if reply.status == _OK:
-                    return reply
-                with reply:
-                    refusal = self._refusal(reply.status, reply.headers, await reply.read_beginning())
-                again, asked_s = reply.status in LATER, retry_after_s(reply.headers)
-            except ExchangeError as error:
-                refusal, again = self._lost(error), error.fault in {"connect", "broken"}
-            wait_s = self._backoff.wait_s(attempt, asked_s)
-            if not again or attempt == self._config.max_retries or wait_s > _LONGEST_WAIT_S:
-                raise refusal
-            await self._sleep(wait_s)
-        raise AssertionError("the last attempt returns or raises")
+        return await self._retries.call(functools.partial(self._asked, body))
+
+    async def _asked(self, body: bytes) -> ServerReply:
+        try:
+            reply = await self._client.request("POST", "/chat/completions", body)
+            if reply.status == _OK:
+                return reply
+            with reply:
+                refusal = self._refusal(reply.status, reply.headers, await reply.read_beginning())
+        except ExchangeError as error:
+            lost = self._lost(error)
+            raise (TransientError(lost) if error.fault in {"connect", "broken"} else lost) from error
+        raise TransientError(refusal, asked_s=retry_after_s(reply.headers)) if reply.status in LATER else refusal
 
     def _authorization(self) -> Mapping[str, str]:
         """Return the header with the key; the environment is read at each call, so the key may be set late.

@@ -1,14 +1,23 @@
-"""Retry policy for requests to servers, providers and judges: after which statuses, and after which wait."""
+"""Retry policy for requests to servers, providers and judges: after which failures, how often, after which waits.
+
+Not by tenacity: it counts every attempt alike and knows no `Retry-After`. A free repetition on a connection that the
+server had closed, and giving up where a server asks for too long a wait, would each take a class of ours for its hooks,
+together more lines than `RetryPolicy`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import attrs
+
+T = TypeVar("T")
 
 LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 """HTTP statuses after which the same request may succeed; 520 to 524 are Cloudflare's, 529 is Anthropic's."""
@@ -36,6 +45,54 @@ class Backoff:
         for _ in range(min(attempt, _MOST_STEPS)):
             grown = min(grown * self.factor, self.longest_s)
         return max(grown * self.uniform(1 - self.jitter, 1.0), asked_s or 0.0)
+
+
+class TransientError(Exception):
+    """Raised by an attempt that may be repeated; `failure` is raised instead if it is not.
+
+    Only the caller knows whether repeating is safe, as for a request that changes nothing on the server: it raises this
+    error if so, and any other error if not. `asked_s` is the wait that the server asks for. A repetition `at_once` does
+    not count and does not wait, because the server never saw the attempt.
+    """
+
+    def __init__(self, failure: Exception, *, asked_s: float | None = None, at_once: bool = False) -> None:
+        super().__init__(str(failure))
+        self.failure, self.asked_s, self.at_once = failure, asked_s, at_once
+
+
+@attrs.frozen(kw_only=True)
+class RetryPolicy:
+    """How often a call is repeated, and after which waits."""
+
+    max_retries: int
+    backoff: Backoff = Backoff()
+    longest_wait_s: float = math.inf
+    """A server that asks for a longer wait gets no further attempt."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def wait_s(self, retries: int, asked_s: float | None = None) -> float | None:
+        """Return the wait before the next attempt, after a first one and `retries` more; None if there is to be none.
+
+        For callers with a loop of their own; `call` is the usual one.
+        """
+        wait_s = self.backoff.wait_s(retries, asked_s)
+        return None if retries >= self.max_retries or wait_s > self.longest_wait_s else wait_s
+
+    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what `attempt` returns, which is repeated after each `TransientError`."""
+        retries = 0
+        while True:
+            try:
+                return await attempt()
+            except TransientError as error:
+                transient = error
+            if transient.at_once:
+                continue
+            wait_s = self.wait_s(retries, transient.asked_s)
+            if wait_s is None:
+                raise transient.failure from transient.__cause__
+            await self.sleep(wait_s)
+            retries += 1
 
 
 def retry_after_s(headers: Mapping[str, str], clock: Callable[[], float] = time.time) -> float | None:

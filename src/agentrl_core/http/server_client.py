@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from agentrl_core.errors import ConfigError
-from agentrl_core.http.backoff import Backoff
+from agentrl_core.http.backoff import Backoff, RetryPolicy, TransientError
 from agentrl_core.http.proxies import Proxy, proxy_of
 from agentrl_core.http.tls_context import ssl_context
 
@@ -35,7 +35,7 @@ Fault: TypeAlias = Literal["connect", "silent", "broken", "garbled", "too large"
 MOST_BYTES = 16 << 20
 """Default limit for a reply, or for one event of a stream: a million tokens are about 4 MB."""
 
-_RETRIES = Backoff(first_s=0.2)
+_BACKOFF = Backoff(first_s=0.2)
 """Waits before a request is sent again."""
 _KEPT_S = 4.0
 """Lifetime of an idle connection: below the 5 s after which uvicorn, on which most model servers run, closes it."""
@@ -95,7 +95,7 @@ class ServerClient:
         self._max_connections = max_connections
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = silence_s
-        self._retries = retries
+        self._retries = RetryPolicy(max_retries=retries, backoff=_BACKOFF)
         self._lock = threading.Lock()
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
@@ -137,8 +137,9 @@ class ServerClient:
         """Send a request until the head of a reply comes, or the failure is not worth another attempt."""
         import aiohttp
 
-        attempt = 0
-        while not pool.session.closed:
+        async def attempt() -> aiohttp.ClientResponse:
+            if pool.session.closed:
+                raise ExchangeError("broken", f"{self.url}: the connections were closed")
             connection = SimpleNamespace(kept=False)
             data = io.BytesIO(body) if len(body) > _MOST_AT_ONCE_BYTES else body or None
             try:
@@ -151,14 +152,12 @@ class ServerClient:
                 # If part of the head came, a ServerDisconnectedError has that as `message` instead of a text. The
                 # server has begun to answer, so the request must not be sent again.
                 begun = not isinstance(getattr(error, "message", ""), str)
-                last = attempt == self._retries and not connection.kept
-                if failure.fault not in {"connect", "broken"} or begun or last:
+                if failure.fault not in {"connect", "broken"} or begun:
                     raise failure from error
-            # The server may close a kept connection at any time. That is not a failure: try again at once.
-            if not connection.kept:
-                await asyncio.sleep(_RETRIES.wait_s(attempt))
-                attempt += 1
-        raise ExchangeError("broken", f"{self.url}: the connections were closed")
+                # The server may close a kept connection at any time. That is not a failure: try again at once.
+                raise TransientError(failure, at_once=connection.kept) from error
+
+        return await self._retries.call(attempt)
 
     def close(self) -> None:
         """End all connections, on whichever event loop they are."""

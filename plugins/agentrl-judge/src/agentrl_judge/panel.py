@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.api.http import Backoff
+from agentrl_core.api.http import Backoff, RetryPolicy
 from agentrl_judge.model import CallError, JudgeModel
 
 if TYPE_CHECKING:
@@ -105,16 +105,15 @@ class Panel:
                     return await model.ask(compose(), calls)
                 except CallError as error:
                     failures[label] = failure = error
-            wait_s = self._wait_s(attempts[number], failure)
+            wait_s = self._retries().wait_s(attempts[number], failure.wait_s)
             attempts[number] += 1
-            if not failure.again or attempts[number] > self.patience.max_retries or wait_s > LONGEST_WAIT_S:
+            if not failure.again or wait_s is None:
                 del attempts[number]
                 return None
-            await self.sleep(wait_s)
+            # After garbage the server is up, and the next prompt differs in its boundary: no wait.
+            await self.sleep(0.0 if failure.kind == "garbage" else wait_s)
 
-    def _wait_s(self, attempt: int, failure: CallError) -> float:
-        if failure.kind == "garbage":
-            return 0.0  # the server is up, and the next prompt differs in its boundary
+    def _retries(self) -> RetryPolicy:
         patience = self.patience
         backoff = Backoff(
             first_s=patience.retry_delay_s,
@@ -123,7 +122,7 @@ class Panel:
             jitter=_JITTER,
             uniform=self.uniform,
         )
-        return backoff.wait_s(attempt, failure.wait_s)
+        return RetryPolicy(max_retries=patience.max_retries, backoff=backoff, longest_wait_s=LONGEST_WAIT_S)
 
 
 def _reason(failures: dict[str, CallError]) -> str:
