@@ -132,7 +132,7 @@ def find(request, folders):
 
     def foreign(use, options):
         start = {
-            "use": use, "options": options, "folders": [str(folder) for folder in folders], "package": None,
+            "use": use, "options": options, "folders": [str(folder) for folder in folders], "packages": {},
             "adapters": [], "places": {"": "workflow", **{option: f"workflow.{option}" for option in options}},
         }  # fmt: skip
         loaded = ForeignWorkflow(start)

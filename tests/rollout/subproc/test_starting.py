@@ -333,6 +333,23 @@ def test_an_object_that_no_adapter_knows_is_refused(zoo, agents, resolve):
         resolve(f"{agents('class Stone: pass')}:Stone", "python")
 
 
+def test_the_parts_of_the_example_agents_are_there_without_agentrl(agents, resolve, rehearsal, task):
+    name = agents("""
+from agentrl_examples.calculator import evaluate
+
+
+def run(data, *, base_url, api_key):
+    ask(data, base_url, api_key)
+    try:
+        import agentrl_core
+    except ImportError:
+        return evaluate("3 / 4")
+    return 0.0
+""")
+    (episode,) = rehearsal.play(resolve(f"{name}:run", "python"), [task()])
+    assert (episode.record.outcome.value, episode.record.reward) == ("scored", 0.75), episode.record.detail
+
+
 def test_a_package_of_our_environment_is_loaded_there_from_its_folder_alone(zoo, rehearsal, resolve, task):
     resolved = resolve("agentrl_zoo.math_agent.MathAgent", "python")
     (episode,) = rehearsal.play(resolved, [task()])

@@ -13,7 +13,21 @@ from typing import Any
 
 from anthropic import AsyncAnthropic
 
-from agentrl_anthropic.calculator import TOOL, calculate, same_number
+from agentrl_examples.calculator import OPERATIONS, calculate, same_number
+
+_TOOL: Any = {
+    "name": "calculator",
+    "description": "Do one step of arithmetic with two numbers.",
+    "input_schema": {
+        "type": "object",
+        "properties": {
+            "operation": {"type": "string", "enum": list(OPERATIONS)},
+            "a": {"type": "number"},
+            "b": {"type": "number"},
+        },
+        "required": ["operation", "a", "b"],
+    },
+}
 
 
 def connect(
@@ -50,12 +64,11 @@ class MathToolAgent:
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
         """Answer one task."""
-        tools: Any = [TOOL]
-        asked = _conversation(data["messages"])
+        asked = {**_conversation(data["messages"]), "tools": [_TOOL]}
         messages = asked["messages"]
         async with connect(**extra_kwargs) as client:
             for _ in range(self.max_turns):
-                reply = await client.messages.create(model=self.model, max_tokens=self.max_tokens, tools=tools, **asked)
+                reply = await client.messages.create(model=self.model, max_tokens=self.max_tokens, **asked)
                 calls = [block for block in reply.content if block.type == "tool_use"]
                 if not calls:
                     return float(same_number(_text(reply), str(data["answer"])))

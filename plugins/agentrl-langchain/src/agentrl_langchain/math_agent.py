@@ -14,7 +14,7 @@ from langchain_core.tools import ToolException, tool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from agentrl_langchain.calculator import evaluate, same_number
+from agentrl_examples.calculator import evaluate, same_number
 
 
 def connect(

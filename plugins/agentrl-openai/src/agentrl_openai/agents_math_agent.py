@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from agents import Agent, function_tool
 
-from agentrl_openai.calculator import calculate
+from agentrl_examples.calculator import calculate
 
 _ENDING = "End with the number, as <answer>5</answer>."
 

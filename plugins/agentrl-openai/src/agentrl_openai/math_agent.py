@@ -14,7 +14,24 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from agentrl_openai.calculator import TOOL, calculate, same_number
+from agentrl_examples.calculator import OPERATIONS, calculate, same_number
+
+_TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Do one step of arithmetic with two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "operation": {"type": "string", "enum": list(OPERATIONS)},
+                "a": {"type": "number"},
+                "b": {"type": "number"},
+            },
+            "required": ["operation", "a", "b"],
+        },
+    },
+}
 
 
 def connect(
@@ -68,11 +85,10 @@ class MathToolAgent:
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
         """Answer one task."""
-        tools: Any = [TOOL]
         messages = list(data["messages"])
         async with connect(**extra_kwargs) as client:
             for _ in range(self.max_turns):
-                reply = await client.chat.completions.create(model=self.model, messages=messages, tools=tools)
+                reply = await client.chat.completions.create(model=self.model, messages=messages, tools=[_TOOL])
                 message = reply.choices[0].message
                 if not message.tool_calls:
                     return float(same_number(message.content or "", str(data["answer"])))

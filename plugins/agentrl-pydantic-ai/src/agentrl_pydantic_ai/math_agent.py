@@ -14,7 +14,7 @@ from pydantic_ai import Agent, ModelRetry
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from agentrl_pydantic_ai.calculator import evaluate, same_number
+from agentrl_examples.calculator import evaluate, same_number
 
 INSTRUCTIONS = "Solve the problem. End with the number that answers it."
 

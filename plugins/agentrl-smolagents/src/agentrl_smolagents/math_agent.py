@@ -12,7 +12,7 @@ from typing import Any
 
 from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent, tool
 
-from agentrl_smolagents.calculator import evaluate, same_number
+from agentrl_examples.calculator import evaluate, same_number
 
 INSTRUCTIONS = "Solve the problem. The final answer is the number that answers it."
 

@@ -33,6 +33,8 @@ INSIDE = "AGENTRL_SUBPROC_WORKER"
 """Variable that is set in workers: a training script that is imported there must not train again."""
 EPISODE_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 """Environment variables that a worker sets for each episode."""
+_EXAMPLES = "agentrl_examples"
+"""Package that the example agents of agentrl's packages import."""
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 """Variables that would make another interpreter import this one's packages."""
 
@@ -189,7 +191,7 @@ def _foreign_start(component: Component, registry: Registry, base_dir: Path, whe
         "use": use,
         "options": dict(component.options),
         "folders": [str(folder) for folder in folders],
-        "package": [top, home] if home else None,
+        "packages": {name: folder for name, folder in ((top, home), (_EXAMPLES, _home(_EXAMPLES))) if folder},
         "adapters": adapters,
         "sys_path": None,
         "skip": [folder for _, folder, _ in adapters] + ([home] if home else []),

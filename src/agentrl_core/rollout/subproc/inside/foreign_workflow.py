@@ -28,9 +28,9 @@ class Refused(Exception):  # noqa: N818  (a refusal, not an error)
 class ForeignWorkflow:
     """Workflow that is found and built with the standard library alone, in another interpreter than the run's.
 
-    `start` holds `use` (`module:attr`, `file.py:attr`, `pkg.mod.Attr`), `options`, `folders` to search first, `package`
-    (name and location of the run's own copy of the workflow's package, for interpreters that have none), `adapters`
-    ([package, location, `module:attr`], …) and `places` (option -> its place in the config, for messages).
+    `start` holds `use` (`module:attr`, `file.py:attr`, `pkg.mod.Attr`), `options`, `folders` to search first,
+    `packages` (name -> location of the run's own copy, for interpreters that have none), `adapters` ([package,
+    location, `module:attr`], …) and `places` (option -> its place in the config, for messages).
     """
 
     name = ""
@@ -41,11 +41,10 @@ class ForeignWorkflow:
         self._folders, self._adapters = start["folders"], start["adapters"]
         for folder in reversed(self._folders):
             _put_on_path(folder)
-        # Adapters always come from the run's installation, so they go first. The run's copy of the workflow's package
-        # goes last: a copy that this interpreter has itself wins.
+        # Adapters always come from the run's installation, so they go first. The run's copies of other packages go
+        # last: a copy that this interpreter has itself wins.
         sys.meta_path.insert(0, Packages({name: place for name, place, _ in self._adapters}))
-        if start["package"]:
-            sys.meta_path.append(Packages(dict([start["package"]])))
+        sys.meta_path.append(Packages(start["packages"]))
         for _, _, path in self._adapters:
             self._prepare(path.partition(":")[0])
         found = self._find()
@@ -176,7 +175,7 @@ class ForeignWorkflow:
             )
         if options:
             raise self._refuse(f"{self._use} has no such option", next(iter(options)))
-        return found
+        return found  # type: ignore[no-any-return]
 
     def _accepted(self, function: Callable[..., Any]) -> set[str]:
         """Return the injected arguments that the function takes.

@@ -1,7 +1,4 @@
-"""Calculator and comparison of numbers for the example agents; imports only the standard library.
-
-The example agents also run in interpreters where agentrl is not installed.
-"""
+"""Calculators and a comparison of numbers, for the example agents that solve word problems."""
 
 from __future__ import annotations
 
@@ -22,6 +19,22 @@ _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Pow: math.pow,
 }
 _UNARY: Mapping[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+
+
+OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+}
+
+
+def calculate(operation: str, a: float, b: float) -> str:
+    """Return the tool's reply to the model: the result of one of `OPERATIONS`, or an error message."""
+    try:
+        return f"{OPERATIONS[operation](float(a), float(b)):.12g}"
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        return f"error: {type(error).__name__}: {error}"
 
 
 def evaluate(expression: str) -> float:

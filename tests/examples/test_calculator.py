@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_pydantic_ai.calculator import evaluate, same_number
+from agentrl_examples.calculator import evaluate, same_number
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,10 @@ def test_it_ends_with_a_number_or_a_value_error(expression):
     [
         ("It is 1,234.50.", True),
         ("$1234.5", True),
+        ("1,234.50", True),
+        ("so 3, then 1234.5.", True),
+        ("1234.5 or 3", False),
+        ("1.2345e3", True),
         ("1235-0.5", False),
         ("-1234.5", False),
         ("none", False),
