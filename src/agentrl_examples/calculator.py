@@ -18,6 +18,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
     ast.Pow: math.pow,
 }
+_NUMBER = re.compile(r"(?<![\w.])(?:(?<!\))[-+])?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+)")
 _UNARY: Mapping[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
@@ -68,5 +69,5 @@ def same_number(answer: str, reference: str) -> bool:
 
 def _last_number(text: str) -> float | None:
     """Return the last number in a text, such as `-1,234.5` or `1e-3`; the minus in `3-2` is not part of a number."""
-    numbers = re.findall(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?", text)
+    numbers = _NUMBER.findall(text)
     return float(numbers[-1].replace(",", "")) if numbers else None

@@ -50,19 +50,25 @@ def test_it_ends_with_a_number_or_a_value_error(expression):
 
 
 @pytest.mark.parametrize(
-    ("answer", "same"),
+    ("answer", "reference", "same"),
     [
-        ("It is 1,234.50.", True),
-        ("$1234.5", True),
-        ("1,234.50", True),
-        ("so 3, then 1234.5.", True),
-        ("1234.5 or 3", False),
-        ("1.2345e3", True),
-        ("1235-0.5", False),
-        ("-1234.5", False),
-        ("none", False),
-        ("", False),
+        ("It is 1,234.50.", "1234.5", True),
+        ("$1234.5", "1234.5", True),
+        ("so 3, then 1234.5.", "1234.5", True),
+        ("3, no, 1,234.50", "1234.5", True),
+        ("1234.5 or 3", "1234.5", False),
+        ("1.2345e3", "1234.5", True),
+        ("1235-0.5", "1234.5", False),
+        ("-1234.5", "1234.5", False),
+        ("5-4", "4", True),
+        ("(9)-4", "4", True),
+        ("-.5", "-0.5", True),
+        ("1e3", "1000", True),
+        ("4 of 5", "4", False),
+        ("four", "4", False),
+        ("", "4", False),
+        ("4", "four", False),
     ],
 )
-def test_the_last_numbers_are_compared(answer, same):
-    assert same_number(answer, "1234.5") is same
+def test_the_last_numbers_are_compared(answer, reference, same):
+    assert same_number(answer, reference) is same

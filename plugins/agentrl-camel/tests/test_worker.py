@@ -87,7 +87,7 @@ def test_the_math_agent_with_a_tool_calculates(play, call):
 
 def test_the_calculator_takes_nothing_but_arithmetic(play, call):
     episode = play("math with a tool", call("calculator", '{"expression": "open(1)"}'), "4")
-    assert "not an arithmetic expression: open(1)" in episode.interactions[1].messages[0]["content"]
+    assert "cannot evaluate 'open(1)'" in episode.interactions[1].messages[0]["content"]
 
 
 def test_a_workflow_may_reward_by_ids_and_hold_the_policy_to_a_schema(play):

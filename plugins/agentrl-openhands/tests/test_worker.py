@@ -93,7 +93,7 @@ def test_the_math_agent_with_a_tool_calculates(play, call):
 
 def test_the_calculator_takes_nothing_but_arithmetic(play, call):
     episode = play("math with a tool", call("calculator", '{"expression": "open(1)"}'), "4")
-    assert "not an arithmetic expression: open(1)" in str(episode.interactions[1].messages[0]["content"])
+    assert "cannot evaluate 'open(1)'" in str(episode.interactions[1].messages[0]["content"])
 
 
 def test_agents_in_a_workflow_reach_the_policy_by_the_environment(play):

@@ -5,10 +5,8 @@ They reach the policy by its base URL, like any server with OpenAI's API, and co
 
 from __future__ import annotations
 
-import ast
-import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from camel.agents import ChatAgent
@@ -17,17 +15,10 @@ from camel.toolkits import FunctionTool
 from camel.types import ModelPlatformType
 
 from agentrl_camel.counting import count_without_downloads
-from agentrl_camel.tasks import as_text, same_number
+from agentrl_camel.tasks import as_text
+from agentrl_examples.calculator import evaluate, same_number
 
 count_without_downloads()
-
-_OPERATIONS: Mapping[type[ast.AST], Callable[..., float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.USub: operator.neg,
-}
 
 
 def calculator(expression: str) -> str:
@@ -35,7 +26,7 @@ def calculator(expression: str) -> str:
 
     :param expression: Numbers, + - * / and brackets, such as "(3 + 4) * 2".
     """
-    return f"{_value(ast.parse(expression, mode='eval').body):g}"
+    return f"{evaluate(expression):g}"
 
 
 class MathAgent:
@@ -71,13 +62,3 @@ def _model(extra_kwargs: Mapping[str, Any]) -> BaseModelBackend:
         api_key=extra_kwargs.get("api_key") or os.environ["OPENAI_API_KEY"],
         max_retries=0,
     )
-
-
-def _value(node: ast.expr) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return float(node.value)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_value(node.operand))
-    raise ValueError(f"not an arithmetic expression: {ast.unparse(node)}")

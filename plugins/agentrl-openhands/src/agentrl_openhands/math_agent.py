@@ -5,11 +5,9 @@ They reach the policy by its base URL, like any server with OpenAI's API, and co
 
 from __future__ import annotations
 
-import ast
-import operator
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openhands.sdk import (
@@ -26,15 +24,8 @@ from openhands.sdk.conversation.response_utils import get_agent_final_response
 from openhands.sdk.tool import ToolExecutor
 from pydantic import Field, SecretStr
 
-from agentrl_openhands.tasks import as_text, same_number
-
-_OPERATIONS: Mapping[type[ast.AST], Callable[..., float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.USub: operator.neg,
-}
+from agentrl_examples.calculator import evaluate, same_number
+from agentrl_openhands.tasks import as_text
 
 
 class CalculatorAction(Action):
@@ -57,8 +48,8 @@ class CalculatorExecutor(ToolExecutor[CalculatorAction, CalculatorObservation]):
     ) -> CalculatorObservation:
         """Return the value of the policy's expression, or the error as text for the policy."""
         try:
-            result = f"{_value(ast.parse(action.expression, mode='eval').body):g}"
-        except (ArithmeticError, SyntaxError, ValueError) as error:
+            result = f"{evaluate(action.expression):g}"
+        except ValueError as error:
             return CalculatorObservation.from_text(str(error), is_error=True)
         return CalculatorObservation.from_text(result)
 
@@ -124,13 +115,3 @@ def _model(extra_kwargs: Mapping[str, Any]) -> LLM:
         api_key=SecretStr(extra_kwargs.get("api_key") or os.environ["OPENAI_API_KEY"]),
         num_retries=0,
     )
-
-
-def _value(node: ast.expr) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return float(node.value)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_value(node.operand))
-    raise ValueError(f"not an arithmetic expression: {ast.unparse(node)}")

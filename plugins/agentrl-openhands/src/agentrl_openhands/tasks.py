@@ -1,13 +1,9 @@
-"""Input text of an OpenHands agent from a task's row, and comparison of numbers; imports only the standard library."""
+"""Input text of an OpenHands agent from a task's row; imports only the standard library."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from typing import Any
-
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?\.\d+")
 
 
 def as_text(data: Mapping[str, Any], input_key: str | None = None) -> str:
@@ -31,14 +27,3 @@ def as_text(data: Mapping[str, Any], input_key: str | None = None) -> str:
             "give the row a `query` instead of `messages`"
         )
     return str(said[0]["content"])
-
-
-def same_number(answer: str, reference: str) -> bool:
-    """Return whether the last numbers in two texts are equal up to rounding; False if a text has no number."""
-    found, expected = _last_number(answer), _last_number(reference)
-    return found is not None and expected is not None and math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9)
-
-
-def _last_number(text: str) -> float | None:
-    numbers = _NUMBER.findall(text)
-    return float(numbers[-1].replace(",", "")) if numbers else None
