@@ -149,7 +149,7 @@ def register_engines(register: Register[Any]) -> None:
     )
     register(
         "openai_compatible",
-        "agentrl_core.engines.openai_compatible:OpenAICompatibleEngine",
+        "agentrl_core.engines.remote.engine:OpenAICompatibleEngine",
         summary="a vLLM or SGLang server",
     )
     register("scripted", "agentrl_core.engines.scripted:ScriptedEngine", summary="plays replies that a test wrote down")

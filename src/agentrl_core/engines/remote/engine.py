@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from agentrl_core.engines.jobs import Mailbox, check_request
-from agentrl_core.engines.remote_calls import RemoteCall
-from agentrl_core.engines.server_control import ServerControl
-from agentrl_core.engines.server_failures import BACKOFF, RETRIES, Absence, lost, refusal
-from agentrl_core.engines.stopping import Decode, load_decode
-from agentrl_core.engines.wire_formats import (
+from agentrl_core.engines.remote.calls import RemoteCall
+from agentrl_core.engines.remote.control import ServerControl
+from agentrl_core.engines.remote.failures import BACKOFF, RETRIES, Absence, lost, refusal
+from agentrl_core.engines.remote.wire_formats import (
     VLLM,
     Ask,
     LostReplyError,
@@ -34,6 +33,7 @@ from agentrl_core.engines.wire_formats import (
     check_servable,
     read_json,
 )
+from agentrl_core.engines.stopping import Decode, load_decode
 from agentrl_core.errors import EngineError, UnavailableError
 from agentrl_core.http.server_client import ExchangeError, ServerClient, server_sent_events
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agentrl_core.api.weights import WeightSource
-    from agentrl_core.engines.server_control import Served
+    from agentrl_core.engines.remote.control import Served
 
 log = logging.getLogger(__name__)
 

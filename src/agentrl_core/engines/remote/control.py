@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import orjson
 
-from agentrl_core.engines.server_failures import BACKOFF
-from agentrl_core.engines.wire_formats import Ask, ServerFormat, error_text, read_json
+from agentrl_core.engines.remote.failures import BACKOFF
+from agentrl_core.engines.remote.wire_formats import Ask, ServerFormat, error_text, read_json
 from agentrl_core.errors import EngineError
 from agentrl_core.http.backoff import LATER
 from agentrl_core.http.server_client import ExchangeError, ServerClient
@@ -24,7 +24,7 @@ from agentrl_core.http.server_client import ExchangeError, ServerClient
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentrl_core.engines.wire_formats import Top
+    from agentrl_core.engines.remote.wire_formats import Top
 
 _OK = 200
 _FIRST_SERVER_ERROR = 500

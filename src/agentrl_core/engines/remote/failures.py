@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from agentrl_core.engines.wire_formats import LostReplyError, error_text
+from agentrl_core.engines.remote.wire_formats import LostReplyError, error_text
 from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
 

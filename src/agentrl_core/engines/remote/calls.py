@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentrl_core.engines.remote.wire_formats import Ask, Part, Top
 from agentrl_core.engines.stopping import Decode, find_stop_string
-from agentrl_core.engines.wire_formats import Ask, Part, Top
 from agentrl_core.errors import EngineError, UnavailableError
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, run_lengths
 

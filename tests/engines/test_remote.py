@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from tokenizers import Tokenizer
 
 from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
-from agentrl_core.engines.openai_compatible import OpenAICompatibleEngine
-from agentrl_core.engines.remote_calls import RemoteCall
-from agentrl_core.engines.server_failures import RETRIES
-from agentrl_core.engines.wire_formats import Part
+from agentrl_core.engines.remote.calls import RemoteCall
+from agentrl_core.engines.remote.engine import OpenAICompatibleEngine
+from agentrl_core.engines.remote.failures import RETRIES
+from agentrl_core.engines.remote.wire_formats import Part
 from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.http.backoff import Backoff
 from agentrl_core.types import FinishReason, Grammar
@@ -358,9 +358,9 @@ def short_waits(monkeypatch):
         waits.append(most)
         return most
 
-    for module in ("openai_compatible", "server_control"):
+    for module in ("engine", "control"):
         backoff = Backoff(first_s=0.001, longest_s=0.01, uniform=count)
-        monkeypatch.setattr(f"agentrl_core.engines.{module}.BACKOFF", backoff)
+        monkeypatch.setattr(f"agentrl_core.engines.remote.{module}.BACKOFF", backoff)
     return waits
 
 
@@ -445,7 +445,7 @@ def test_what_asking_again_would_not_change_is_told_at_once(server, start, kind,
     ],
 )
 def test_a_stream_that_breaks_off_is_asked_again_then_an_error(server, start, kind, events, monkeypatch):
-    monkeypatch.setattr("agentrl_core.engines.openai_compatible._MOST_REPLY_BYTES", 1000)
+    monkeypatch.setattr("agentrl_core.engines.remote.engine._MOST_REPLY_BYTES", 1000)
     engine = start(kind)
     server.faults = [stream_of(*events)]
     assert len(run(collect(engine.generate(request(PROMPT, stream=True, max_tokens=3)), PROMPT)).ids) == 3

@@ -1,0 +1,1 @@
+"""Engine in front of model servers."""
