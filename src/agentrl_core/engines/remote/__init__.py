@@ -1,1 +1,14 @@
-"""Engine in front of model servers."""
+"""Engine in front of model servers, the same for every kind of server; packages bring the kinds (`api.remote`)."""
+
+from agentrl_core.config.invocation import pip_install
+from agentrl_core.errors import PluginError
+
+
+def __getattr__(name: str) -> object:
+    if name != "OpenAICompatibleEngine":
+        raise AttributeError(name)
+    # The engine `openai_compatible` of earlier configs.
+    raise PluginError(
+        "engine: {use: openai_compatible, server: sglang, …} is now {use: sglang, …}; "
+        f"{pip_install('agentrl-sglang')}; and server: vllm is now {{use: vllm, …}}; {pip_install('agentrl-vllm')}"
+    )
