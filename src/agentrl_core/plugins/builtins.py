@@ -150,7 +150,7 @@ def register_engines(register: Register[Any]) -> None:
     register(
         "openai_compatible",
         "agentrl_core.engines.remote:OpenAICompatibleEngine",
-        summary="now `sglang` and `vllm`, of agentrl-sglang and agentrl-vllm",
+        summary="now `sglang` and `vllm`, of packages",
     )
     register("scripted", "agentrl_core.engines.scripted:ScriptedEngine", summary="plays replies that a test wrote down")
 

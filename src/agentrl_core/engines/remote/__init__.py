@@ -1,7 +1,7 @@
 """Engine in front of model servers, the same for every kind of server; packages bring the kinds (`api.remote`)."""
 
-from agentrl_core.config.invocation import pip_install
 from agentrl_core.errors import PluginError
+from agentrl_core.plugins.catalog import install_hint
 
 
 def __getattr__(name: str) -> object:
@@ -10,5 +10,5 @@ def __getattr__(name: str) -> object:
     # The engine `openai_compatible` of earlier configs.
     raise PluginError(
         "engine: {use: openai_compatible, server: sglang, …} is now {use: sglang, …}; "
-        f"{pip_install('agentrl-sglang')}; and server: vllm is now {{use: vllm, …}}; {pip_install('agentrl-vllm')}"
+        f"{install_hint('engines', 'sglang')}; and server: vllm is now {{use: vllm, …}}; {install_hint('engines', 'vllm')}"
     )
