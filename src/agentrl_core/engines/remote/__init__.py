@@ -8,7 +8,8 @@ def __getattr__(name: str) -> object:
     if name != "OpenAICompatibleEngine":
         raise AttributeError(name)
     # The engine `openai_compatible` of earlier configs.
+    sglang, vllm = install_hint("engines", "sglang"), install_hint("engines", "vllm")
     raise PluginError(
-        "engine: {use: openai_compatible, server: sglang, …} is now {use: sglang, …}; "
-        f"{install_hint('engines', 'sglang')}; and server: vllm is now {{use: vllm, …}}; {install_hint('engines', 'vllm')}"
+        f"engine: {{use: openai_compatible, server: sglang, …}} is now {{use: sglang, …}}; {sglang}; and server: vllm is "
+        f"now {{use: vllm, …}}; {vllm}"
     )
