@@ -10,6 +10,6 @@ def __getattr__(name: str) -> object:
     # The engine `openai_compatible` of earlier configs.
     sglang, vllm = install_hint("engines", "sglang"), install_hint("engines", "vllm")
     raise PluginError(
-        f"engine: {{use: openai_compatible, server: sglang, …}} is now {{use: sglang, …}}; {sglang}; and server: vllm is "
-        f"now {{use: vllm, …}}; {vllm}"
+        f"engine: {{use: openai_compatible, server: sglang, …}} is now {{use: sglang, …}}; {sglang}; and server: vllm "
+        f"is now {{use: vllm, …}}; {vllm}"
     )
