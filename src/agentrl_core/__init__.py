@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.token_level import GenerationHyperparameters, ModelRequest, ModelResponse
     from agentrl_core.api.workflow import AgentWorkflow, RolloutWorkflow, Workflow
     from agentrl_core.config.schema import RunConfig
+    from agentrl_core.engines.remote.engine import RemoteEngine
     from agentrl_core.plugins.hookspecs import Register, hookimpl, hookspec
     from agentrl_core.rollout.ready_made.samplers import AsyncSampler
     from agentrl_core.run import FineTuner, Trainer
@@ -37,6 +38,7 @@ __all__ = [
     "ModelResponse",
     "Record",
     "Register",
+    "RemoteEngine",
     "RolloutWorkflow",
     "RunConfig",
     "Score",
@@ -67,6 +69,7 @@ _HOMES = {
     "ModelResponse": "agentrl_core.api.token_level:ModelResponse",
     "Record": "agentrl_core.types:Record",
     "Register": "agentrl_core.plugins.hookspecs:Register",
+    "RemoteEngine": "agentrl_core.engines.remote.engine:RemoteEngine",
     "RolloutWorkflow": "agentrl_core.api.workflow:RolloutWorkflow",
     "RunConfig": "agentrl_core.config.schema:RunConfig",
     "Score": "agentrl_core.api.scoring:Score",

@@ -178,11 +178,28 @@ def test_check_misses_the_tasks_where_a_run_plays_them_itself(folder, agentrl):
 
 
 def test_check_says_what_an_engine_needs_and_what_it_takes(folder, agentrl):
-    engine = "engine={use: openai_compatible, url: 'http://127.0.0.1:1'"
-    assert "needs the option 'server', vllm or sglang" in agentrl("check", "config.yaml", engine + "}")[2][0]
-    wrong = agentrl("check", "config.yaml", engine + ", server: vlm}")[2][0]
-    assert 'expected vllm or sglang, found the text "vlm"' in wrong
-    assert agentrl("check", "config.yaml", engine + ", server: vllm}")[0] == 0
+    engine = "engine={use: sglang"
+    assert "needs the option 'url', a text or" in agentrl("check", "config.yaml", engine + "}")[2][0]
+    wrong = agentrl("check", "config.yaml", engine + ", url: 'http://127.0.0.1:1', weights_dir: 3}")[2][0]
+    assert "weights_dir: expected a path or null, found 3" in wrong
+    assert agentrl("check", "config.yaml", engine + ", url: 'http://127.0.0.1:1'}")[0] == 0
+    assert agentrl("check", "config.yaml", engine + ", url: ['http://127.0.0.1:1', 'http://127.0.0.1:2']}")[0] == 0
+
+
+@pytest.mark.parametrize("server", ["sglang", "vllm"])
+def test_check_says_which_package_has_an_engine(folder, agentrl, server):
+    old = f"engine={{use: openai_compatible, server: {server}, url: 'http://127.0.0.1:1'}}"
+    problem = agentrl("check", "config.yaml", old)[2][0]
+    assert f"server: {server}" in problem
+    assert f"is now {{use: {server}, …}}" in problem
+    assert f"pip install agentrl-{server}" in problem
+    absent = agentrl(
+        "check",
+        "config.yaml",
+        f"engine={{use: {server}, url: 'http://127.0.0.1:1'}}",
+        f"plugins.block=[agentrl-{server}]",
+    )
+    assert f"agentrl-{server} 0.1.0, which is blocked by plugins.block" in absent[2][0]
 
 
 def test_check_notes_that_the_key_of_an_upstream_is_not_set(folder, agentrl, monkeypatch):

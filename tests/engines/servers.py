@@ -93,13 +93,22 @@ class ModelServer:
 
     def reset(self):
         """Serve the first weights; nobody may be asking."""
+        self._loaded = 0
         self.salt, self.label, self.context_length, self.key = 0, "default", 512, None
         self.scaled = True
         """Whether vLLM's logprobs take the temperature into account."""
+        self.development = True
+        """Whether vLLM was started with its control routes."""
+        self.spans = "new"
+        """Tokens that vLLM's weight versions are about: `new`, `all` of a stream so far, or None if it tells none."""
         self.incremental = False
         """Whether SGLang's streams hold what is new only."""
         self.asked, self.controls, self.headers = [], [], []
         """Bodies of what it was asked, in order; what it was told to do; headers of all requests."""
+        self.lost = False
+        """Whether requests for tokens get no reply, as from a server that dies."""
+        self.broken = False
+        """Whether it fails to load weights."""
         self.faults = []
         """Replies to give in place of a generation, first in first out."""
         self.cards = None
@@ -112,6 +121,13 @@ class ModelServer:
         self._go = asyncio.Event()
         self._go.set()
 
+    def read_weights(self, directory):
+        """What `logits` gets: here a number."""
+        return read_weights(directory)
+
+    def logits(self, weights, ids):
+        return logits(weights, ids)
+
     def close(self):
         self._server.should_exit = True
         self._thread.join()
@@ -123,13 +139,19 @@ class ModelServer:
     def _app(self):
         routes = {
             "/generate": self._sglang,
-            "/v1/completions": self._vllm,
+            "/inference/v1/generate": self._vllm,
             "/v1/models": self._models,
             "/model_info": self._info,
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/abort_request": self._abort,
             "/update_weights_from_disk": self._load,
+            "/pause": self._of_development(self._pause),
+            "/resume": self._of_development(self._continue),
+            "/collective_rpc": self._of_development(self._rpc),
+            "/reset_prefix_cache": self._of_development(self._reset_prefix_cache),
+            "/update_weight_version": self._of_development(self._name_weights),
+            "/weight_info": self._of_development(self._info),
         }
         return Starlette(
             routes=[Route(path, self._checked(handler), methods=["GET", "POST"]) for path, handler in routes.items()]
@@ -140,11 +162,14 @@ class ModelServer:
             self.headers.append(dict(request.headers))
             if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
                 return JSONResponse({"error": "Unauthorized"}, 401)
-            if request.url.path in {"/generate", "/v1/completions"} and self.faults:
-                return self.faults.pop(0)
+            if request.url.path in {"/generate", "/inference/v1/generate"}:
+                if self.lost:
+                    return Response(b"{", 200, {"content-length": "50"})
+                if self.faults:
+                    return self.faults.pop(0)
             body = await request.json() if request.method == "POST" else {}
-            constraints = body.get("sampling_params") or body.get("structured_outputs") or {}
-            if _is_broken(constraints.get("regex")):
+            sampling = body.get("sampling_params") or {}
+            if _is_broken((sampling.get("structured_outputs") or sampling).get("regex")):
                 return JSONResponse({"error": {"message": "Invalid grammar request.", "code": 400}}, 400)
             return await handler(request, body)
 
@@ -157,7 +182,16 @@ class ModelServer:
     async def _info(self, _request, _body):
         return JSONResponse({"model_path": self.model_path, "weight_version": self.label, "is_generation": True})
 
-    async def _pause(self, _request, body):
+    def _of_development(self, handler):
+        """Routes that vLLM has only with VLLM_SERVER_DEV_MODE=1."""
+
+        async def endpoint(request, body):
+            return await handler(request, body) if self.development else JSONResponse({"detail": "Not Found"}, 404)
+
+        return endpoint
+
+    async def _pause(self, request, body):
+        assert request.query_params.get("mode", body.get("mode")) == "abort"
         self.controls.append(("pause", body))
         self._go.clear()
         for run in self._running.values():
@@ -181,12 +215,37 @@ class ModelServer:
     async def _load(self, _request, body):
         self.controls.append(("load", body))
         assert not self._running
+        if self.broken:
+            return JSONResponse({"success": False, "message": "cannot load"}, 400)
         try:
-            self.salt = read_weights(body["model_path"])
+            self.salt = self.read_weights(body["model_path"])
         except OSError as error:
             return JSONResponse({"success": False, "message": f"Failed to load: {error}"}, 400)
         self.label = body["weight_version"]
         return JSONResponse({"success": True, "message": f"Weight version updated to {self.label}."})
+
+    async def _rpc(self, _request, body):
+        self.controls.append(("load", body))
+        assert not self._running
+        assert not self._go.is_set()
+        if body["method"] != "reload_weights" or self.broken:
+            return JSONResponse({"error": {"message": "cannot load", "code": 500}}, 500)
+        try:
+            self._loaded = self.read_weights(body["kwargs"]["weights_path"])
+        except OSError as error:
+            return JSONResponse({"error": {"message": f"Failed to load: {error}", "code": 500}}, 500)
+        return JSONResponse({"results": [None]})
+
+    async def _reset_prefix_cache(self, _request, _body):
+        """Until then, what is cached of the old weights would be used."""
+        self.controls.append(("flush", {}))
+        self.salt = self._loaded
+        return Response(b"")
+
+    async def _name_weights(self, _request, body):
+        self.controls.append(("name", body))
+        self.label = body["new_version"]
+        return JSONResponse({"success": True, "new_version": self.label})
 
     # Sampling.
 
@@ -208,13 +267,13 @@ class ModelServer:
                 if run.aborted or await leaving():
                     run.finish = "abort"
                     return
-                raw = logits(self.salt, [*run.prompt, *run.ids])
-                raw[100 if grammar else VOCAB :] -= 1e4
+                raw = self.logits(self.salt, [*run.prompt, *run.ids])
+                raw[100 if grammar else len(raw) :] -= 1e4
                 raw[[token for token in stop_ids if len(run.ids) < least]] -= 1e4
                 told = log_softmax(raw / temperature if temperature and scaled else raw)
                 odds = np.exp(log_softmax(raw / temperature)) if temperature else None
                 token = int(raw.argmax()) if odds is None else int(np.searchsorted(odds.cumsum(), source.random()))
-                token = min(token, VOCAB - 1)
+                token = min(token, len(raw) - 1)
                 run.ids.append(token)
                 run.logprobs.append(float(told[token]))
                 run.top.append([(int(i), float(told[i])) for i in np.argsort(-told, kind="stable")[:num_top]])
@@ -297,57 +356,68 @@ class ModelServer:
 
     async def _vllm(self, request, body):
         self.asked.append(body)
-        prompt = body["prompt"]
-        if len(prompt) + body["max_tokens"] > self.context_length:
+        prompt, sampling = body["token_ids"], body["sampling_params"]
+        if len(prompt) + sampling["max_tokens"] > self.context_length:
             message = {"message": "This model's maximum context length is 512 tokens.", "type": "BadRequestError"}
             return JSONResponse({"error": message | {"code": 400}}, 400)
-        if "prompt_logprobs" in body:
+        if "prompt_logprobs" in sampling:
             values = zip(prompt, self._scored(prompt), strict=True)
             tables = [None if value is None else {str(token): {"logprob": value, "rank": 1}} for token, value in values]
-            return self._reply({"choices": [{"index": 0, "text": "", "prompt_logprobs": tables}]})
+            return self._reply({"choices": [{"index": 0, "token_ids": [0]}], "prompt_logprobs": tables})
+        if sampling["logprobs"] > 20:
+            return JSONResponse({"error": {"message": "more than max_logprobs", "code": 400}}, 400)
         run = Sampled(body["request_id"], prompt, self.label)
         steps = self._sample(
             run,
-            tokens=body["max_tokens"],
-            least=body["min_tokens"],
-            temperature=body["temperature"],
-            seed=body["seed"],
-            stop=body["stop"],
-            stop_ids=body["stop_token_ids"],
-            num_top=body["logprobs"],
-            grammar=body.get("structured_outputs"),
+            tokens=sampling["max_tokens"],
+            least=sampling["min_tokens"],
+            temperature=sampling["temperature"],
+            seed=sampling["seed"],
+            stop=sampling["stop"],
+            stop_ids=sampling["stop_token_ids"],
+            num_top=sampling["logprobs"],
+            grammar=sampling.get("structured_outputs"),
             scaled=self.scaled,
             leaving=request.is_disconnected,
         )
 
         def shape(seen=0):
-            tops = [{f"token_id:{t}": v for t, v in [(i, lp), *top]} for i, lp, top in self._steps(run)]
-            logprobs = {
-                "tokens": [f"token_id:{token}" for token in run.ids[seen:]],
-                "token_logprobs": run.logprobs[seen:],
-                "top_logprobs": tops[seen:],
-            }
-            choice = {"index": 0, "text": "", "token_ids": run.ids[seen:], "logprobs": logprobs}
-            choice |= {"finish_reason": run.finish, "stop_reason": run.matched if run.finish == "stop" else None}
-            return {"id": "cmpl-1", "choices": [choice | ({} if seen else {"prompt_token_ids": prompt})]}
+            content = [self._entry(*step, most=max(sampling["logprobs"], 1)) for step in self._steps(run)]
+            choice = {"index": 0, "token_ids": run.ids[seen:], "logprobs": {"content": content[seen:]}}
+            num_told = len(run.ids) - (seen if self.spans == "new" else 0)
+            spans = [{"version": run.label, "start": 0, "end": num_told}]
+            # The stop string that matched is not told.
+            choice |= {"finish_reason": run.finish, "weight_versions": spans if self.spans else None}
+            return {"request_id": run.rid, "choices": [choice | {"routed_experts": None}]}
 
-        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 8}}
-        if not body["stream"]:
-            async for _ in steps:
-                pass
-            return self._reply(shape() | {"usage": usage | {"completion_tokens": len(run.ids)}})
+        if body["stream"]:
+            return StreamingResponse(self._vllm_events(run, steps, shape), media_type="text/event-stream")
+        async for _ in steps:
+            pass
+        return self._reply(shape() | {"usage": self._usage(run)})
 
-        async def events():
-            seen = 0
-            async for _ in steps:
-                if run.finish is None:
-                    yield _event(shape(seen))
-                    seen = len(run.ids)
+    async def _vllm_events(self, run, steps, shape):
+        seen = 0
+        async for _ in steps:
+            if run.finish is None:
+                yield _event(shape(seen))
+                seen = len(run.ids)
+        # An event without new tokens is left out, and an abort's finish reason with it.
+        if seen < len(run.ids):
             yield _event(shape(seen))
-            yield _event({"choices": [], "usage": usage | {"completion_tokens": len(run.ids)}})
-            yield "data: [DONE]\n\n"
+        yield _event({"choices": [], "usage": self._usage(run)})
+        yield "data: [DONE]\n\n"
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+    @staticmethod
+    def _usage(run):
+        counts = {"prompt_tokens": len(run.prompt), "completion_tokens": len(run.ids)}
+        return counts | {"prompt_tokens_details": {"cached_tokens": 8}}
+
+    @staticmethod
+    def _entry(token, logprob, top, *, most):
+        """The first of the likeliest is the sampled token."""
+        likeliest = [{"token": f"token_id:{i}", "logprob": value} for i, value in {token: logprob, **dict(top)}.items()]
+        return {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": likeliest[:most]}
 
     @staticmethod
     def _steps(run):

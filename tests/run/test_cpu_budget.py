@@ -42,7 +42,7 @@ def given(threads, lag, engine="embedded"):
         (2, 1, "embedded", 2, 1),  # at once
         (8, 2, {"use": "embedded", "threads": 3}, 8, 5),
         (4, 1, {"use": "embedded", "threads": 9}, 4, 1),
-        (2, 1, {"use": "openai_compatible", "url": "http://127.0.0.1:1"}, 2, 2),  # samples elsewhere
+        (2, 1, {"use": "sglang", "url": "http://127.0.0.1:1"}, 2, 2),  # samples elsewhere
     ],
 )
 def test_learner_and_engine_share_the_cores(threads, lag, engine, cores, taken):

@@ -386,7 +386,8 @@ class RunConfig:
     """The agent; optional if Python passes it to `Trainer.train`."""
     sampling: SamplingConfig = field(factory=SamplingConfig)
     engine: Component = Component("embedded")
-    """Inference engine of the policy: `embedded` in this process, `openai_compatible` for a vLLM or SGLang server."""
+    """Inference engine of the policy: `embedded` in this process; packages bring `sglang` and `vllm`,
+    for model servers."""
     gateway: GatewayConfig = field(factory=GatewayConfig)
     rollout: RolloutConfig = field(factory=RolloutConfig)
     credit: Component = Component("tree")

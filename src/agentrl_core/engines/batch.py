@@ -7,6 +7,7 @@ and decode one token per step together with all other rows.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from agentrl_core.engines.jobs import Host, Job
+
+log = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 8
 """Tokens per block of the prefix store. Smaller blocks mean less to recompute after the last shared block, and more
@@ -220,9 +223,20 @@ def _cells(blocks: list[int]) -> Tensor:
 
 
 def compiled(decoder: Decoder) -> Any:
-    """Return `decoder` compiled to one TorchScript program."""
+    """Return `decoder` compiled to one TorchScript program, or as it is, which is slower, if torch compiles it no more.
+
+    TorchScript is deprecated, but still the only way to run many operators as one program without a compiler on the
+    machine. Read at torch 2.13; `tests/engines/test_versions.py` fails with a newer one.
+    """
     with warnings.catch_warnings():
-        # TorchScript is deprecated, but still the only way to run many operators as one program without a compiler on
-        # the machine.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.script(decoder)
+        try:
+            return torch.jit.script(decoder)
+        except (AttributeError, RuntimeError) as error:
+            log.warning(
+                "torch %s does not compile the engine's decoder, which runs slower without; agentrl-core was read with "
+                "torch 2.13: %s",
+                torch.__version__,
+                error,
+            )
+            return decoder

@@ -5,11 +5,13 @@ Shapes: see `agentrl_core.engines.decoder`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from agentrl_core.engines.decoder import Decoder
@@ -20,10 +22,20 @@ FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 def why_not_fused(model: nn.Module) -> str | None:
-    """Return the first property of `model` that the decoder does not support; None if it can serve the model."""
+    """Return the first property of `model` that the decoder does not support; None if it can serve the model.
+
+    Another layout of the model's parts is such a property: they are transformers' own, read at 5.23.
+    """
     config: Any = model.config
     if config.model_type not in ARCHITECTURES:
         return f"architecture {config.model_type}"
+    try:
+        return _unsupported(model, config)
+    except (AttributeError, KeyError, TypeError) as error:
+        return f"the parts of {type(model).__name__} in transformers {transformers.__version__} ({error})"
+
+
+def _unsupported(model: nn.Module, config: Any) -> str | None:
     rope = config.rope_parameters["rope_type"]
     found = {
         "sliding-window attention": any(
@@ -34,7 +46,13 @@ def why_not_fused(model: nn.Module) -> str | None:
         "weights other than float32": any(parameter.dtype != torch.float32 for parameter in model.parameters()),
         "biases beside those of queries, keys and values": any(_other_biases(model)),
     }
-    return next((reason for reason, holds in found.items() if holds), None)
+    reason = next((reason for reason, holds in found.items() if holds), None)
+    if reason is None:
+        # Reads the parts that the checks above did not: embedding, norm, head and the first layer's attention.
+        for _ in itertools.islice(_fused_tensors(model), 4):
+            pass
+        _rope(model, 1)
+    return reason
 
 
 def _other_biases(model: nn.Module) -> Iterator[bool]:

@@ -143,14 +143,14 @@ def register_filters(register: Register[Any]) -> None:
 
 @hookimpl
 def register_engines(register: Register[Any]) -> None:
-    """Register the engine in this process, the one for a server, and the scripted one for tests."""
+    """Register the engine in this process, and the scripted one for tests."""
     register(
         "embedded", "agentrl_core.engines.embedded:EmbeddedEngine", summary="any Hugging Face causal LM, in process"
     )
     register(
         "openai_compatible",
-        "agentrl_core.engines.openai_compatible:OpenAICompatibleEngine",
-        summary="a vLLM or SGLang server",
+        "agentrl_core.engines.remote:OpenAICompatibleEngine",
+        summary="now `sglang` and `vllm`, of packages",
     )
     register("scripted", "agentrl_core.engines.scripted:ScriptedEngine", summary="plays replies that a test wrote down")
 

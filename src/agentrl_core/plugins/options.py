@@ -121,7 +121,9 @@ def _namespace(target: Any, name: str) -> dict[str, Any]:
     # attrs drops the underscore of a private field in its parameter's name.
     names = {name, f"_{name}"}
     owners = (base for base in target.__mro__ if names & inspect.get_annotations(base).keys())
-    return vars(sys.modules[next(owners, target).__module__])
+    # Without such a field the constructor has the annotation, perhaps that of a base class in another module.
+    constructor = next(base for base in target.__mro__ if "__init__" in vars(base))
+    return vars(sys.modules[next(owners, constructor).__module__])
 
 
 def _checked(value: Any, kind: Any, where: str) -> Any:

@@ -62,19 +62,20 @@ def completion(number: int, *, tools: bool = False) -> dict[str, Any]:
 
 
 def raw_completion(number: int, tokens: int = TOKENS) -> dict[str, Any]:
-    """Return one reply of vLLM's `/v1/completions` to a prompt of token ids; it ends its turn."""
+    """Return one reply of vLLM's `/inference/v1/generate` to a prompt of token ids; it ends its turn."""
     ids = [*token_ids(number)[: tokens - 1], END_OF_TURN]
-    top = {f"token_id:{END_OF_TURN}": -0.25, "token_id:7": -1.5}
-    choice = {
-        "index": 0,
-        "text": "",
-        "finish_reason": "stop",
-        "stop_reason": END_OF_TURN,
-        "token_ids": ids,
-        "logprobs": {"token_logprobs": [-0.25] * tokens, "top_logprobs": [top] * tokens if tokens == 1 else None},
+    likeliest = [{"token": f"token_id:{token}", "logprob": -0.25 - token} for token in (0, 1, 2)]
+    content = [
+        {"token": f"token_id:{token}", "logprob": -0.25, "top_logprobs": likeliest if tokens == 1 else []}
+        for token in ids
+    ]
+    choice = {"index": 0, "finish_reason": "stop", "token_ids": ids, "logprobs": {"content": content}}
+    return {
+        "request_id": f"cmpl-{number}",
+        "model": "mock",
+        "choices": [choice],
+        "usage": {"completion_tokens": tokens},
     }
-    usage = {"prompt_tokens": 900, "completion_tokens": tokens, "total_tokens": 900 + tokens}
-    return {"id": f"cmpl-{number}", "object": "text_completion", "model": "mock", "choices": [choice], "usage": usage}
 
 
 def _json(value: Any) -> bytes:

@@ -24,11 +24,11 @@ from tests.benchmarks.gateway.talk import Talk, opening, text
 from agentrl_core.api.stores import RunRow
 from agentrl_core.chat.facade import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
-from agentrl_core.engines.openai_compatible import OpenAICompatibleEngine
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.serving.web import HttpRequest
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, Record
+from agentrl_vllm.engine import VLLMEngine
 
 if TYPE_CHECKING:
     from agentrl_core.api.engines import Engine
@@ -94,7 +94,7 @@ class Run:
         self._id = f"run-{time.time_ns()}"
         self._engine: Engine = ReplayEngine(chat)
         if upstream is not None:
-            self._engine = OpenAICompatibleEngine(url=upstream, server="vllm")
+            self._engine = VLLMEngine(url=upstream)
         self._engine.start()
         self._store = SQLiteStore(path=folder / "store.db")
         self.gateway = Gateway(

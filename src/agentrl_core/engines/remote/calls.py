@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentrl_core.api.remote import ServerRequest
 from agentrl_core.engines.stopping import Decode, find_stop_string
-from agentrl_core.engines.wire_formats import Ask, Part, Top
 from agentrl_core.errors import EngineError, UnavailableError
 from agentrl_core.types import Chunk, FinishReason, GenerateRequest, run_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agentrl_core.api.remote import ReplyPart, TopLogprobs
     from agentrl_core.engines.jobs import Mailbox
+    from agentrl_core.engines.remote.server import RemoteServer
 
 _numbers = itertools.count()
 """Numbers that make the ids of calls unique, also of several calls for one request."""
@@ -40,13 +42,15 @@ class RemoteCall:
     seed: int
     """Seed of the engine, which the random numbers depend on besides the request's own."""
     task: asyncio.Task[None] = attrs.field(init=False)
+    server: RemoteServer = attrs.field(init=False)
+    """The server of the running or last call; set before each call."""
     asking: bool = False
     """Whether the server may be sampling for this request; guarded by the engine's lock."""
     aborted: bool = False
     ids: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
     versions: list[int] = attrs.field(factory=list)
-    top: list[Top] = attrs.field(factory=list)
+    top: list[TopLogprobs] = attrs.field(factory=list)
     reason: FinishReason | None = None
     stop_string: str | None = None
     cached: int | None = None
@@ -77,7 +81,7 @@ class RemoteCall:
         """Tokens that may still be sampled."""
         return self.limit - len(self.request.prompt_ids) - len(self.ids)
 
-    def next_ask(self, model: str) -> Ask:
+    def next_request(self, model: str) -> ServerRequest:
         """Return the next call to the server: the whole request, or the rest of its output."""
         if self.whole:
             self.ids, self.logprobs, self.versions, self.top = [], [], [], []
@@ -85,8 +89,8 @@ class RemoteCall:
         self._seam = len(self.ids)
         # The rest of an output gets another seed, because the same seed would repeat the first random numbers.
         seed = zlib.crc32(f"{self.seed}/{sampling.seed}/{self._seam}".encode()) & 0x7FFFFFFF
-        return Ask(
-            # The number comes first, and ends with a dash: no id is a prefix of another one (see `Ask.id`).
+        return ServerRequest(
+            # The number comes first, and ends with a dash: no id is a prefix of another one (see `ServerRequest.id`).
             id=f"{next(_numbers)}-{request.request_id}",
             request_id=request.request_id,
             prompt_ids=[*request.prompt_ids, *self.ids],
@@ -105,7 +109,7 @@ class RemoteCall:
             model=model,
         )
 
-    def accept(self, part: Part, versions: Sequence[int]) -> None:
+    def accept(self, part: ReplyPart, versions: Sequence[int]) -> None:
         """Append received tokens, and record whether they end the output.
 
         Raises `UnavailableError` for more tokens than requested, `EngineError` if the server returns to older weights.
@@ -136,6 +140,14 @@ class RemoteCall:
             self.end_where_due()
         elif part.finish_reason is not None:
             self.reason, self.stop_string = part.finish_reason, part.stop_string
+            if self.reason is FinishReason.STOP and self.stop_string is None:
+                self.stop_string = self._completed_stop_string()
+
+    def _completed_stop_string(self) -> str | None:
+        """Return the stop string that the last token completed; None if a stop token or nothing ended the output."""
+        if self.decode is None or not self.ids or self.ids[-1] in self.request.sampling.stop_token_ids:
+            return None
+        return find_stop_string(self.request.sampling.stop, self.ids, 0, self.decode)
 
     def end_where_due(self) -> None:
         """End an interrupted output if its last token was already the final one.
@@ -147,7 +159,7 @@ class RemoteCall:
         sampling = self.request.sampling
         if self.ids[-1] in sampling.stop_token_ids:
             self.reason = FinishReason.STOP
-        elif self.decode and (found := find_stop_string(sampling.stop, self.ids, 0, self.decode)) is not None:
+        elif (found := self._completed_stop_string()) is not None:
             self.reason, self.stop_string = FinishReason.STOP, found
         elif self.remaining <= 0:
             self.reason = FinishReason.LENGTH

@@ -1,4 +1,4 @@
-"""The engine in front of a model server: it passes the suite on both protocols, and takes no wrong data."""
+"""The engine in front of model servers: the same behaviour with SGLang and vLLM, and no wrong data is taken."""
 
 import asyncio
 import contextlib
@@ -11,16 +11,19 @@ import torch
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from tokenizers import Tokenizer
 
+from agentrl_core.api.remote import ReplyPart
 from agentrl_core.api.weights import DirectoryWeights, ModuleWeights
-from agentrl_core.engines.openai_compatible import OpenAICompatibleEngine
-from agentrl_core.engines.remote_calls import RemoteCall
-from agentrl_core.engines.server_failures import RETRIES
-from agentrl_core.engines.wire_formats import Part
+from agentrl_core.engines.remote.calls import RemoteCall
+from agentrl_core.engines.remote.failures import RETRIES
 from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.http.backoff import Backoff
 from agentrl_core.types import FinishReason, Grammar
-from agentrl_testing.engines import EngineSuite, ask, collect, request, run
+from agentrl_sglang.engine import SGLangEngine
+from agentrl_testing.engines import ask, collect, request, run
 from agentrl_testing.policy import write_tokenizer
+from agentrl_vllm.engine import VLLMEngine
+
+ENGINES = {"sglang": SGLangEngine, "vllm": VLLMEngine}
 
 
 @pytest.fixture(scope="module")
@@ -49,70 +52,6 @@ def server(one_server):
     return one_server
 
 
-class OnServer(EngineSuite):
-    @pytest.fixture
-    def vocab_size(self, servers):
-        return servers.VOCAB
-
-    @pytest.fixture
-    def new_weights(self, servers, tmp_path):
-        return DirectoryWeights(servers.write_weights(tmp_path / "new", 1))
-
-    @pytest.fixture
-    def reference_logprobs(self, servers):
-        return servers.reference_logprobs  # the salt of version 0 is 0, that of version 1 is 1
-
-    @pytest.fixture
-    def grammars(self):
-        """At temperatures other than 0 and 1, as the suite asks, the logprobs without one cannot be had."""
-        return "refused"
-
-    @pytest.fixture
-    def engine_factory(self, server, model_dir):
-        return lambda: OpenAICompatibleEngine(url=server.url, server=self.kind, model_dir=model_dir)
-
-
-class TestSGLang(OnServer):
-    kind = "sglang"
-
-
-@pytest.mark.slow
-class TestIncrementalSGLang(OnServer):
-    """Its streams hold what is new, where the server is started so."""
-
-    kind = "sglang"
-
-    @pytest.fixture
-    def server(self, server):
-        server.incremental = True
-        return server
-
-
-NO_WEIGHTS = pytest.mark.xfail(reason="vLLM has no route to load weights", raises=EngineError)
-
-
-class TestVLLM(OnServer):
-    kind = "vllm"
-
-    @NO_WEIGHTS
-    def test_logprobs_are_those_of_a_full_forward(self, engine, prompts, new_weights, reference_logprobs):
-        super().test_logprobs_are_those_of_a_full_forward(engine, prompts, new_weights, reference_logprobs)
-
-    @NO_WEIGHTS
-    def test_nothing_is_sampled_during_a_pause(self, engine, prompts, new_weights):
-        super().test_nothing_is_sampled_during_a_pause(engine, prompts, new_weights)
-
-    @NO_WEIGHTS
-    def test_running_requests_go_on_with_new_weights(self, engine, prompts, new_weights, reference_logprobs):
-        super().test_running_requests_go_on_with_new_weights(engine, prompts, new_weights, reference_logprobs)
-
-    @NO_WEIGHTS
-    def test_versions_never_go_back(self, engine, new_weights):
-        super().test_versions_never_go_back(engine, new_weights)
-
-
-# Beyond the suite.
-
 PROMPT = [1, 2, 3, 40, 50]
 
 
@@ -126,7 +65,7 @@ def start(server, model_dir):
     engines = []
 
     def make(kind, **options):
-        engines.append(OpenAICompatibleEngine(**{"url": server.url, "server": kind, "model_dir": model_dir} | options))
+        engines.append(ENGINES[kind](**{"url": server.url, "model_dir": model_dir} | options))
         engines[-1].start()
         return engines[-1]
 
@@ -170,7 +109,7 @@ def test_tokens_that_min_tokens_bars_are_not_sampled_and_change_no_logprob(serve
 def test_the_models_own_ends_are_ignored_as_the_server_takes_it(server, start, kind):
     engine = start(kind)
     run(ask(engine, [1, 2], ignore_eos=True, max_tokens=2))
-    asked = server.asked[-1].get("sampling_params", server.asked[-1])
+    asked = server.asked[-1]["sampling_params"]
     assert (asked["ignore_eos"], asked["stop_token_ids"]) == (True, [])
     if kind == "sglang":
         with pytest.raises(UnservableError, match="SGLang then ignores stop_token_ids as well"):
@@ -185,7 +124,8 @@ def test_grammars_are_written_as_the_server_takes_them(server, start, kind):
         Grammar(kind="regex", value="a"),
     ):
         run(ask(engine, PROMPT, grammar=grammar, max_tokens=2))
-    sent = [body.get("structured_outputs") or body["sampling_params"] for body in server.asked if _samples(body)]
+    asked = [body["sampling_params"] for body in server.asked]
+    sent = [sampling.get("structured_outputs") or sampling for sampling in asked if _is_constrained(sampling)]
     if kind == "vllm":
         assert sent[-3:] == [{"json_object": True}, {"json": "{}"}, {"regex": "a"}]
     else:
@@ -193,8 +133,8 @@ def test_grammars_are_written_as_the_server_takes_them(server, start, kind):
         assert sent[2]["regex"] == "a"
 
 
-def _samples(body):
-    return "structured_outputs" in body or body.get("sampling_params", {}).get("max_new_tokens")
+def _is_constrained(sampling):
+    return "structured_outputs" in sampling or sampling.get("max_new_tokens")
 
 
 @pytest.mark.parametrize(
@@ -203,6 +143,7 @@ def _samples(body):
         ("sglang", {"grammar": Grammar(kind="lark", value="start: A")}, "EBNF"),
         ("sglang", {"grammar": Grammar(kind="json_object"), "temperature": 0.7}, "temperature"),
         ("vllm", {"top_p": 0.5}, "top_p"),
+        ("vllm", {"temperature": 0.5, "min_tokens": 1}, "min_tokens needs temperature 0 or 1"),
     ],
 )
 def test_what_would_get_other_logprobs_is_refused(server, start, kind, sampling, says):
@@ -213,52 +154,39 @@ def test_what_would_get_other_logprobs_is_refused(server, start, kind, sampling,
     assert len(server.asked) == before
 
 
-def test_raw_logprobs_serve_temperature_one_only(server, servers, start):
-    server.scaled = False
-    engine = start("vllm")
-    with pytest.raises(UnservableError, match="--logprobs-mode processed_logprobs"):
-        run(ask(engine, PROMPT, temperature=0.5))
-    result = run(ask(engine, PROMPT, top_p=0.9))
-    assert result.logprobs == pytest.approx(servers.reference_logprobs(0, PROMPT, result.ids, 1.0), abs=1e-9)
-
-
-def test_vllm_is_told_to_train_elsewhere(server, start, new_weights):
-    engine = start("vllm")
-    assert "never gets trained weights" in engine.notice
-    with pytest.raises(EngineError, match="Train with SGLang"):
-        run(engine.load_weights(1, new_weights))
-
-
 @pytest.fixture
 def new_weights(servers, tmp_path):
     return DirectoryWeights(servers.write_weights(tmp_path / "new", 1))
 
 
-def test_a_server_with_other_weights_loads_the_policys_first(server, servers, start, tmp_path):
+def test_a_server_with_other_weights_loads_the_policys_first(server, servers, start, kind, tmp_path):
     policy = servers.write_weights(tmp_path / "policy", 7)
-    engine = start("sglang", model_dir=policy)
-    assert [name for name, _ in server.controls] == ["pause", "load", "continue"]
+    engine = start(kind, model_dir=policy)
+    loading = {"sglang": ["load"], "vllm": ["load", "flush", "name"]}[kind]
+    assert [name for name, _ in server.controls] == ["pause", *loading, "continue"]
     result = run(ask(engine, PROMPT))
     assert set(result.versions) == {0}
     assert result.logprobs == pytest.approx(servers.reference_logprobs(7, PROMPT, result.ids, 1.0), abs=1e-9)
 
 
-def test_a_live_module_travels_over_a_directory_that_goes_away(server, servers, start):
+def test_a_live_module_travels_over_a_directory_that_goes_away(server, servers, start, kind):
     class Module(torch.nn.Module):
         def save_pretrained(self, directory):
             servers.write_weights(directory, 3)
 
-    engine = start("sglang")
+    engine = start(kind)
     run(engine.load_weights(2, ModuleWeights(Module())))
-    (path,) = [body["model_path"] for name, body in server.controls if name == "load"]
+    (path,) = [
+        body.get("model_path") or body["kwargs"]["weights_path"] for name, body in server.controls if name == "load"
+    ]
     assert server.salt == 3
     assert Path(path).is_dir()
     engine.close()
     assert not Path(path).exists()
 
 
-def test_weights_that_cannot_be_read_leave_the_old_ones(server, start, tmp_path):
-    engine = start("sglang")
+def test_weights_that_cannot_be_read_leave_the_old_ones(server, start, kind, tmp_path):
+    engine = start(kind)
 
     async def fail_then_ask():
         with pytest.raises(EngineError, match="Failed to load"):
@@ -268,22 +196,27 @@ def test_weights_that_cannot_be_read_leave_the_old_ones(server, start, tmp_path)
     assert set(run(fail_then_ask()).versions) == {0}
 
 
-def test_weights_of_somebody_else_are_refused(server, start):
-    engine = start("sglang")
+def test_weights_of_somebody_else_are_refused(server, start, kind):
+    engine = start(kind)
     server.label = "experiment-b"
     with pytest.raises(EngineError, match="'experiment-b'"):
         run(ask(engine, PROMPT))
 
 
-def test_weights_that_another_process_has_loaded_are_followed(server, start):
-    engine = start("sglang")
+def test_weights_that_another_process_has_loaded_are_followed(server, start, kind):
+    engine = start(kind)
     server.label = "4"
     assert set(run(ask(engine, PROMPT)).versions) == {4}
     assert engine.version == 4
 
 
-def test_an_interrupted_request_asks_for_the_rest(server, start, new_weights):
-    engine = start("sglang")
+def test_an_interrupted_request_asks_for_the_rest(server, start, kind, new_weights):
+    engine = start(kind)
+    prompt, limit, seed = {
+        "sglang": ("input_ids", "max_new_tokens", "sampling_seed"),
+        "vllm": ("token_ids", "max_tokens", "seed"),
+    }[kind]
+    server.asked.clear()
 
     async def update_in_flight():
         asked = request(PROMPT, stream=True, max_tokens=300)
@@ -294,10 +227,10 @@ def test_an_interrupted_request_asks_for_the_rest(server, start, new_weights):
 
     result = run(update_in_flight())
     first, second = server.asked
-    num_before = len(second["input_ids"]) - len(PROMPT)
-    assert second["input_ids"] == [*PROMPT, *result.ids[:num_before]]
-    assert second["sampling_params"]["max_new_tokens"] == 300 - num_before
-    assert first["sampling_params"]["sampling_seed"] != second["sampling_params"]["sampling_seed"]
+    num_before = len(second[prompt]) - len(PROMPT)
+    assert second[prompt] == [*PROMPT, *result.ids[:num_before]]
+    assert second["sampling_params"][limit] == 300 - num_before
+    assert first["sampling_params"][seed] != second["sampling_params"][seed]
     assert result.versions == (0,) * num_before + (1,) * (300 - num_before)
 
 
@@ -305,10 +238,10 @@ def test_a_stop_string_across_an_interruption_ends_the_output():
     """The server sees the first half of it in the prompt, and goes on."""
     asked = request(PROMPT, max_tokens=10, stop=("never said", "cd"))
     call = RemoteCall(request=asked, mailbox=None, limit=15, decode=lambda ids: bytes(ids).decode(), seed=0)
-    call.next_ask("policy")
-    call.accept(Part(ids=tuple(b"abc"), logprobs=(-1.0,) * 3, finish_reason=FinishReason.ABORT), [0] * 3)
-    call.next_ask("policy")
-    call.accept(Part(ids=tuple(b"defg"), logprobs=(-2.0,) * 4), [1] * 4)
+    call.next_request("policy")
+    call.accept(ReplyPart(ids=tuple(b"abc"), logprobs=(-1.0,) * 3, finish_reason=FinishReason.ABORT), [0] * 3)
+    call.next_request("policy")
+    call.accept(ReplyPart(ids=tuple(b"defg"), logprobs=(-2.0,) * 4), [1] * 4)
     assert (bytes(call.ids), call.reason, call.stop_string) == (b"abcd", FinishReason.STOP, "cd")
     assert (call.logprobs, call.versions) == ([-1.0, -1.0, -1.0, -2.0], [0, 0, 0, 1])
 
@@ -321,8 +254,8 @@ def test_an_abort_after_the_last_token_leaves_nothing_to_ask(sampling, reason):
     asked = request(PROMPT, **{"max_tokens": 10} | sampling)
     limit = len(PROMPT) + asked.sampling.max_tokens
     call = RemoteCall(request=asked, mailbox=None, limit=limit, decode=None, seed=0)
-    call.next_ask("policy")
-    call.accept(Part(ids=tuple(b"abc"), logprobs=(-1.0,) * 3, finish_reason=FinishReason.ABORT), [0] * 3)
+    call.next_request("policy")
+    call.accept(ReplyPart(ids=tuple(b"abc"), logprobs=(-1.0,) * 3, finish_reason=FinishReason.ABORT), [0] * 3)
     assert call.reason is reason
 
 
@@ -358,9 +291,9 @@ def short_waits(monkeypatch):
         waits.append(most)
         return most
 
-    for module in ("openai_compatible", "server_control"):
+    for module in ("engine", "control"):
         backoff = Backoff(first_s=0.001, longest_s=0.01, uniform=count)
-        monkeypatch.setattr(f"agentrl_core.engines.{module}.BACKOFF", backoff)
+        monkeypatch.setattr(f"agentrl_core.engines.remote.{module}.BACKOFF", backoff)
     return waits
 
 
@@ -445,7 +378,7 @@ def test_what_asking_again_would_not_change_is_told_at_once(server, start, kind,
     ],
 )
 def test_a_stream_that_breaks_off_is_asked_again_then_an_error(server, start, kind, events, monkeypatch):
-    monkeypatch.setattr("agentrl_core.engines.openai_compatible._MOST_REPLY_BYTES", 1000)
+    monkeypatch.setattr("agentrl_core.engines.remote.server._MOST_REPLY_BYTES", 1000)
     engine = start(kind)
     server.faults = [stream_of(*events)]
     assert len(run(collect(engine.generate(request(PROMPT, stream=True, max_tokens=3)), PROMPT)).ids) == 3
@@ -512,7 +445,7 @@ async def behind_relay(server, kind, model_dir, **options):
     relay = Relay(server.url)
     await relay.open()
     try:
-        engine = OpenAICompatibleEngine(url=relay.url, server=kind, model_dir=model_dir, **options)
+        engine = ENGINES[kind](url=relay.url, model_dir=model_dir, **options)
         await asyncio.to_thread(engine.start)
         try:
             yield engine, relay
@@ -574,9 +507,9 @@ def test_a_server_that_stays_away_ends_the_run_in_the_end(server, model_dir, kin
     assert not isinstance(raised.value, UnservableError)
 
 
-def test_new_weights_reach_a_server_that_was_away(server, servers, model_dir, new_weights, short_waits):
+def test_new_weights_reach_a_server_that_was_away(server, servers, model_dir, kind, new_weights, short_waits):
     async def load():
-        async with behind_relay(server, "sglang", model_dir) as (engine, relay):
+        async with behind_relay(server, kind, model_dir) as (engine, relay):
             relay.cut()
             loading = asyncio.ensure_future(engine.load_weights(1, new_weights))
             await until_waited(short_waits, 3)
@@ -593,8 +526,8 @@ def test_an_output_whose_end_was_lost_behind_its_last_token_is_whole():
     def broken_off(text, **sampling):
         asked = request(PROMPT, **{"max_tokens": 5} | sampling)
         call = RemoteCall(request=asked, mailbox=None, limit=10, decode=lambda ids: bytes(ids).decode(), seed=0)
-        call.next_ask("policy")
-        call.accept(Part(ids=tuple(text), logprobs=(-1.0,) * len(text)), [0] * len(text))
+        call.next_request("policy")
+        call.accept(ReplyPart(ids=tuple(text), logprobs=(-1.0,) * len(text)), [0] * len(text))
         call.end_where_due()
         return call.reason, call.stop_string
 
@@ -633,14 +566,15 @@ def in_vllm(change):
         (
             "sglang",
             in_sglang(lambda meta, _: meta.update(weight_versions=[{"version": "1", "start": 0, "end": 9}])),
-            "request .*: SGLang reports the weight versions .* for an output of 4 tokens",
+            "request .*: the server reports the weight versions .* for an output of 4 tokens",
         ),
         ("vllm", in_vllm(lambda choice, _: choice.pop("token_ids")), "upstream"),
         ("vllm", in_vllm(lambda choice, _: choice.pop("logprobs")), "upstream"),
-        ("vllm", in_vllm(lambda choice, _: choice["logprobs"]["token_logprobs"].pop()), "4 token ids and 3 logprobs"),
+        ("vllm", in_vllm(lambda choice, _: choice["logprobs"]["content"].pop()), "4 token ids and 3 logprobs"),
         ("vllm", in_vllm(lambda choice, _: choice["token_ids"].append(5)), "4 tokens, but sent 5"),
-        ("vllm", in_vllm(lambda choice, _: choice.update(prompt_token_ids=[7])), "another prompt"),
-        ("vllm", in_vllm(lambda choice, _: choice["logprobs"]["token_logprobs"].__setitem__(0, -9999.0)), "logprob"),
+        ("vllm", in_vllm(lambda _, body: body["usage"].update(prompt_tokens=7)), "a prompt of 7 tokens"),
+        ("vllm", in_vllm(lambda choice, _: choice["logprobs"]["content"][0].update(logprob=-9999.0)), "logprob"),
+        ("vllm", in_vllm(lambda choice, _: choice["weight_versions"][0].update(end=9)), "reports the weight versions"),
         ("vllm", in_vllm(lambda choice, _: choice.update(finish_reason=None)), "finish reason"),
     ],
 )

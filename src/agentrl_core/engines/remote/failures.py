@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from agentrl_core.engines.wire_formats import LostReplyError, error_text
 from agentrl_core.errors import EngineError, UnavailableError, UnservableError
 from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
 
@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 RETRIES = 4
 """Most retries of a call to a server that is up. A server that is away is waited for, however many calls that takes."""
 BACKOFF = Backoff(longest_s=10.0)
+
+_REST_S = 30.0
+"""Time after which a server of a pool that was away gets a call again."""
 
 _UNAUTHORIZED = frozenset({401, 403})
 _ABOUT_ONE_CALL = frozenset({400, 413, 422})
@@ -35,14 +38,12 @@ def lost(where: str, error: ExchangeError) -> LostReplyError:
     return LostReplyError(f"{where}: {error}", status=504 if silent else 502, waited=silent, unreached=unreached)
 
 
-def refusal(
-    where: str, status: int, data: bytes, *, headers: Mapping[str, str], api_key_env: str | None
-) -> EngineError:
-    """Return the error for a status other than 200.
+def refusal(where: str, status: int, text: str, *, headers: Mapping[str, str], api_key_env: str | None) -> EngineError:
+    """Return the error for a status other than 200; `text` is the server's message.
 
     Only a rejected key ends the run. Any other status may come from a router in front of the server, and pass.
     """
-    said = f"{where}: status {status}: {error_text(data)}"
+    said = f"{where}: status {status}: {text}"
     if status in _UNAUTHORIZED:
         key = f"the key in {api_key_env}" if api_key_env else "no key: set api_key_env"
         return EngineError(f"{said}. The request carried {key}.")
@@ -58,23 +59,59 @@ def refusal(
     return LostReplyError(said, status=told) if status in LATER else UnavailableError(said, status=told)
 
 
+class LostReplyError(UnavailableError):
+    """No reply, or an incomplete one: the call is repeated, and counts as failed only if the repetitions fail too.
+
+    Sampling again is safe, because nobody has seen the tokens of a lost reply.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 502,
+        retry_after_s: float | None = None,
+        answered: bool = False,
+        waited: bool = False,
+        unreached: bool = False,
+    ) -> None:
+        super().__init__(message, status=status, retry_after_s=retry_after_s)
+        self.unreached = unreached
+        """Whether no server was reached; then the failure says nothing about the call."""
+        self.answered = answered
+        """Whether the model server itself replied; an overloaded server is not away."""
+        self.waited = waited
+        """Whether so much time has passed that an immediate repetition would not help."""
+
+
 class Absence:
     """Time since which a server has been away: since the first failure after its last sign of life.
 
-    Shared by all calls of an engine, without a lock: a disagreement of two threads by moments makes no difference.
+    Shared by all calls to a server, without a lock: a disagreement of two threads by moments makes no difference.
     """
 
     def __init__(self, url: str, *, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._url, self._patience_s, self._clock = url, patience_s, clock
         self._since: float | None = None
+        self._last = 0.0
 
-    def begin(self, why: str) -> None:
-        """Record a failure; `EngineError` once the server has been away for longer than `patience_s`."""
-        now = self._clock()
+    @property
+    def rested(self) -> bool:
+        """Whether the server may get new calls although others are up: it is not away, or has not been tried lately."""
+        return self._since is None or self._clock() - self._last > _REST_S
+
+    @property
+    def since(self) -> float:
+        """Clock reading of the first failure; infinity if the server is up."""
+        return math.inf if self._since is None else self._since
+
+    def begin(self, why: str, *, others_are_up: bool = False) -> None:
+        """Record a failure; `EngineError` once no server is up and this one has been away for over `patience_s`."""
+        now = self._last = self._clock()
         if self._since is None:
             self._since = now
             log.info("a call to the model server failed and is repeated: %s", why)
-        elif now - self._since > self._patience_s:
+        elif now - self._since > self._patience_s and not others_are_up:
             raise EngineError(
                 f"{self._url}: the model server has been away for {now - self._since:.0f} s, longer than "
                 f"engine.patience_s = {self._patience_s:g} allows; start it, then resume the run. Last failure: {why}"

@@ -1,0 +1,1 @@
+"""Engine that samples from SGLang servers, and loads the weights of the policy into them."""

@@ -1,0 +1,116 @@
+"""The engine `vllm`: it passes the conformance suite, and says what a server lacks."""
+
+import attrs
+import pytest
+from starlette.responses import JSONResponse
+
+from agentrl_core.errors import EngineError, UnservableError
+from agentrl_core.plugins.manager import load_registry
+from agentrl_testing.engines import EngineSuite, ask, collect, request, run
+from agentrl_vllm.engine import VLLMEngine
+
+
+class OnVLLM(EngineSuite):
+    @pytest.fixture
+    def vocab_size(self, servers):
+        return servers.VOCAB
+
+    @pytest.fixture
+    def reference_logprobs(self, servers):
+        return servers.reference_logprobs  # the salt of version 0 is 0, that of version 1 is 1
+
+    @pytest.fixture
+    def grammars(self):
+        """At temperatures other than 0 and 1, as the suite asks, the logprobs without one cannot be had."""
+        return "refused"
+
+    @pytest.fixture
+    def engine_factory(self, server, model_dir):
+        return lambda: VLLMEngine(url=server.url, model_dir=model_dir)
+
+
+class TestVLLM(OnVLLM):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spans", ["all", None])
+class TestOtherVersions(OnVLLM):
+    """Weight versions about all tokens of a stream, and none."""
+
+    @pytest.fixture
+    def server(self, server, spans):
+        server.spans = spans
+        return server
+
+
+PROMPT = [1, 2, 3, 40, 50]
+
+
+@pytest.fixture
+def start(server, model_dir):
+    engines = []
+
+    def make():
+        engines.append(VLLMEngine(url=server.url, model_dir=model_dir))
+        engines[-1].start()
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def test_raw_logprobs_serve_temperature_one_only(server, servers, start):
+    server.scaled = False
+    engine = start()
+    with pytest.raises(UnservableError, match="--logprobs-mode processed_logprobs"):
+        run(ask(engine, PROMPT, temperature=0.5))
+    result = run(ask(engine, PROMPT, top_p=0.9))
+    assert result.logprobs == pytest.approx(servers.reference_logprobs(0, PROMPT, result.ids, 1.0), abs=1e-9)
+
+
+def test_a_server_without_control_routes_samples_and_says_that_it_takes_no_weights(server, start, new_weights):
+    server.development = False
+    engine = start()
+    assert "never gets trained weights" in engine.notice
+    assert len(run(ask(engine, PROMPT, max_tokens=3)).ids) == 3
+    with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+        run(engine.load_weights(1, new_weights))
+
+
+def test_a_server_without_the_route_is_told_how_to_start(server, start):
+    server.faults = [JSONResponse({"detail": "Not Found"}, 404)]
+    with pytest.raises(EngineError, match=r"no route /inference/v1/generate; start vLLM 0\.32"):
+        start()
+
+
+def test_new_weights_are_loaded_with_an_empty_cache_and_then_named(server, start, new_weights):
+    run(start().load_weights(5, new_weights))
+    loading = [item for item in server.controls if item[0] != "pause"]
+    rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(new_weights.path)}}
+    assert loading == [("load", rpc), ("flush", {}), ("name", {"new_version": "5"}), ("continue", {})]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_that_the_server_does_not_tell_is_found(server, start, decode, stream):
+    engine = start()
+    free = run(ask(engine, PROMPT, seed=1, max_tokens=100))
+    stop = next(text for text in map(decode, ([token] for token in free.ids[5:])) if text.isascii() and text.isalpha())
+    asked = request(PROMPT, seed=1, max_tokens=100, stop=("never said", stop), stream=stream)
+    stopped = run(collect(engine.generate(asked), PROMPT))
+    assert stopped.last.stop_string == stop
+    assert stopped.ids == free.ids[: len(stopped.ids)]
+
+
+def test_as_many_likeliest_tokens_as_the_server_tells(start):
+    engine = start()
+    told = run(collect(engine.generate(attrs.evolve(request(PROMPT, max_tokens=2), top_logprobs=19))))
+    assert [len(top) for top in told.top_logprobs] == [19, 19]
+    with pytest.raises(UnservableError, match="at most 19"):
+        run(collect(engine.generate(attrs.evolve(request(PROMPT), top_logprobs=20))))
+
+
+def test_a_config_names_the_engine():
+    registry = load_registry(environ={})
+    assert registry.load("engines", "vllm") is VLLMEngine

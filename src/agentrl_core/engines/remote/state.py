@@ -1,0 +1,65 @@
+"""State of a remote engine that its calls share: whether it is paused or has ended, and the policy versions."""
+
+from __future__ import annotations
+
+import threading
+
+from agentrl_core.errors import EngineError
+
+_MOST_VERSION_DIGITS = 18
+"""Longest label that is read as a policy version; all such numbers fit 64 bits."""
+
+
+class EngineState:
+    """Read by calls on several event loops; `lock` guards changes."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.version = 0
+        self.paused = False
+        self.ended: str | None = "the engine has not been started"
+        """Reason why the engine serves nothing; None while it does."""
+        self._labels: dict[str, int] = {}
+        """The servers' names for weights → policy versions."""
+
+    def check_alive(self) -> None:
+        """Raise `EngineError` if the engine has not been started, or was closed."""
+        if self.ended is not None:
+            raise EngineError(self.ended)
+
+    def check_newer(self, version: int) -> None:
+        """Raise `EngineError` unless `version` exceeds the current one; call it while holding the lock."""
+        if version <= self.version:
+            raise EngineError(
+                f"weights of version {version} offered, but the engine has version {self.version}: versions must rise"
+            )
+
+    def name_initial(self, label: str | None) -> None:
+        """Record a server's name for the weights of version 0."""
+        if label is not None:
+            self._labels[label] = 0
+
+    def name_current(self, version: int) -> None:
+        """Record that all servers have loaded the weights of `version`, under the name that `label_of` gives."""
+        with self.lock:
+            self._labels[label_of(version)] = self.version = version
+
+    def version_of(self, label: str, where: str) -> int:
+        """Return the policy version of weights by the server's name; `where` begins the message of an error."""
+        known = self._labels.get(label)
+        if known is not None:
+            return known
+        with self.lock:
+            # Another process of this run may have loaded newer weights.
+            if label.isdecimal() and len(label) <= _MOST_VERSION_DIGITS and int(label) > self.version:
+                self._labels[label] = self.version = int(label)
+                return self.version
+        raise EngineError(
+            f"{where}: sampled from weights that the server calls {label!r}, which this run did not load; let no other "
+            "run load weights into this server"
+        )
+
+
+def label_of(version: int) -> str:
+    """Return the name that servers are given for the weights of a policy version."""
+    return str(version)

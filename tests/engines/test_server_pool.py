@@ -1,0 +1,159 @@
+"""Several model servers behind one engine: which of them gets a call, and that all of them get new weights."""
+
+import asyncio
+from types import SimpleNamespace
+
+import attrs
+import pytest
+
+from agentrl_core.api.weights import DirectoryWeights
+from agentrl_core.engines.remote.failures import Absence
+from agentrl_core.engines.remote.pool import ServerPool
+from agentrl_core.errors import EngineError
+from agentrl_core.http.backoff import Backoff
+from agentrl_sglang.engine import SGLangEngine
+from agentrl_testing.engines import ask, collect, request, run
+from agentrl_vllm.engine import VLLMEngine
+
+PROMPT = [1, 2, 3, 40, 50]
+
+
+def of_group(group, **options):
+    return attrs.evolve(request(PROMPT, **{"max_tokens": 3} | options), group=group)
+
+
+@pytest.fixture(scope="module")
+def two_servers(servers, decode):
+    both = [servers.ModelServer(decode, "/policy") for _ in range(2)]
+    yield both
+    for server in both:
+        server.close()
+
+
+@pytest.fixture(params=[SGLangEngine, VLLMEngine])
+def start(request, two_servers, monkeypatch):
+    monkeypatch.setattr("agentrl_core.engines.remote.engine.BACKOFF", Backoff(first_s=0.001, longest_s=0.01))
+    engines = []
+
+    def make(**options):
+        engine = request.param(url=tuple(server.url for server in two_servers), **options)
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    for server in two_servers:
+        server.reset()
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+async def play(engine, groups):
+    return await asyncio.gather(*[collect(engine.generate(of_group(group)), PROMPT) for group in groups])
+
+
+def prompts_of(server):
+    return [body for body in server.asked if len(body.get("input_ids") or body["token_ids"]) >= len(PROMPT)]
+
+
+def test_a_group_stays_on_its_server_and_groups_are_shared_out(start, two_servers):
+    engine = start()
+    run(play(engine, [f"g{index % 4}" for index in range(16)]))
+    assert [len(prompts_of(server)) for server in two_servers] == [8, 8]
+    run(play(engine, ["g0"] * 3))
+    assert sorted(len(prompts_of(server)) for server in two_servers) == [8, 11]
+
+
+def test_all_servers_load_new_weights(start, two_servers, servers, tmp_path):
+    engine = start()
+    run(engine.load_weights(1, DirectoryWeights(servers.write_weights(tmp_path / "new", 1))))
+    assert [(server.salt, server.label) for server in two_servers] == [(1, "1"), (1, "1")]
+    for result in run(play(engine, ["a", "b", "c", "d"])):
+        assert set(result.versions) == {1}
+        assert result.logprobs == pytest.approx(servers.reference_logprobs(1, PROMPT, result.ids, 1.0), abs=1e-9)
+
+
+def test_weights_that_one_server_cannot_load_are_an_error(start, two_servers, servers, tmp_path):
+    engine = start()
+    new = DirectoryWeights(servers.write_weights(tmp_path / "new", 1))
+    two_servers[1].broken = True
+    with pytest.raises(EngineError, match=f"{two_servers[1].url}.*cannot load"):
+        run(engine.load_weights(1, new))
+    assert engine.version == 0
+
+
+def test_calls_go_to_the_other_server_while_one_is_away(start, two_servers):
+    engine = start()
+    two_servers[0].lost = True  # it accepts connections, and closes them
+    results = run(play(engine, [f"g{index}" for index in range(6)]))
+    assert [len(result.ids) for result in results] == [3] * 6
+    assert len(prompts_of(two_servers[1])) == 6
+
+
+def test_servers_of_different_models_are_refused(start, two_servers):
+    two_servers[1].cards = [{"id": "other", "max_model_len": 512}]
+    with pytest.raises(EngineError, match="different models: policy, other"):
+        start()
+
+
+def test_the_smallest_context_counts(start, two_servers):
+    two_servers[1].context_length = 300
+    engine = start()
+    assert engine.context_length == 300
+    assert len(run(ask(engine, PROMPT, max_tokens=2)).ids) == 2
+
+
+class TestChoice:
+    @pytest.fixture
+    def clock(self):
+        return SimpleNamespace(now=0.0)
+
+    @pytest.fixture
+    def pool(self, clock):
+        servers = [
+            SimpleNamespace(num_running=0, absence=Absence(name, patience_s=1e9, clock=lambda: clock.now))
+            for name in "ab"
+        ]
+        return servers, ServerPool(None, servers)
+
+    def test_a_new_group_goes_to_the_less_busy_server(self, pool):
+        (first, second), pool = pool
+        first.num_running = 1
+        assert pool.choose(of_group("g")) is second
+        second.num_running = 5
+        assert pool.choose(of_group("g")) is second
+        assert pool.choose(of_group("h")) is first
+
+    def test_a_session_without_a_group_stays_as_well(self, pool):
+        (first, second), pool = pool
+        asked = attrs.evolve(request(PROMPT), session="s")
+        assert pool.choose(asked) is first
+        first.num_running = 1
+        assert pool.choose(asked) is first
+        assert pool.choose(request(PROMPT)) is second
+
+    def test_a_server_that_is_away_gets_a_call_again_after_a_while(self, pool, clock):
+        (first, second), pool = pool
+        first.absence.begin("broken")
+        assert pool.choose(of_group("g")) is second
+        clock.now = 31.0
+        assert pool.choose(of_group("h")) is first
+        first.absence.begin("still broken")
+        assert pool.choose(of_group("h")) is second
+
+    def test_when_all_are_away_the_last_to_go_is_tried(self, pool, clock):
+        (first, second), pool = pool
+        second.absence.begin("broken")
+        clock.now = 1.0
+        first.absence.begin("broken")
+        assert pool.choose(of_group("g")) is first
+
+    def test_patience_ends_when_no_server_is_up(self, pool, clock):
+        (first, second), pool = pool
+        assert pool.has_other_up(first)
+        second.absence.begin("broken")
+        assert not pool.has_other_up(first)
+        clock.now = 2e9
+        second.absence.begin("broken", others_are_up=True)
+        with pytest.raises(EngineError, match="b: the model server has been away"):
+            second.absence.begin("broken")

@@ -1,0 +1,71 @@
+"""Whole runs that sample from a model server: each step's weights are published to it by disk, and sampled from."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from agentrl_core import Trainer
+from agentrl_core.errors import EngineError
+
+SERVERS = Path(__file__).parents[1] / "engines" / "servers.py"
+_spec = importlib.util.spec_from_file_location("servers", SERVERS)
+servers = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(servers)
+
+
+class PolicyServer(servers.ModelServer):
+    """Serves a real policy; its weights are what `from_pretrained` reads from a directory."""
+
+    def read_weights(self, directory):
+        return AutoModelForCausalLM.from_pretrained(directory).eval()
+
+    @torch.no_grad()
+    def logits(self, weights, ids):
+        return weights(torch.tensor([ids])).logits[0, -1].double().numpy()
+
+
+@pytest.fixture
+def server(policy_dir):
+    tokenizer = Tokenizer.from_file(str(policy_dir / "tokenizer.json"))
+    server = PolicyServer(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False), str(policy_dir))
+    server.salt = server._loaded = server.read_weights(policy_dir)
+    yield server
+    server.close()
+
+
+def steps_of(summary):
+    lines = (Path(summary.directory) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event["metrics"] for event in map(json.loads, lines) if event["event"] == "step_finished"]
+
+
+@pytest.mark.parametrize(("kind", "lag"), [("vllm", 0), ("sglang", 0), ("vllm", 1)])
+def test_every_step_is_published_to_the_server_and_sampled_from(project, server, tmp_path, kind, lag):
+    engine = {"use": kind, "url": server.url, "weights_dir": str(tmp_path / "shared")}
+    summary = Trainer(
+        project(name=f"{kind}-{lag}", engine=engine, rollout={"max_head_offpolicyness": lag}, trainer={"steps": 3})
+    ).train()
+    assert (summary.status, summary.steps, summary.version) == ("finished", 3, 3)
+    loads = [
+        body.get("model_path") or body["kwargs"]["weights_path"] for name, body in server.controls if name == "load"
+    ]
+    assert [Path(path).name for path in loads] == ["version-1", "version-2", "version-3"]
+    assert {str(Path(path).parents[1]) for path in loads} == {str(tmp_path / "shared")}
+    assert server.label == "3"
+    # The learner holds the same weights, so it finds the same logprobs for what was sampled, and the same versions.
+    for step in steps_of(summary):
+        assert step.get("loss/logprob_gap_max", 0.0) < 1e-4  # of tokens of lag 0
+        assert step["rollout/lag_max"] <= lag
+    trained = AutoModelForCausalLM.from_pretrained(Path(summary.directory) / "checkpoints" / "step-3")
+    published = server.salt.state_dict()
+    assert all(torch.equal(value, published[name]) for name, value in trained.state_dict().items())
+
+
+def test_a_server_that_takes_no_weights_stops_the_run_at_its_first_publication(project, server):
+    server.development = False
+    with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+        Trainer(project(name="fixed", engine={"use": "vllm", "url": server.url})).train()
