@@ -68,8 +68,8 @@ TABLE = [
         },
     ),
     *of(
-        "batching/rank_shares.py",
-        ("tests/batching/test_rank_shares.py",),
+        "training/ranks.py",
+        ("tests/training/test_rank_shares.py",),
         {
             "to the rank with the most": ("loads.index(min(loads))", "loads.index(max(loads))"),
             "no group parted": ("min(ranks, math.ceil(sizes[group] / fair))", "1"),
