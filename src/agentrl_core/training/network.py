@@ -18,6 +18,7 @@ from torch import nn
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses.logprob import logits_logprobs, token_logprobs
 from agentrl_core.training.gradient_checkpointing import recomputable_layers, recomputing
+from agentrl_core.training.private_names import attention_implementation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +65,7 @@ class Network:
     @contextmanager
     def attention(self, implementation: str) -> Iterator[None]:
         """Make the model use another attention function of transformers' registry inside the context."""
-        former = self.model.config._attn_implementation  # noqa: SLF001  # what set_attn_implementation sets has no other getter
+        former = attention_implementation(self.model)
         self.model.set_attn_implementation(implementation)
         try:
             yield
@@ -98,7 +99,7 @@ class Network:
         # It saves little there anyway: `dfs` keeps only one path of the trie.
         if cached or not self.recomputed or not torch.is_grad_enabled():
             return nullcontext()
-        attention = self.model.config._attn_implementation  # noqa: SLF001  # as above
+        attention = attention_implementation(self.model)
         return recomputing(self.recomputed, lambda: self.attention(attention))
 
     def cached(self, cache: Any) -> dict[str, Any]:
