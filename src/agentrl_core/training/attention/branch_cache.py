@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agentrl_core.training.network import Network
+    from agentrl_core.training.policy import Network
 
 _CONTINUED = frozenset(
     {

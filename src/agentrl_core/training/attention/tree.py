@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.batching.packing import MicroBatch
     from agentrl_core.training.attention.choice import Attention
-    from agentrl_core.training.network import Network
+    from agentrl_core.training.policy import Network
 
 IMPLEMENTATION = "agentrl_tree"
 """Name of the attention function in transformers' registry."""
