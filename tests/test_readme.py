@@ -15,8 +15,8 @@ from tests.gateway import conftest as parts
 from agentrl_core import config
 from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
 from agentrl_core.config.sft import SftConfig
-from agentrl_core.rollout.episode_scoring import early_request
 from agentrl_core.rollout.online import OnlineAgents
+from agentrl_core.rollout.rewards import early_request
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.run.checks import check_config
 from agentrl_core.types import Outcome, Record, Task

@@ -1,11 +1,25 @@
 import math
+import random
 import statistics
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_core.batching.advantages import GRPO, AgentCPM, DrGRPO, LeaveOneOut, NoBaseline, PerTurn
+from agentrl_core.api.batching import StepEstimator, TrainedCall
+from agentrl_core.batching.advantages import (
+    GRPO,
+    AgentCPM,
+    DrGRPO,
+    LeaveOneOut,
+    NoBaseline,
+    Norm,
+    PerTurn,
+    ReinforcePP,
+)
+from agentrl_core.config.schema import Component
+from agentrl_core.errors import ConfigError
+from agentrl_testing.plugins import isolated_plugins
 
 ESTIMATORS = [
     GRPO(),
@@ -20,6 +34,8 @@ ESTIMATORS = [
     NoBaseline(),
 ]
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=9)
+LEVELS = ["batch", "group", None]
+GROUPS = st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=5), min_size=1, max_size=4)
 
 
 def test_grpo_is_the_deviation_in_sample_standard_deviations():
@@ -152,3 +168,174 @@ def test_equal_rewards_without_eps_have_no_advantage(rewards):
     grpo = GRPO(eps=0.0)
     assert grpo.advantages(rewards) == [0.0] * len(rewards)
     assert grpo.turn_advantages([[reward, reward] for reward in rewards]) == [[0.0, 0.0]] * len(rewards)
+
+
+def calls_of(groups, tokens=lambda index: 1):
+    """One call for each record."""
+    flat = [(group, value) for group, values in enumerate(groups) for value in values]
+    return [
+        TrainedCall(advantage=value, tokens=tokens(index), record=index, group=group)
+        for index, (group, value) in enumerate(flat)
+    ]
+
+
+def over(estimator, rewards, **fields):
+    """What a step of records with one call each ends with: `rewards` by group, advantages in one list."""
+    return estimator.normalise(calls_of([estimator.advantages(group) for group in rewards], **fields))
+
+
+def test_reinforce_pp_whitens_the_groups_deviations_over_the_step():
+    # Deviations 0.5, -0.5 and 2, -1, -1: mean 0, squares 0.5 + 6, four degrees of freedom.
+    found = over(ReinforcePP(eps=1e-300), [[1.0, 0.0], [3.0, 0.0, 0.0]])
+    assert found == pytest.approx([v / math.sqrt(6.5 / 4) for v in (0.5, -0.5, 2.0, -1.0, -1.0)], rel=1e-14)
+
+
+def test_without_baseline_the_rewards_themselves_are_whitened():
+    rewards = [[1.0, 0.0], [3.0, -2.0, 0.0], [7.0]]
+    flat = [value for group in rewards for value in group]
+    mean, std = statistics.fmean(flat), statistics.stdev(flat)
+    found = over(ReinforcePP(baseline=False, eps=0.5, scale=2.0), rewards)
+    assert found == pytest.approx([2 * (value - mean) / (std + 0.5) for value in flat], rel=1e-14)
+
+
+def test_groups_are_compared_where_no_baseline_is_taken_of_each():
+    assert not ReinforcePP().compares_groups
+    assert ReinforcePP(baseline=False).compares_groups
+    assert not Norm().compares_groups
+    assert Norm(mean_level="batch").compares_groups
+
+
+def test_a_record_weighs_the_same_whatever_its_calls():
+    # The record of three calls has 1/3 for each: mean (1 + 0) / 2, squares 0.25 + 0.25, one degree of freedom.
+    calls = [TrainedCall(advantage=1.0, tokens=9, record=0, group=0)] * 3
+    calls.append(TrainedCall(advantage=0.0, tokens=1, record=1, group=0))
+    root = math.sqrt(0.5)
+    found = ReinforcePP(eps=1e-300).normalise(calls)
+    assert found == pytest.approx([0.5 / root] * 3 + [-0.5 / root], rel=1e-14)
+
+
+def test_weighed_by_tokens_a_step_is_as_long_as_its_outputs():
+    calls = [
+        TrainedCall(advantage=value, tokens=tokens, record=record, group=0)
+        for record, (value, tokens) in enumerate([(1.0, 3), (-0.5, 1), (0.25, 5)])
+    ]
+    flat = [call.advantage for call in calls for _ in range(call.tokens)]
+    mean, std = statistics.fmean(flat), statistics.stdev(flat)
+    found = ReinforcePP(weigh="token", eps=1e-300).normalise(calls)
+    assert found == pytest.approx([(call.advantage - mean) / std for call in calls], rel=1e-13)
+
+
+@pytest.mark.parametrize("mean_level", LEVELS)
+@pytest.mark.parametrize("std_level", LEVELS)
+def test_norm_is_areals_with_one_call_per_record(mean_level, std_level):
+    rewards = [[1.0, 0.0, 0.5], [3.0, -2.0, 0.25], [0.5, 0.5, 1.0]]
+    flat = [value for group in rewards for value in group]
+    means = {
+        "batch": [statistics.fmean(flat)] * 9,
+        "group": [statistics.fmean(group) for group in rewards for _ in group],
+        None: [0.0] * 9,
+    }[mean_level]
+    squares = [(value - mean) ** 2 for value, mean in zip(flat, means, strict=True)]
+    stds = {
+        "batch": [math.sqrt(sum(squares) / 8)] * 9,
+        "group": [math.sqrt(sum(squares[3 * (i // 3) : 3 * (i // 3) + 3]) / 2) for i in range(9)],
+        None: [1.0 - 1e-5] * 9,
+    }[std_level]
+    wanted = [(value - mean) / (std + 1e-5) for value, mean, std in zip(flat, means, stds, strict=True)]
+    assert over(Norm(mean_level=mean_level, std_level=std_level), rewards) == pytest.approx(wanted, rel=1e-13)
+
+
+def test_the_presets_of_norm_are_the_other_estimators():
+    rewards = [[1.0, 0.0, 0.5], [3.0, -2.0]]
+
+    def alone(estimator):
+        return [value for group in rewards for value in estimator.advantages(group)]
+
+    grpo = Norm(mean_level="group", std_level="group", eps=1e-4)
+    assert over(grpo, rewards) == pytest.approx(alone(GRPO()), rel=1e-14)
+    assert over(Norm(mean_level="group", std_level=None), rewards) == alone(DrGRPO())
+    rloo = Norm(mean_level="group", std_level=None, mean_leave1out=True)
+    assert over(rloo, rewards) == alone(LeaveOneOut())
+    both = Norm(mean_level="batch", std_level="batch", eps=1e-4)
+    assert over(both, rewards) == pytest.approx(over(ReinforcePP(baseline=False), rewards), rel=1e-14)
+
+
+def test_scale_is_the_last_factor():
+    rewards = [[1.0, 0.0, 0.5], [3.0, -2.0]]
+    for levels in ({}, {"std_level": None}, {"std_level": "group"}, {"mean_level": "batch", "std_level": "group"}):
+        doubled = [2.0 * value for value in over(Norm(**levels), rewards)]
+        assert over(Norm(**levels, scale=2.0), rewards) == doubled
+
+
+def test_a_groups_own_spread_weighs_records_equally():
+    # About the step's mean 1: records of squares 4 and (1 + 0) / 2, one degree of freedom.
+    calls = [
+        TrainedCall(advantage=value, tokens=1, record=record, group=group)
+        for value, record, group in [(3.0, 0, 0), (0.0, 1, 0), (1.0, 1, 0), (-0.5, 2, 1)]
+    ]
+    found = Norm(mean_level="batch", std_level="group", eps=1e-300).normalise(calls)
+    root = math.sqrt(4.5)
+    assert found == pytest.approx([2 / root, -1 / root, 0.0, -1.5], abs=1e-14)
+
+
+@pytest.mark.parametrize("value", [0.1, -3.0, 0.0])
+@pytest.mark.parametrize("estimator", [ReinforcePP(), ReinforcePP(baseline=False), Norm(mean_level="batch")], ids=str)
+def test_a_step_of_equal_records_teaches_nothing(estimator, value):
+    assert over(estimator, [[value] * 3, [value] * 4]) == pytest.approx([0.0] * 7, abs=1e-9)
+
+
+def test_a_single_record_is_divided_by_one():
+    assert over(Norm(mean_level=None, std_level="batch", eps=1e-300), [[0.5]]) == [0.5]
+    assert over(Norm(mean_level=None, std_level="group", eps=1e-300), [[0.5], [2.0]]) == [0.5, 2.0]
+    assert over(ReinforcePP(), [[0.5]]) == [0.0]
+
+
+def test_one_outlier_does_not_hide_the_rest_of_its_step():
+    found = over(ReinforcePP(eps=1e-300), [[0.0, 0.0, 0.0, 1e6], [1.0, 0.0]])
+    assert found[:3] == [found[0]] * 3
+    assert found[3] == pytest.approx(-3 * found[0])
+    assert found[4] == pytest.approx(-found[5])
+    assert found[4] > 0
+
+
+@pytest.mark.parametrize("estimator", [ReinforcePP(), ReinforcePP(weigh="token"), Norm(), Norm(mean_level="batch")])
+@settings(max_examples=25)
+@given(groups=GROUPS, seed=st.integers(0, 9))
+def test_the_order_of_arrival_changes_no_bit(estimator, groups, seed):
+    calls = calls_of(groups, tokens=lambda index: 1 + index * 7 % 5)
+    shuffled = list(enumerate(calls))
+    random.Random(seed).shuffle(shuffled)
+    found = estimator.normalise([call for _, call in shuffled])
+    assert [value for _, value in sorted(zip((i for i, _ in shuffled), found, strict=True))] == estimator.normalise(
+        calls
+    )
+
+
+@pytest.mark.parametrize("estimator", [ReinforcePP(), ReinforcePP(baseline=False), Norm(), Norm(mean_level="batch")])
+@settings(max_examples=25)
+@given(groups=GROUPS, constant=st.floats(-100, 100))
+def test_a_constant_on_all_rewards_of_a_step_changes_nothing(estimator, groups, constant):
+    found = over(estimator, [[value + constant for value in group] for group in groups])
+    # The sum rounds by 1e-14 of the constant, and a spread of that size is divided by eps, 1e-5 at the least.
+    assert found == pytest.approx(over(estimator, groups), rel=1e-6, abs=1e-6)
+
+
+@given(groups=GROUPS)
+def test_whitened_advantages_have_mean_0_and_spread_1(groups):
+    found = over(ReinforcePP(baseline=False, eps=1e-300), groups)
+    flat = [value for group in groups for value in group]
+    if len(flat) > 1 and statistics.stdev(flat) > 1e-9:
+        assert statistics.fmean(found) == pytest.approx(0.0, abs=1e-5)
+        assert statistics.stdev(found) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_areals_words_build_it():
+    with isolated_plugins() as registry:
+        built = registry.build("advantages", Component("norm", {"mean_level": None, "std_level": "batch"}))
+        assert built == Norm(mean_level=None, std_level="batch")
+        assert registry.build("advantages", Component("reinforce_pp", {"weigh": "token"})) == ReinforcePP(weigh="token")
+        for options in ({"std_level": "step"}, {"mean_level": "batch", "mean_leave1out": True}, {"eps": 0.0}):
+            with pytest.raises(ConfigError, match="advantage"):
+                registry.build("advantages", Component("norm", options), where="advantage")
+    assert isinstance(built, StepEstimator)
+    assert not isinstance(GRPO(), StepEstimator)

@@ -3,7 +3,6 @@
 from tests.mutations.mutation import of
 
 ADVANTAGES = ("tests/batching/test_advantages.py",)
-NORMALISATION = ("tests/batching/test_normalisation.py",)
 
 TABLE = [
     *of(
@@ -11,18 +10,18 @@ TABLE = [
         ADVANTAGES,
         {
             "grpo: sign": ("[[(value - mean) * factor for", "[[(mean - value) * factor for"),
-            "grpo: rounding blown up": ("if is_rounding(spread, counted):", "if spread == 0:"),
+            "grpo: rounding blown up": ("if _is_rounding(spread, counted):", "if spread == 0:"),
             "grpo: population's spread": (
                 "math.sqrt(squares / (len(returns) - 1))",
                 "math.sqrt(squares / len(returns))",
             ),
             "grpo: spread weighs calls": (
-                "mean_of([(value - mean) ** 2 for value in turns]) for",
+                "_mean_of([(value - mean) ** 2 for value in turns]) for",
                 "sum([(value - mean) ** 2 for value in turns]) for",
             ),
             "grpo: baseline over calls": (
-                "mean_of([mean_of(turns) for turns in returns])",
-                "mean_of([value for turns in returns for value in turns])",
+                "_mean_of([_mean_of(turns) for turns in returns])",
+                "_mean_of([value for turns in returns for value in turns])",
             ),
             "dr_grpo: divided by the spread": ("GRPO(std=False, scale", "GRPO(std=True, scale"),
             "per_turn: baseline of all turns": (
@@ -30,12 +29,12 @@ TABLE = [
                 "[grpo.turn_advantages(returns)[index][turn] for index in reached]",
             ),
             "leave_one_out: the record in its own baseline": (
-                "(total - mean_of(turns)) / (len(means) - 1)",
+                "(total - _mean_of(turns)) / (len(means) - 1)",
                 "total / len(means)",
             ),
             "leave_one_out: denominator off by one": (
-                "(total - mean_of(turns)) / (len(means) - 1)",
-                "(total - mean_of(turns)) / len(means)",
+                "(total - _mean_of(turns)) / (len(means) - 1)",
+                "(total - _mean_of(turns)) / len(means)",
             ),
             "leave_one_out: clipped the other way": (
                 "min(advantage, 0.0) if reward <= 0.5 else max(advantage, 0.0)",
@@ -43,12 +42,6 @@ TABLE = [
             ),
             "leave_one_out: a reward of a half is right": ("if reward <= 0.5", "if reward < 0.5"),
             "agentcpm: not clipped": ("sign_clip: bool = True", "sign_clip: bool = False"),
-        },
-    ),
-    *of(
-        "batching/normalisation.py",
-        NORMALISATION,
-        {
             "reinforce_pp: baseline the other way round": (
                 "(DrGRPO() if self.baseline else",
                 "(DrGRPO() if not self.baseline else",

@@ -26,8 +26,8 @@ TABLE = [
                 "covered = end\n            continue",
             ),
             "a single node not causal": (
-                "_forward(query, key, value, 0.0, True, scale=scale)",
-                "_forward(query, key, value, 0.0, False, scale=scale)",
+                "attend(query, key, value, 0.0, True, scale=scale)",
+                "attend(query, key, value, 0.0, False, scale=scale)",
             ),
             "another scale in the gradient": ("scale=ctx.scale", "scale=1.0"),
             "gradient of queries from the last node only": ("to_query[below] += part", "to_query[below] = part"),

@@ -50,8 +50,8 @@ TABLE = [
                 "(self.advantages != 0).to(self.advantages.dtype)",
             ),
             "denominators of the first micro-batch": (
-                "denominators = Denominators.count(\n",
-                "batches = batches[:1]\n    denominators = Denominators.count(\n",
+                "return Update.of(batches,",
+                "return Update.of(batches[:1],",
             ),
             "advantages for behaviour logprobs": ("floats(sample.logprobs", "floats(sample.advantages"),
             "one token over the budget": (
@@ -68,8 +68,8 @@ TABLE = [
         },
     ),
     *of(
-        "batching/rank_shares.py",
-        ("tests/batching/test_rank_shares.py",),
+        "training/ranks.py",
+        ("tests/training/test_rank_shares.py",),
         {
             "to the rank with the most": ("loads.index(min(loads))", "loads.index(max(loads))"),
             "no group parted": ("min(ranks, math.ceil(sizes[group] / fair))", "1"),

@@ -2,7 +2,6 @@
 
 from tests.mutations.mutation import of
 
-BASELINE = ("tests/batching/test_group_advantages.py", "tests/batching/test_shaping.py")
 SIGNAL = ("tests/batching/test_signal.py", "tests/batching/test_filters.py", "tests/batching/test_shaping.py")
 
 TABLE = [
@@ -45,21 +44,6 @@ TABLE = [
         },
     ),
     *of(
-        "batching/group_advantages.py",
-        BASELINE,
-        {
-            "shares left out": ("[value * shares[name] for name in names]", "[value for name in names]"),
-            "a scalar paid whole to every return": ("{name: share * reward for", "{name: reward for"),
-            "shaping that does not reach returns": ("change = reward - (record.reward or 0.0)", "change = 0.0"),
-            "shaping of returns reversed": ("value + change * shares[name]", "value - change * shares[name]"),
-            "shapings that do not follow each other": (
-                "item.shape(group, tuple(rewards))",
-                "item.shape(group, tuple(_reward(group, episode) for episode in group.episodes))",
-            ),
-            "what is not trained has an advantage": ("if is_trained(item)] for episode", "] for episode"),
-        },
-    ),
-    *of(
         "batching/filters.py",
         SIGNAL[1:2] + SIGNAL[:1],
         {
@@ -79,9 +63,18 @@ TABLE = [
         "batching/signal.py",
         SIGNAL,
         {
+            "shares left out": ("[value * shares[name] for name in names]", "[value for name in names]"),
+            "a scalar paid whole to every return": ("{name: share * reward for", "{name: reward for"),
+            "shaping that does not reach returns": ("change = reward - (record.reward or 0.0)", "change = 0.0"),
+            "shaping of returns reversed": ("value + change * shares[name]", "value - change * shares[name]"),
+            "shapings that do not follow each other": (
+                "item.shape(group, tuple(rewards))",
+                "item.shape(group, tuple(_reward(group, episode) for episode in group.episodes))",
+            ),
+            "what is not trained has an advantage": ("if is_trained(item)] for episode", "] for episode"),
             "flat groups have a signal": (
-                "with_signal += has_signal(of_group)\n        advantages.update",
-                "with_signal += 1\n        advantages.update",
+                "int(not dropped and has_signal(advantages))",
+                "int(not dropped)",
             ),
             "the step's bounds lost": ("advantages |= of_group\n", "pass\n"),
             "the step's normalisation lost": ("advantages |= dict(zip(names, found, strict=True))", "del found"),
@@ -92,8 +85,8 @@ TABLE = [
                 "left_out[_reason(item)] += 1",
             ),
             "groups in the order of their arrival": (
-                "(group for part in parts for group in part.groups), key=by_index)",
-                "(group for part in parts for group in part.groups), key=lambda _: 0)",
+                "sorted(union.groups, key=by_index)",
+                "union.groups",
             ),
         },
     ),

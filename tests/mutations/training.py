@@ -141,8 +141,8 @@ TABLE = [
                 "bisect(records[middle:], is_finite)",
             ),
             "denominators of before": (
-                "return attrs.evolve(update, micro_batches=batches, denominators=denominators)",
-                "return attrs.evolve(update, micro_batches=batches)",
+                "return Update.of(batches, batches[0].num_sequences, device=batches[0].ids.device)",
+                "return attrs.evolve(update, micro_batches=tuple(batches))",
             ),
             "other records' proximal policy": (
                 "[item.select(tokens) for item, tokens in zip(before, kept, strict=True)]",

@@ -97,7 +97,7 @@ def test_whatever_ends_an_episode_the_others_go_on_and_enough_of_them_make_a_gro
     assert store.usable[first.id] is usable
     found = sorted((record.sample_index, record.attempt, record.outcome) for record in store.of("t0"))
     assert [item[:2] for item in found] == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1)]  # the failed ones alone
-    assert scheduler.totals[outcome] == 4
+    assert scheduler.counts.records.totals[outcome] == 4
     assert len(store.groups) == (1 if usable else 2)
 
 
@@ -128,7 +128,7 @@ def test_one_failure_ends_a_group_whose_siblings_are_to_be_cancelled(train, stor
         (2, "failed", "ValueError"),
         (3, "cancelled", "sibling_failed"),
     }
-    assert scheduler.totals == {"scored": 5, "failed(ValueError)": 1, "cancelled(sibling_failed)": 2}
+    assert scheduler.counts.records.totals == {"scored": 5, "failed(ValueError)": 1, "cancelled(sibling_failed)": 2}
 
 
 def test_siblings_that_wait_for_a_slot_are_not_begun_to_be_cancelled(train, store):
@@ -195,7 +195,7 @@ def test_a_task_whose_group_failed_comes_first_with_the_next_version(train, stor
     assert again == [1] * 4
     keys = [session.seed_key for session in gateway.sessions]
     assert len(set(keys)) == len(keys) == 28  # the second try is sampled with numbers of its own
-    assert scheduler.group_totals == {"sampled": 7, "unusable": 1, "requeued": 1}
+    assert scheduler.counts.groups.totals == {"sampled": 7, "unusable": 1, "requeued": 1}
 
 
 @pytest.mark.parametrize(("requeue", "tries"), [(0, 1), (1, 2), (2, 3)])
@@ -204,8 +204,8 @@ def test_a_task_that_always_fails_is_given_up_after_its_budget(train, store, req
     assert [store.usable[group.id] for group in store.groups if group.task_id == "t1"] == [False] * tries
     attempts = {record.attempt for record in store.of("t1")}
     assert attempts == set(range(2 * tries))  # numbered on, two a group
-    assert scheduler.group_totals["unusable"] == tries
-    assert scheduler.group_totals.get("requeued", 0) == requeue
+    assert scheduler.counts.groups.totals["unusable"] == tries
+    assert scheduler.counts.groups.totals.get("requeued", 0) == requeue
     assert sum(store.usable.values()) == 10  # every step had its groups
 
 

@@ -345,7 +345,7 @@ def test_without_tasks_a_group_waits_not_for_ever(rest, make_run, database):
             for reward in (0.0, 1.0):
                 await work(rest, reward, task_id="rare")
             (group,) = await asyncio.wait_for(database.take_groups("run", 1), 15)
-            return group, scheduler.totals
+            return group, scheduler.counts.records.totals
 
     group, totals = asyncio.run(scenario())
     assert [item.record.reward for item in group.episodes] == [0.0, 1.0]

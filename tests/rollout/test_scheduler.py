@@ -180,7 +180,7 @@ def test_failed_slots_are_tried_again_and_only_those(make_scheduler, answers, st
         (0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1),
     ]  # fmt: skip
     assert list(store.usable.values()) == [True]
-    assert scheduler.totals == {"scored": 4, "failed(ValueError)": 2}
+    assert scheduler.counts.records.totals == {"scored": 4, "failed(ValueError)": 2}
     assert len({session.seed_key for session in gateway.sessions}) == 6  # a second try is sampled anew
 
 
@@ -275,7 +275,7 @@ def test_stop_cancels_what_runs_and_records_it(make_scheduler, gateway, store):
         await asyncio.to_thread(scheduler.stop)
         async with asyncio.timeout(PATIENCE_S):
             await running
-        return scheduler.drain_outcomes()
+        return scheduler.counts.records.drain()
 
     assert asyncio.run(scenario()) == {"cancelled": 3}
     assert cleaned == [True] * 3
@@ -416,7 +416,12 @@ def test_a_mix_of_faults_is_counted_and_takes_nothing_with_it(make_scheduler, ga
         return 1.0
 
     scheduler = train(make_scheduler, run, steps=4, group_size=5, tasks_per_step=4, timeout_s=0.2)
-    assert scheduler.totals == {"scored": 80, "failed(ValueError)": 8, "timed_out": 4, "rejected(not_finite)": 4}
+    assert scheduler.counts.records.totals == {
+        "scored": 80,
+        "failed(ValueError)": 8,
+        "timed_out": 4,
+        "rejected(not_finite)": 4,
+    }
     assert list(store.usable.values()) == [True] * 16
 
 
@@ -460,7 +465,7 @@ def test_an_evaluation_runs_each_task_once_and_reports_what_is_missing(
         await scheduler.evaluate(tasks[::-1], name="heldout", seed=9)
         assert sorted(session.seed_key for session in gateway.sessions) == sorted(keys)
         assert len(set(keys)) == 5
-        return first, scheduler.drain_outcomes()
+        return first, scheduler.counts.records.drain()
 
     result, outcomes = asyncio.run(scenario())
     assert (result.mean, result.scored, result.failed) == ((0 + 1 + 3 + 4) / 4, 4, 1)
@@ -575,8 +580,8 @@ def test_stop_and_publish_before_and_after_a_loop_do_nothing_wrong(make_schedule
         return scheduler
 
     scheduler = asyncio.run(make())
-    before = scheduler.totals
+    before = scheduler.counts.records.totals
     assert before["scored"] >= 2
     scheduler.publish(1, 1)
     scheduler.stop()
-    assert scheduler.totals == before
+    assert scheduler.counts.records.totals == before

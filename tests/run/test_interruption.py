@@ -10,12 +10,12 @@ import pytest
 from agentrl_core import Trainer
 from agentrl_core.errors import Interrupted, Terminated
 from agentrl_core.run import resume
-from agentrl_core.run.batch import BatchCollector
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.directory import RunDirectory
+from agentrl_core.run.in_process import InProcessSampling
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.progress import Progress
-from agentrl_core.run.sampling import SamplingSide
+from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.training.learner import Learner
 from agentrl_core.training.optimizer import Updater
@@ -300,7 +300,7 @@ def test_wherever_a_signal_comes_a_run_is_saved_and_resumed_as_if_it_had_gone_on
         assert f"agentrl runs resume {name}" in stopped.value.message
         assert RunDirectory.open(Path("runs") / name).all_checkpoints()[0][0] == saved
         with monkeypatch.context() as patch:
-            patch.setattr(SamplingSide, "__init__", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+            patch.setattr(InProcessSampling, "__init__", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
             with pytest.raises(Terminated) as stopped:
                 resume(Path("runs") / name)
         assert f"interrupted before its next step: step {saved} is saved" in stopped.value.message

@@ -5,7 +5,6 @@ import torch
 
 from agentrl_core.api.losses import LossOutput
 from agentrl_core.batching.packing import pack
-from agentrl_core.batching.rank_shares import share_out
 from agentrl_core.errors import TrainingError
 from agentrl_core.losses import AggregationConfig
 from agentrl_core.losses.grpo import GRPO
@@ -13,7 +12,7 @@ from agentrl_core.training.diagnosis import Guard
 from agentrl_core.training.metrics import Means, ratio_shares
 from agentrl_core.training.optimizer import PreStep, Updater, adamw
 from agentrl_core.training.policy import Policy
-from agentrl_core.training.ranks import ALONE, Ranks
+from agentrl_core.training.ranks import ALONE, Ranks, share_out
 
 
 @attrs.frozen(kw_only=True)

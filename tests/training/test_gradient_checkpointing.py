@@ -61,7 +61,7 @@ def test_dropout_stays_off_and_layers_are_as_they_were():
 
 
 def test_a_model_without_such_layers_is_refused(monkeypatch):
-    monkeypatch.setattr("agentrl_core.training.network.recomputable_layers", lambda model: ())
+    monkeypatch.setattr("agentrl_core.training.policy.recomputable_layers", lambda model: ())
     with pytest.raises(ConfigError, match=r"trainer\.gradient_checkpointing: .*leave it out"):
         Policy(build("qwen3"), gradient_checkpointing=True)
 

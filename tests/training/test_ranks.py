@@ -6,11 +6,11 @@ from tests.training import ranks_cases as cases
 
 from agentrl_core.batching import advantages
 from agentrl_core.batching.credit import TreeCredit
-from agentrl_core.batching.rank_shares import share_out
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.batching.signal import training_signal
 from agentrl_core.training import ranks
 from agentrl_core.training.policy import Policy
+from agentrl_core.training.ranks import share_out
 
 pytestmark = pytest.mark.slow  # processes that load torch
 

@@ -4,8 +4,7 @@ import attrs
 import pytest
 import torch
 
-from agentrl_core.batching.advantages import DrGRPO
-from agentrl_core.batching.normalisation import ReinforcePP
+from agentrl_core.batching.advantages import DrGRPO, ReinforcePP
 from agentrl_core.batching.shaping import Rank
 from agentrl_core.batching.signal import Signal
 

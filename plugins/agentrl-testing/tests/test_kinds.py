@@ -8,10 +8,18 @@ import attrs
 import pytest
 import typer
 
-from agentrl_core.batching.advantages import GRPO, AgentCPM, DrGRPO, LeaveOneOut, NoBaseline, PerTurn
+from agentrl_core.batching.advantages import (
+    GRPO,
+    AgentCPM,
+    DrGRPO,
+    LeaveOneOut,
+    NoBaseline,
+    Norm,
+    PerTurn,
+    ReinforcePP,
+)
 from agentrl_core.batching.credit import InsertionOrderCredit, TreeCredit
 from agentrl_core.batching.filters import BalanceSample, MinTurns, Overlong, ZeroVariance
-from agentrl_core.batching.normalisation import Norm, ReinforcePP
 from agentrl_core.batching.shaping import Affine, Malformed, Rank
 from agentrl_core.batching.shaping import Overlong as OverlongPunishment
 from agentrl_core.chat.parsers.hermes import HermesParser

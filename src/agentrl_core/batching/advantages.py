@@ -1,17 +1,25 @@
-"""Advantage estimators: compare each record's reward with a baseline of its group.
+"""Advantage estimators: compare each record's reward with a baseline of its group, or of the whole step.
 
 Each estimator has two forms. `advantages` is for scalar rewards: one number per record. `turn_advantages` is for
 rewards per interaction: one list of returns per record. There the baseline is the mean over records of each record's
 *mean* return, and the spread weighs every record equally, so long records do not count for more. With one return per
-record both forms agree. An estimator that also needs the step's other groups has a third method, `normalise`
-(`normalisation.py`).
+record both forms agree.
+
+REINFORCE++ and AReaL's `adv_norm` have a second stage over all groups of a step: when a group arrives,
+`turn_advantages` computes everything that needs this group alone, and filters see that; when all groups are known,
+`normalise` uses the ones that passed the filters. In a mean over the step every record has the same weight, as in a
+group's baseline. With `weigh: token` every sampled token has, as in REINFORCE++'s Equation 10 and in AReaL; long
+records then count for more.
+
+Sums are rounded once (`math.fsum`), so results are bit-identical for every order of groups and records.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 from attrs import field, validators
@@ -19,7 +27,14 @@ from attrs import field, validators
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agentrl_core.api.batching import AdvantageEstimator, TrainedCall
 
+Level: TypeAlias = Literal["batch", "group"]
+"""Range of a mean or spread: all groups of the step, or each group alone."""
+Weigh: TypeAlias = Literal["record", "token"]
+"""Unit of equal weight in a mean or spread over the step."""
+
+_weigh = validators.in_(("record", "token"))
 _ROUNDING = 1e-12
 """Largest spread, as a share of the largest reward, that is attributed to rounding the mean: the rewards are equal."""
 
@@ -56,12 +71,12 @@ class GRPO(TurnsFirst):
         counted = [turns for turns in returns if turns]
         if not counted:
             return [[] for _ in returns]
-        mean = group_mean(counted)
+        mean = _group_mean(counted)
         factor = self.scale
         if self.std:
-            spread = group_spread(counted, mean)
+            spread = _spread_about(counted, mean)
             # With equal rewards the mean may be off by a rounding error, which a small eps would blow up.
-            if is_rounding(spread, counted):
+            if _is_rounding(spread, counted):
                 return [[0.0 for _ in turns] for turns in returns]
             factor /= spread + self.eps
         return [[(value - mean) * factor for value in turns] for turns in returns]
@@ -123,14 +138,14 @@ class LeaveOneOut(TurnsFirst):
 
     def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
         """Return one advantage per interaction."""
-        means = [mean_of(turns) for turns in returns if turns]
+        means = [_mean_of(turns) for turns in returns if turns]
         total = math.fsum(means)
         results = []
         for turns in returns:
             if not turns or len(means) == 1:
                 results.append([0.0 for _ in turns])
                 continue
-            baseline = (total - mean_of(turns)) / (len(means) - 1)
+            baseline = (total - _mean_of(turns)) / (len(means) - 1)
             results.append([self.scale * self._clip(value, value - baseline) for value in turns])
         return results
 
@@ -165,24 +180,159 @@ class NoBaseline:
         return [list(turns) for turns in returns]
 
 
-def mean_of(values: Sequence[float]) -> float:
+@attrs.frozen(kw_only=True)
+class ReinforcePP(TurnsFirst):
+    """REINFORCE++: (A - mean of the step) / (std of the step + eps) * scale, A = R - mean of the group.
+
+    arXiv 2501.03262. This is REINFORCE++ with baseline; `baseline: false` is plain REINFORCE++ with A = R, for groups
+    of any size. As in the paper, the baseline includes the record itself. The spread is the sample standard deviation.
+    We differ: the paper's KL term is not part of the reward; add it to the loss. If all advantages of a step are equal,
+    they become 0.
+    """
+
+    baseline: bool = True
+    """Subtract the group's mean first."""
+    weigh: Weigh = field(default="record", validator=_weigh)
+    """Unit of equal weight in the step's mean and spread."""
+    eps: float = field(default=1e-4, validator=validators.gt(0.0))
+    """Added to the spread; GRPO's value. Above 0, because equal advantages that differ by rounding must stay small."""
+    scale: float = field(default=1.0, validator=validators.gt(0.0))
+
+    @property
+    def compares_groups(self) -> bool:
+        """True if a group of equal rewards has a signal, because it is compared with the step's other groups."""
+        return not self.baseline
+
+    def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
+        """Return one advantage per interaction, as far as the group alone determines it."""
+        return (DrGRPO() if self.baseline else NoBaseline()).turn_advantages(returns)
+
+    def normalise(self, calls: Sequence[TrainedCall]) -> list[float]:
+        """Return the advantages, whitened over the step."""
+        weights = _weights(calls, self.weigh)
+        centred = _centred(calls, weights)
+        factor = self.scale / (_weighted_spread(centred, weights) + self.eps)
+        return [value * factor for value in centred]
+
+
+@attrs.frozen(kw_only=True)
+class Norm(TurnsFirst):
+    """AReaL's `adv_norm`: (R - mean) / (std + eps) * scale, with mean and std over the group, the step, or omitted.
+
+    Presets as (`mean_level`, `std_level`): (group, group) is GRPO, (group, null) Dr. GRPO, or RLOO with
+    `mean_leave1out`, (group, batch) LitePPO (arXiv 2508.08221), (batch, batch) REINFORCE++. As in AReaL, the spread is
+    taken about the subtracted mean, or about 0 if none was subtracted, and is 1 for a single record. We differ in the
+    weights (`weigh`), and in the group's own spread: it includes the records that a filter leaves out, unless it is
+    taken about the step's mean, which is known only after the filters.
+    """
+
+    mean_level: Level | None = field(default="group", validator=validators.in_(("batch", "group", None)))
+    """Range of the mean; null subtracts none. `batch` is the whole step."""
+    std_level: Level | None = field(default="batch", validator=validators.in_(("batch", "group", None)))
+    """Range of the spread; null does not divide. `batch` is the whole step."""
+    mean_leave1out: bool = field(default=False)
+    """Leave the record itself out of its group's mean; only with `mean_level: group`."""
+    weigh: Weigh = field(default="record", validator=_weigh)
+    """Unit of equal weight in means and spreads over the step; within a group it is always the record."""
+    eps: float = field(default=1e-5, validator=validators.gt(0.0))
+    """Added to the spread; AReaL's value."""
+    scale: float = field(default=1.0, validator=validators.gt(0.0))
+
+    @mean_leave1out.validator
+    def _only_in_groups(self, _attribute: object, value: bool) -> None:  # noqa: FBT001  # attrs' validator protocol
+        if value and self.mean_level != "group":
+            raise ValueError(f"'mean_leave1out' needs mean_level: group, found {self.mean_level}")
+
+    @property
+    def compares_groups(self) -> bool:
+        """True if a group of equal rewards has a signal, because it is compared with the step's other groups."""
+        return self.mean_level == "batch"
+
+    def turn_advantages(self, returns: Sequence[Sequence[float]]) -> list[list[float]]:
+        """Return one advantage per interaction, as far as the group alone determines it."""
+        centred = self._baseline().turn_advantages(returns)
+        counted = [turns for turns in centred if turns]
+        # A group's spread about the step's mean has to wait for `normalise`.
+        if self.std_level != "group" or self.mean_level == "batch" or not counted:
+            return centred
+        # `scale` is applied once, in `normalise`.
+        factor = 1.0 / (_spread_of_group(counted) + self.eps)
+        return [[value * factor for value in turns] for turns in centred]
+
+    def normalise(self, calls: Sequence[TrainedCall]) -> list[float]:
+        """Apply mean and spread over the step, and a group's spread if it needs the step's mean first."""
+        weights = _weights(calls, self.weigh)
+        values = _centred(calls, weights) if self.mean_level == "batch" else [call.advantage for call in calls]
+        if self.std_level == "batch":
+            factor = 1.0 / (_weighted_spread(values, weights) + self.eps)
+            values = [value * factor for value in values]
+        elif self.std_level == "group" and self.mean_level == "batch":
+            spreads = _spreads_of_groups(calls, values)
+            values = [value / (spreads[call.group] + self.eps) for value, call in zip(values, calls, strict=True)]
+        return [value * self.scale for value in values]
+
+    def _baseline(self) -> AdvantageEstimator:
+        if self.mean_level != "group":
+            return NoBaseline()
+        return LeaveOneOut() if self.mean_leave1out else DrGRPO()
+
+
+def _mean_of(values: Sequence[float]) -> float:
     """Return the mean of at least one value. The sum is rounded once, so it does not depend on the order."""
     return math.fsum(values) / len(values)
 
 
-def group_mean(returns: Sequence[Sequence[float]]) -> float:
+def _group_mean(returns: Sequence[Sequence[float]]) -> float:
     """Return the mean over records of each record's mean return; every record has at least one return."""
-    return mean_of([mean_of(turns) for turns in returns])
+    return _mean_of([_mean_of(turns) for turns in returns])
 
 
-def group_spread(returns: Sequence[Sequence[float]], mean: float) -> float:
+def _spread_about(returns: Sequence[Sequence[float]], mean: float) -> float:
     """Return the sample standard deviation about `mean`, all records weighing the same; 0 for a single record."""
     if len(returns) == 1:
         return 0.0
-    squares = math.fsum(mean_of([(value - mean) ** 2 for value in turns]) for turns in returns)
+    squares = math.fsum(_mean_of([(value - mean) ** 2 for value in turns]) for turns in returns)
     return math.sqrt(squares / (len(returns) - 1))
 
 
-def is_rounding(spread: float, returns: Sequence[Sequence[float]]) -> bool:
+def _is_rounding(spread: float, returns: Sequence[Sequence[float]]) -> bool:
     """Return whether a spread is only the rounding error of the mean of equal returns."""
     return spread <= _ROUNDING * max(abs(value) for turns in returns for value in turns)
+
+
+def _spread_of_group(centred: Sequence[Sequence[float]]) -> float:
+    """Return the sample standard deviation of centred returns about 0; 1 for a single record, as in AReaL."""
+    return _spread_about(centred, 0.0) if len(centred) > 1 else 1.0
+
+
+def _spreads_of_groups(calls: Sequence[TrainedCall], values: Sequence[float]) -> dict[int, float]:
+    """Return group -> spread of its values about 0, with equal weights of records."""
+    by_record: defaultdict[int, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for call, value in zip(calls, values, strict=True):
+        by_record[call.group][call.record].append(value)
+    return {group: _spread_of_group(list(records.values())) for group, records in by_record.items()}
+
+
+def _weights(calls: Sequence[TrainedCall], weigh: Weigh) -> list[float]:
+    """Return one weight per call: its number of tokens, or 1 / number of the record's calls."""
+    if weigh == "token":
+        return [float(call.tokens) for call in calls]
+    of_record = Counter(call.record for call in calls)
+    return [1.0 / of_record[call.record] for call in calls]
+
+
+def _centred(calls: Sequence[TrainedCall], weights: Sequence[float]) -> list[float]:
+    if not calls:
+        return []
+    total = math.fsum(call.advantage * weight for call, weight in zip(calls, weights, strict=True))
+    mean = total / math.fsum(weights)
+    return [call.advantage - mean for call in calls]
+
+
+def _weighted_spread(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the weighted sample standard deviation about 0; 1 for a single record or token."""
+    # Bessel's correction: the weights add up to the number of records or tokens.
+    others = math.fsum(weights) - 1.0
+    if others < 0.5:  # noqa: PLR2004  # a whole number but for rounding
+        return 1.0
+    return math.sqrt(math.fsum(value * value * weight for value, weight in zip(values, weights, strict=True)) / others)

@@ -121,6 +121,18 @@ class Update:
     denominators: Denominators
     """Counts over all micro-batches of this rank."""
 
+    @classmethod
+    def of(cls, micro_batches: Sequence[MicroBatch], num_sequences: int, *, device: torch.device | str) -> Update:
+        """Make an update whose denominators, on `device`, count the loss tokens of its micro-batches."""
+        # `torch.cat` needs at least one tensor, and an empty share has no micro-batch.
+        nothing = torch.zeros(0, device=device)
+        denominators = Denominators.count(
+            torch.cat([nothing, *(batch.mask for batch in micro_batches)]),
+            torch.cat([nothing.long(), *(batch.sequence for batch in micro_batches)]),
+            num_sequences,
+        )
+        return cls(micro_batches=tuple(micro_batches), denominators=denominators)
+
     @property
     def records(self) -> list[int]:
         """Indices of the records with a loss token in the update, rising."""
@@ -179,20 +191,13 @@ def pack(
     """
     numbers = _number_sequences(samples, config.sequence)
     num_sequences = 1 + max(chain.from_iterable(numbers), default=-1)
-    batches = tuple(
+    batches = [
         _micro_batch([samples[i] for i in part], [numbers[i] for i in part], num_sequences, device, merge=merge)
         for part in _partition(
             samples, max_tokens, merge=merge, whole_records=whole_sequences and config.sequence == "record"
         )
-    )
-    # `torch.cat` needs at least one tensor, and an empty share has no micro-batch.
-    nothing = torch.zeros(0, device=device)
-    denominators = Denominators.count(
-        torch.cat([nothing, *(batch.mask for batch in batches)]),
-        torch.cat([nothing.long(), *(batch.sequence for batch in batches)]),
-        num_sequences,
-    )
-    return Update(micro_batches=batches, denominators=denominators)
+    ]
+    return Update.of(batches, num_sequences, device=device)
 
 
 def _number_sequences(samples: Sequence[Sample], unit: Unit) -> list[list[int]]:

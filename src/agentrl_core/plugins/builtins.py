@@ -84,7 +84,7 @@ def register_corrections(register: Register[Any]) -> None:
 @hookimpl
 def register_advantages(register: Register[Any]) -> None:
     """Register the baselines over a group, and over a step."""
-    advantages, normalisation = "agentrl_core.batching.advantages", "agentrl_core.batching.normalisation"
+    advantages = "agentrl_core.batching.advantages"
     register("grpo", f"{advantages}:GRPO", summary="reward minus the group's mean, over its std")
     register("dr_grpo", f"{advantages}:DrGRPO", summary="reward minus the group's mean")
     register("leave_one_out", f"{advantages}:LeaveOneOut", summary="reward minus the others' mean")
@@ -93,9 +93,9 @@ def register_advantages(register: Register[Any]) -> None:
     )
     register("per_turn", f"{advantages}:PerTurn", summary="grpo with a baseline for every turn")
     register(
-        "reinforce_pp", f"{normalisation}:ReinforcePP", summary="reward minus the group's mean, whitened over the step"
+        "reinforce_pp", f"{advantages}:ReinforcePP", summary="reward minus the group's mean, whitened over the step"
     )
-    register("norm", f"{normalisation}:Norm", summary="normalizes by mean and std of group, step or nothing")
+    register("norm", f"{advantages}:Norm", summary="normalizes by mean and std of group, step or nothing")
     register("none", f"{advantages}:NoBaseline", summary="the reward itself")
 
 

@@ -14,12 +14,10 @@ import attrs
 
 from agentrl_core.api.scoring import Answer
 from agentrl_core.errors import EpisodeError
-from agentrl_core.rollout.episode_scoring import ask_scorer, early_request, score_episode
 from agentrl_core.rollout.episode_source import OpenEpisode
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of
-from agentrl_core.rollout.rewards import read_reward
+from agentrl_core.rollout.rewards import ask_scorer, early_request, read_reward, score_episode, storable
 from agentrl_core.rollout.run_agent import GRACE_S, AgentResult, cancelled_for, unbroken
-from agentrl_core.rollout.score_details import storable
 from agentrl_core.rollout.subproc.inside.telling import tell
 from agentrl_core.rollout.token_level.tensor_rows import is_tensor_rows, reward_of_rows
 from agentrl_core.types import Episode, Interaction, Message, Outcome, Record, Task

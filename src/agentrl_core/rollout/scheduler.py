@@ -10,18 +10,17 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from agentrl_core.api.scoring import training_step
 from agentrl_core.errors import ConfigError, RunError
 from agentrl_core.rollout.capacity import Capacity
 from agentrl_core.rollout.episode_source import SlotNotTaken
 from agentrl_core.rollout.failures import root_cause
-from agentrl_core.rollout.groups import run_group
 from agentrl_core.rollout.order import QueuedTask, TaskOrder, TaskQueue, stable_hash
 from agentrl_core.rollout.outcome_counts import OutcomeCounts
-from agentrl_core.rollout.run_agent import cancelled_for
+from agentrl_core.rollout.run_agent import SIBLING_FAILED, cancelled_for
 from agentrl_core.types import Evaluation, Outcome, Record, Task
 
 if TYPE_CHECKING:
@@ -35,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _TASKS_AT_ONCE = 500
 """Task rows that are stored between two turns of the event loop."""
+_StartSlot: TypeAlias = "Callable[[asyncio.TaskGroup, int, int], asyncio.Task[Record | None]]"
+"""Function that starts one episode in a task group, given slot and attempt number. Its record is None if no online
+agent took the slot."""
 
 
 class Scheduler:
@@ -78,7 +80,8 @@ class Scheduler:
         self._queue = TaskQueue(order, start_index=start_index, left=left, requeue=config.requeue)
         self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
         self._on_scored, self._on_ended, self._sleep = on_scored, on_ended, sleep
-        self._tally = OutcomeCounts(config)
+        self.counts = OutcomeCounts(config)
+        """Endings of records and groups so far; may be read from any thread."""
         self._capacity = Capacity(
             max_head_offpolicyness=config.max_head_offpolicyness,
             tasks_per_step=config.tasks_per_step,
@@ -134,28 +137,6 @@ class Scheduler:
         """Start no more episodes and cancel the running ones; `run` returns once their records are stored."""
         self._stopping = True
         self._on_loop(self._stopped)
-
-    def drain_outcomes(self) -> dict[str, int]:
-        """Return outcome (with reason) -> records since the last call, including evaluation and retries."""
-        return self._tally.records.drain()
-
-    def drain_answers(self) -> dict[str, int]:
-        """Return place of the answer -> scored training records since the last call (`outcome_counts.answer_name`)."""
-        return self._tally.answers.drain()
-
-    @property
-    def totals(self) -> dict[str, int]:
-        """Outcome (with reason) -> records since the start of this process."""
-        return self._tally.records.totals
-
-    def drain_groups(self) -> dict[str, int]:
-        """Return `sampled`, `unusable`, `requeued` -> training groups that ended so since the last call."""
-        return self._tally.groups.drain()
-
-    @property
-    def group_totals(self) -> dict[str, int]:
-        """`sampled`, `unusable`, `requeued` -> training groups since the start of this process."""
-        return self._tally.groups.totals
 
     async def evaluate(
         self, tasks: Sequence[Task], *, name: str, seed: int, sampling: SamplingConfig | None = None
@@ -245,10 +226,10 @@ class Scheduler:
         def start(group: asyncio.TaskGroup, slot: int, attempt: int) -> asyncio.Task[Record | None]:
             return self._spawn(group, self._run_slot(turn, group_id, slot, attempt))
 
-        usable = await run_group(start, self._config, tries=turn.tries)
+        usable = await _run_slots(start, self._config, tries=turn.tries)
         await self._store.finish_group(self._run_id, group_id, usable=usable)
         requeued = not usable and self._queue.put_back(turn)
-        self._tally.add_group(usable=usable, requeued=requeued)
+        self.counts.add_group(usable=usable, requeued=requeued)
         self._capacity.finished(usable=usable)
 
     async def _run_slot(self, turn: QueuedTask, group_id: str, slot: int, attempt: int) -> Record | None:
@@ -302,13 +283,13 @@ class Scheduler:
                     sampling=sampling,
                 )
             except asyncio.CancelledError as cancellation:
-                self._tally.add_cancelled(cancelled_for(cancellation))
+                self.counts.add_cancelled(cancelled_for(cancellation))
                 raise
             if self._on_ended is not None:
                 self._on_ended(episode.record)
-            self._tally.add(episode.record)
+            self.counts.add(episode.record)
             # Inside the semaphore: the pause keeps the slot from starting another episode.
-            await self._sleep(self._tally.pause_s(episode.record))
+            await self._sleep(self.counts.pause_s(episode.record))
         if self._on_scored is not None and episode.record.outcome is Outcome.SCORED:
             self._on_scored(episode.record)
         return episode.record
@@ -356,3 +337,48 @@ class Scheduler:
         for evaluation in self._evaluations:
             evaluation.cancel()
         self._wake.set()
+
+
+async def _run_slots(start: _StartSlot, config: RolloutConfig, *, tries: int = 0) -> bool:
+    """Run every slot of a group, and return whether the group is usable.
+
+    `tries` counts the earlier groups of this task that ended unusable. Attempt numbers continue after theirs, so that
+    no episode is sampled with the random numbers of an earlier one.
+    """
+    slots = range(config.group_size)
+    first = tries * (config.retries + 1)
+    if config.siblings == "cancel":
+        return await _all_or_nothing(start, slots, first)
+    missing: list[int] = list(slots)
+    for attempt in range(first, first + config.retries + 1):
+        async with asyncio.TaskGroup() as group:
+            # A TaskGroup, so that a fault that is not an episode's own cancels the other episodes and is raised.
+            running = {slot: start(group, slot, attempt) for slot in missing}
+        missing = [slot for slot, item in running.items() if not _scored(item)]
+        # A slot that no online agent took in time is not retried: the group would wait again for agents that do not
+        # come.
+        if not missing or any(item.result() is None for item in running.values()):
+            break
+    return config.group_size - len(missing) >= config.min_group_size
+
+
+async def _all_or_nothing(start: _StartSlot, slots: Iterable[int], attempt: int) -> bool:
+    """Run all slots; when one ends without a score, cancel the others with their generations."""
+    async with asyncio.TaskGroup() as group:
+        running = [start(group, slot, attempt) for slot in slots]
+        pending = set(running)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if not all(map(_scored, done)):
+                break
+        for item in pending:
+            item.cancel(SIBLING_FAILED)
+    return all(map(_scored, running))
+
+
+def _scored(item: asyncio.Task[Record | None]) -> bool:
+    """Return whether a finished slot has a reward; raise faults that are not an episode's own."""
+    if item.cancelled():
+        return False
+    record = item.result()
+    return record is not None and record.outcome is Outcome.SCORED

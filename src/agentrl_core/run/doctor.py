@@ -25,7 +25,7 @@ from agentrl_core.run.checks import Checks
 from agentrl_core.run.component_checks import ConfigSource
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.sampling import SamplingSide
+from agentrl_core.run.in_process import InProcessSampling
 from agentrl_core.run.start import untrained_start
 from agentrl_core.types import Outcome
 
@@ -191,7 +191,7 @@ def _rehearsal(components: Components) -> Iterator[Finding]:
         try:
             start = untrained_start(components, directory, store)
             notices: list[str] = []
-            side = SamplingSide(
+            side = InProcessSampling(
                 components,
                 start,
                 directory.name,
@@ -216,7 +216,7 @@ def _rehearsal(components: Components) -> Iterator[Finding]:
                 )
 
 
-def _call(components: Components, side: SamplingSide, store: Store, run_id: str) -> Iterator[Finding]:
+def _call(components: Components, side: InProcessSampling, store: Store, run_id: str) -> Iterator[Finding]:
     task = _first_task(components)
     if task is None or components.workflow is None:
         yield Finding(

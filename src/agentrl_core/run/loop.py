@@ -12,9 +12,8 @@ from agentrl_core.api.stores import StepRow
 from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError
-from agentrl_core.run.batch import BatchCollector
 from agentrl_core.run.checkpoints import Checkpoints
-from agentrl_core.run.sampling import SamplingSide
+from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.run.step_warnings import StepWarnings, answers_found
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
     from agentrl_core.run.interruption import Interruption
+    from agentrl_core.run.sampling import SampledCounts, SamplingSide
     from agentrl_core.run.start import Start
 
 logger = logging.getLogger(__name__)
@@ -33,13 +33,14 @@ _STEPS_AT_TARGET = 3
 
 
 class TrainingLoop:
-    """One run on one machine: the learner on the calling thread; engine, gateway and agents on threads of their own."""
+    """Training of one run, on the calling thread; `sampling` provides its groups, and is closed at the end."""
 
     def __init__(
         self,
         components: Components,
         directory: RunDirectory,
         start: Start,
+        sampling: SamplingSide,
         audience: RunEvents,
         interruption: Interruption,
         *,
@@ -56,28 +57,15 @@ class TrainingLoop:
         self._recent_rewards = [metrics.get("reward/mean", 0.0) for metrics in earlier][-_STEPS_AT_TARGET:]
         self._sampled_at: float | None = None
         self._progress = audience.progress
-        audience.notice("starting the engine and the gateway")
-        self._sampling = SamplingSide(
-            components,
-            start,
-            directory.name,
-            admin_key_file=directory.admin_key,
-            on_scored=audience.record_scored,
-            on_ended=self._progress.ended,
-            notice=audience.notice,
-            asked_to_stop=interruption.check,
-        )
-        self._progress.count_calls(lambda: self._sampling.gateway.calls)
-        self._batches = BatchCollector(self._sampling, self._learner, self._config.rollout, notice=audience.notice)
+        self._sampling = sampling
+        self._progress.count_calls(lambda: sampling.llm_calls)
+        self._batches = BatchCollector(sampling, self._learner, self._config.rollout, notice=audience.notice)
         self._checkpoints = Checkpoints(
             self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step
         )
         # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
         self._learner.before_change(interruption.hold)
-        self._watch = StepWarnings(
-            self._config, audience.notice, max_tokens=self._sampling.gateway.max_tokens, earlier=earlier
-        )
-        self._unseen_so_far = 0
+        self._watch = StepWarnings(self._config, audience.notice, max_tokens=sampling.max_tokens, earlier=earlier)
 
     def run(self) -> RunSummary:
         """Train to the end. The summary also goes to the trackers if the run fails or is interrupted."""
@@ -106,13 +94,8 @@ class TrainingLoop:
         return summary
 
     def _train(self) -> None:
-        if notice := getattr(self._sampling.engine, "notice", ""):
+        for notice in self._sampling.notices:
             self._audience.notice(notice)
-        if online_notice := self._sampling.online_notice:
-            self._audience.notice(online_notice)
-        self._audience.notice(self._sampling.gateway.history_notice)
-        if tools_notice := self._sampling.gateway.tools_notice:
-            self._audience.notice(tools_notice)
         self._evaluate(self._config.eval.tasks)
         if self._step >= self._config.trainer.steps:
             # The run was killed during its last evaluation and resumed: the evaluation above is the one it lacked.
@@ -163,14 +146,12 @@ class TrainingLoop:
         self._interruption.hold()
         self._step += 1
         self._publish()
-        outcomes = self._sampling.scheduler.drain_outcomes()
-        ended = self._sampling.scheduler.drain_groups()
-        answers = self._sampling.scheduler.drain_answers()
+        counts = self._sampling.drain_counts()
         metrics |= collected | {
-            **answers_found(answers),
-            **self._unseen_tools(),
-            "rollout/groups_unusable": float(ended.get("unusable", 0)),
-            "rollout/groups_requeued": float(ended.get("requeued", 0)),
+            **answers_found(counts.answers),
+            **_unseen_tools(counts),
+            "rollout/groups_unusable": float(counts.groups.get("unusable", 0)),
+            "rollout/groups_requeued": float(counts.groups.get("requeued", 0)),
             "time/rollout_s": sampled - begin,
             "time/train_s": trained - sampled,
             "time/step_s": time.perf_counter() - begin,
@@ -185,26 +166,15 @@ class TrainingLoop:
             metrics=metrics,
         )
         asyncio.run(self._store.add_step(row))
-        self._watch.step(self._step, metrics, answers)
+        self._watch.step(self._step, metrics, counts.answers)
         self._checkpoints.after_step(self._step, self._version)
         return StepReport(
             step=self._step,
             version=self._version,
             metrics=metrics,
-            outcomes=outcomes,
+            outcomes=counts.outcomes,
             left_out=self._learner.left_out,
         )
-
-    def _unseen_tools(self) -> dict[str, float]:
-        """Return the number of calls since the last step whose tools the template dropped; {} if it takes tools."""
-        gateway = self._sampling.gateway
-        if gateway.chat.takes_tools:
-            return {}
-        since, self._unseen_so_far = (
-            gateway.calls_with_unseen_tools - self._unseen_so_far,
-            gateway.calls_with_unseen_tools,
-        )
-        return {"rollout/calls_with_unseen_tools": float(since)}
 
     def _sampling_since(self, begin: float) -> float:
         """Return the time at which the sampling of a step's groups began.
@@ -280,25 +250,6 @@ class TrainingLoop:
                 "trainer.max_steps_not_finite sets after how many such steps a run stops"
             )
 
-    def _tell_forced_temperatures(self) -> None:
-        forced = self._sampling.gateway.forced_temperatures
-        if forced:
-            self._audience.notice(
-                f"{forced} LLM calls asked for another temperature and were sampled at the policy's, "
-                f"{self._config.sampling.temperature:g}, because training needs samples of the policy itself "
-                "(gateway.temperature: force). To find these calls, set gateway.temperature: refuse; to change the "
-                "temperature, set sampling.temperature"
-            )
-
-    def _tell_without_effect(self) -> None:
-        asked = self._sampling.gateway.without_effect
-        if asked:
-            names = ", ".join(f"{name} ({count})" for name, count in sorted(asked.items()))
-            self._audience.notice(
-                f"LLM calls asked for sampling parameters that are ignored while training: {names}; training needs "
-                "samples of the policy's own distribution. The trace lists what each call asked for"
-            )
-
     def _earlier_metrics(self) -> list[Mapping[str, float]]:
         """Return the metrics of the steps before the run was resumed, without voided ones."""
         if not self._step:
@@ -314,11 +265,7 @@ class TrainingLoop:
 
     def _finish(self, status: str, message: str) -> RunSummary:
         """Close the sampling side, report the summary, and return it. The store stays as it is."""
-        # Notices and CPU times come before the closing: they read from the gateway and from the agents' thread.
-        self._tell_forced_temperatures()
-        self._tell_without_effect()
-        cpu = self._sampling.cpu_seconds() | {"learner": self._learner.cpu_seconds}
-        self._sampling.close()
+        sampled = self._sampling.close()
         summary = RunSummary(
             name=self._directory.name,
             directory=str(self._directory.path),
@@ -326,10 +273,10 @@ class TrainingLoop:
             steps=self._step,
             version=self._version,
             evals=tuple(self._evals),
-            outcomes=self._sampling.scheduler.totals,
-            groups={**self._sampling.scheduler.group_totals, **self._batches.totals},
-            llm_calls=self._sampling.gateway.calls,
-            cpu_seconds=cpu,
+            outcomes=sampled.outcomes,
+            groups={**sampled.groups, **self._batches.totals},
+            llm_calls=sampled.llm_calls,
+            cpu_seconds={**sampled.cpu_seconds, "learner": self._learner.cpu_seconds},
             wall_s=time.time() - self._started_at,
             trained_tokens=self._learner.fidelity.trained,
             exact_tokens=self._learner.fidelity.exact,
@@ -337,3 +284,7 @@ class TrainingLoop:
         )
         self._audience.run_finished(summary)
         return summary
+
+
+def _unseen_tools(counts: SampledCounts) -> dict[str, float]:
+    return {} if counts.unseen_tools is None else {"rollout/calls_with_unseen_tools": float(counts.unseen_tools)}

@@ -1,223 +1,170 @@
-"""Sampling half of a run: builds the engine, the gateway, the agents' event loop and the scheduler, and closes them."""
+"""Sampling as the training loop sees it: the few operations that it needs, and the groups of a step taken by them.
+
+This module and the loop import nothing of the rollout, the gateway and the engines. `in_process.py` samples in the
+trainer's own process.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from agentrl_core.api.reasoning import REASONING_FORMATS
-from agentrl_core.api.weights import DirectoryWeights
-from agentrl_core.chat import Chat
-from agentrl_core.concurrency.processes import close_workers
-from agentrl_core.config.schema import Component
-from agentrl_core.errors import RunError
-from agentrl_core.gateway import Gateway
-from agentrl_core.gateway.online.admin import key_from_environment, make_key
-from agentrl_core.http.borrowed_clients import close_borrowed
-from agentrl_core.rollout.online import OnlineAgents
-from agentrl_core.rollout.runner import Runner
-from agentrl_core.rollout.scheduler import Scheduler
-from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
-from agentrl_core.run.threads import LoopThread
+from agentrl_core.batching.signal import Signal
+from agentrl_core.stores.queue import OvertakeLimits
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
-    from agentrl_core.api.engines import Engine
     from agentrl_core.api.weights import WeightSource
-    from agentrl_core.rollout.episode_source import EpisodeSource
-    from agentrl_core.run.components import Components
-    from agentrl_core.run.start import Start
-    from agentrl_core.stores.queue import OvertakeLimits
-    from agentrl_core.types import Evaluation, Group, Record, Task
-
-logger = logging.getLogger(__name__)
-
-_END_S = 15.0
-"""Longest wait for cancelled episodes to be stored, with time for agents and scorers to clean up."""
+    from agentrl_core.config.schema import RolloutConfig
+    from agentrl_core.training.learner import Learner
+    from agentrl_core.types import Evaluation, Group, Task
 
 
-class SamplingSide:
-    """Owner of the engine, the gateway and the event loop on which agents run; its methods are called by one thread.
+@attrs.frozen(kw_only=True)
+class SampledCounts:
+    """Counts of what ended since they were last drained."""
 
-    While a method waits for groups or an evaluation, it calls `asked_to_stop` repeatedly; that raises if the run is
-    to stop. `notice(message)` is called once, on another thread, if an agent blocks the event loop. Every wait raises
-    `RunError` if the loop is blocked for longer than `rollout.timeout_s`.
+    outcomes: Mapping[str, int]
+    """Outcome (with reason) -> records, including evaluation and retries."""
+    groups: Mapping[str, int]
+    """`sampled`, `unusable`, `requeued` -> training groups."""
+    answers: Mapping[str, int]
+    """Place of the answer (`rollout.outcome_counts.answer_name`) -> training records that a scorer rewarded."""
+    unseen_tools: int | None
+    """LLM calls whose tools the chat template dropped; None if it takes tools."""
+
+
+@attrs.frozen(kw_only=True)
+class SamplingTotals:
+    """Counts and costs of all sampling of this process, for the run's summary."""
+
+    outcomes: Mapping[str, int]
+    """Outcome (with reason) -> records."""
+    groups: Mapping[str, int]
+    """`sampled`, `unusable`, `requeued` -> training groups."""
+    llm_calls: int
+    cpu_seconds: Mapping[str, float]
+    """CPU seconds of `agent` (with its SDK), `gateway` and `engine`."""
+
+
+class SamplingSide(Protocol):
+    """Everything that the training loop asks of sampling; its methods are called by one thread.
+
+    The methods that wait raise the error that ended sampling, and return early by the exception of a requested stop.
+    """
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """Lines for the user about engine, agents and chat template, before the first episode."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """Limit of a reply in tokens where the agent sets none."""
+        ...
+
+    @property
+    def llm_calls(self) -> int:
+        """Replies of the policy so far; may be read from any thread."""
+        ...
+
+    def begin(self) -> None:
+        """Let training episodes begin."""
+        ...
+
+    def take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
+        """Block until the next `count` groups are ready."""
+        ...
+
+    def replace(self, groups: int) -> None:
+        """Sample `groups` more groups for this step, in place of groups that were taken and then filtered out."""
+        ...
+
+    def load_weights(self, version: int, source: WeightSource) -> None:
+        """Sample from `source` as policy `version` from now on; new LLM calls wait until the weights are loaded."""
+        ...
+
+    def open_capacity(self, version: int, steps_done: int) -> None:
+        """Admit the groups that the staleness bound allows after `steps_done` optimizer steps."""
+        ...
+
+    def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> Mapping[str, Evaluation]:
+        """Run the first `tasks` tasks of each set once, and return the results by name; blocks until all are done."""
+        ...
+
+    def drain_counts(self) -> SampledCounts:
+        """Return the counts since the last call."""
+        ...
+
+    def close(self) -> SamplingTotals:
+        """Cancel running episodes, close everything, and return what was sampled; allowed at any time."""
+        ...
+
+
+class BatchCollector:
+    """Collector of the groups of each step; with `rollout.dynamic_sampling` it tops them up to a whole batch.
+
+    That is DAPO's dynamic sampling: groups that the filters drop are replaced.
+
+    The choice of groups does not depend on which of them ends first, so equal seeds give equal batches: each dropped
+    group admits the next group in the order of tasks, and a step waits for all groups that were admitted for it.
     """
 
     def __init__(
-        self,
-        components: Components,
-        start: Start,
-        run_id: str,
-        *,
-        admin_key_file: Path,
-        on_scored: Callable[[Record], None],
-        on_ended: Callable[[Record], None] | None = None,
-        notice: Callable[[str], None] = lambda _: None,
-        asked_to_stop: Callable[[], None] = lambda: None,
+        self, sampling: SamplingSide, learner: Learner, config: RolloutConfig, *, notice: Callable[[str], None]
     ) -> None:
-        config = components.config
-        self._config, self._run_id, self._store = config, run_id, start.store
-        self._scheduling: asyncio.Task[None] | None = None
-        self._asked_to_stop = asked_to_stop
-        # If one part cannot start, the stack closes the parts before it. The order of the callbacks matters: they run
-        # in reverse, so the engine and the gateway close while the agents' loop still turns.
-        with ExitStack() as undo:
-            undo.enter_context(shared_tls())
-            self._agents = LoopThread(
-                "agents",
-                workers=config.rollout.max_concurrent_rollouts,
-                notice=notice,
-                patience_s=config.rollout.timeout_s,
-            )
-            undo.callback(self._agents.close)
-            undo.callback(close_workers)
-            self.engine: Engine = components.build(
-                "engines",
-                "engine",
-                config.engine,
-                model_dir=start.model_dir,
-                seed=config.seed,
-                dtype=config.model.dtype,
-            )
-            undo.callback(self.engine.close)
-            self.engine.start()
-            # An engine that loads its model has version 0; a resumed run goes on with a later version.
-            if start.version:
-                self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
-            self._admin_key_file = admin_key_file
-            self.gateway = _gateway(components, start, self.engine, run_id, admin_key_file)
-            undo.callback(self.gateway.close)
-            self._agents.run(self.gateway.restore_sessions())
-            self.gateway.start()
-            undo.callback(self._close_client)
-            source = components.workflow or OnlineAgents(self.gateway, config.rollout, config.gateway)
-            undo.callback(self._close_source, source)
-            self.scheduler = Scheduler(
-                tasks=components.tasks,
-                runner=Runner(
-                    source=source,
-                    gateway=self.gateway,
-                    store=start.store,
-                    scorer_for=components.scorer_for,
-                    config=config.rollout,
-                    run_id=run_id,
-                ),
-                store=start.store,
-                config=config.rollout,
-                run_id=run_id,
-                seed=config.seed,
-                start_index=start.next_index,
-                left=start.left,
-                shuffle=config.data.shuffle,
-                total_steps=config.trainer.steps,
-                on_scored=on_scored,
-                on_ended=on_ended,
-            )
-            self.scheduler.publish(start.version, start.step)
-            self._undo = undo.pop_all()
-
-    def begin(self) -> None:
-        """Start the scheduler: from now on training episodes begin."""
-        self._scheduling = self._agents.start(self.scheduler.run())
-
-    def take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
-        """Block until the next `count` groups are ready; raise the scheduler's error if it has stopped."""
-        return self._agents.run(self._take_groups(count, ahead), asked_to_stop=self._asked_to_stop)
-
-    async def _take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
-        scheduling = self._scheduling
-        if scheduling is None:
-            raise RunError("groups were requested before sampling began")
-        # Wait for the groups and for the scheduler at once: if the scheduler fails, the groups never come.
-        taking = asyncio.ensure_future(self._store.take_groups(self._run_id, count, ahead=ahead))
-        try:
-            await asyncio.wait({taking, scheduling}, return_when=asyncio.FIRST_COMPLETED)
-            if taking.done() and len(groups := taking.result()) == count:
-                return groups
-        finally:
-            taking.cancel()
-        await scheduling  # raises the scheduler's own error, if that is why it ended
-        raise RunError("sampling ended before the step had all of its groups")
-
-    def load_weights(self, version: int, source: WeightSource) -> None:
-        """Pause the gateway, load new weights into the engine, and go on."""
-        with self.gateway.paused():
-            self._agents.run(self.engine.load_weights(version, source))
+        self._sampling, self._learner, self._config, self._notice = sampling, learner, config, notice
+        self._totals: Counter[str] = Counter()
 
     @property
-    def online_notice(self) -> str:
-        """Notice that tells online agents how to open sessions; empty if the run starts its agents itself."""
-        if self._config.rollout.agent.mode != "online":
-            return ""
-        variable = self._config.gateway.admin_key_env
-        key = f"in {variable}" if os.environ.get(variable) else f"in {self._admin_key_file}"
-        return f"agents open sessions with POST {self.gateway.url}/rl/start_session; the admin key is {key}"
+    def totals(self) -> Mapping[str, int]:
+        """Number of groups over all steps so far, under `dropped(REASON)` and `topped_up`."""
+        return dict(self._totals)
 
-    def open_capacity(self, version: int, steps_done: int) -> None:
-        """Tell the scheduler the new version and step count, so that it can start further episodes."""
-        self.scheduler.publish(version, steps_done)
+    def collect(self, version: int) -> tuple[Signal, dict[str, float]]:
+        """Block until the groups for a step on `version` are there; return their training signal and metrics."""
+        wanted = self._config.tasks_per_step
+        if not self._config.dynamic_sampling:
+            signal, metrics = self._take(wanted, version), {}
+        else:
+            signal = self._topped_up(wanted, version)
+            topped_up = len(signal.sampled) - wanted
+            metrics = {"rollout/groups_topped_up": float(topped_up)}
+            self._totals["topped_up"] += topped_up
+        self._totals.update({f"dropped({reason})": count for reason, count in signal.dropped.items()})
+        return signal, metrics
 
-    def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, Evaluation]:
-        """Run the first `tasks` tasks of each set once, and return the results by name; blocks until all are done."""
-        sampling = attrs.evolve(self._config.sampling, temperature=self._config.eval.temperature)
-        results = {}
-        for name, members in sets.items():
-            results[name] = self._agents.run(
-                self.scheduler.evaluate(members[:tasks], name=name, seed=self._config.seed, sampling=sampling),
-                asked_to_stop=self._asked_to_stop,
+    def _topped_up(self, wanted: int, version: int) -> Signal:
+        """Filter each group as it arrives, and sample another one for each that is dropped, up to the limit."""
+        limit = math.floor(wanted * self._config.max_oversampling)
+        parts: list[Signal] = []
+        # One group at a time: the filter must have decided on it before another one may be admitted.
+        admitted = wanted
+        while len(parts) < admitted:
+            part = self._take(1, version, more=admitted - len(parts) - 1)
+            parts.append(part)
+            if not part.groups and admitted < limit:
+                admitted += 1
+                self._sampling.replace(1)
+        signal = Signal.joined(parts)
+        if len(signal.groups) < wanted:
+            reasons = ", ".join(f"{name} {count}" for name, count in sorted(signal.dropped.items()))
+            self._notice(
+                f"{admitted} groups were sampled, but only {len(signal.groups)} of the {wanted} that a step needs had "
+                f"something to learn from (dropped: {reasons}); the step trains on those. To fill the step, raise "
+                "rollout.max_oversampling or rollout.group_size, or mix easier and harder tasks"
             )
-        return results
+        return signal
 
-    def cpu_seconds(self) -> dict[str, float]:
-        """Return the CPU seconds of `agent` (with its SDK), `gateway` and `engine` so far."""
-        # Gateway and inline agents share a thread, so the gateway's own measure is subtracted from the thread's.
-        gateway, agents = self.gateway.cpu_seconds, self._agents.cpu_seconds()
-        return {"agent": max(0.0, agents - gateway), "gateway": gateway, "engine": self.engine.cpu_seconds}
-
-    def close(self) -> None:
-        """Cancel running episodes and close everything; allowed at any time."""
-        self.scheduler.stop()
-        if self._scheduling is not None:
-            self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
-        self._undo.close()
-
-    def _close_source(self, source: EpisodeSource) -> None:
-        self._agents.try_run(source.close(), "ending the agents", limit_s=_END_S)
-
-    def _close_client(self) -> None:
-        for closing in (self.gateway.http_client.close_for_good(), close_borrowed()):
-            self._agents.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait until `task` has ended, and log its error if it has one."""
-    await asyncio.wait({task})
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.info("sampling ended with %s", error)
-
-
-def _gateway(components: Components, start: Start, engine: Engine, run_id: str, admin_key_file: Path) -> Gateway:
-    config = components.config
-    parser = None
-    if config.gateway.tool_parser != "auto":
-        parser = components.build("tool_parsers", "gateway.tool_parser", Component(config.gateway.tool_parser))
-    # `auto` is not in the table, and None lets `Chat` recognise the format from the chat template.
-    reasoning = REASONING_FORMATS.get(config.gateway.reasoning_parser)
-    return Gateway(
-        engine=engine,
-        chat=Chat.from_directory(start.model_dir, parser=parser, reasoning=reasoning, registry=components.registry),
-        store=start.store,
-        run_id=run_id,
-        sampling=config.sampling,
-        config=config.gateway,
-        seed=config.seed,
-        admin_key=key_from_environment(config.gateway.admin_key_env) or make_key(admin_key_file),
-    )
+    def _take(self, count: int, version: int, *, more: int = 0) -> Signal:
+        ahead = OvertakeLimits(
+            version=version,
+            max_lag=self._config.max_head_offpolicyness,
+            per_step=self._config.tasks_per_step,
+            more=more,
+        )
+        return self._learner.training_signal(self._sampling.take_groups(count, ahead))

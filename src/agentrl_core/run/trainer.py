@@ -18,6 +18,7 @@ from agentrl_core.run.component_checks import ConfigSource
 from agentrl_core.run.components import Components, resolve
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.directory import RunDirectory
+from agentrl_core.run.in_process import InProcessSampling
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.lifecycle import carry_out
 from agentrl_core.run.loop import TrainingLoop
@@ -144,13 +145,24 @@ def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
 
 
 def _run(components: Components, directory: RunDirectory, begin: Begin, interruption: Interruption) -> RunSummary:
-    """Run the training loop inside the frame of `carry_out`."""
+    """Run both sides in this process, inside the frame of `carry_out`."""
     started = time.time()
 
     def work(store: Store, audience: RunEvents) -> RunSummary:
         if fewer := learner_threads(components.config, usable_cores())[1]:
             audience.notice(fewer)
         start = begin(components, directory, store, audience)
-        return TrainingLoop(components, directory, start, audience, interruption, started_at=started).run()
+        audience.notice("starting the engine and the gateway")
+        sampling = InProcessSampling(
+            components,
+            start,
+            directory.name,
+            admin_key_file=directory.admin_key,
+            on_scored=audience.record_scored,
+            on_ended=audience.progress.ended,
+            notice=audience.notice,
+            asked_to_stop=interruption.check,
+        )
+        return TrainingLoop(components, directory, start, sampling, audience, interruption, started_at=started).run()
 
     return carry_out(components, directory, work)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import attrs
 import torch
 
+from agentrl_core.batching.packing import Update
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import TrainingError
-from agentrl_core.losses.aggregate import Denominators
 from agentrl_core.training.ranks import ALONE
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl_core.api.losses import LossOutput
-    from agentrl_core.batching.packing import MicroBatch, Update
+    from agentrl_core.batching.packing import MicroBatch
     from agentrl_core.batching.samples import Samples
     from agentrl_core.training.optimizer import PreStep
     from agentrl_core.training.ranks import Ranks
@@ -125,13 +125,8 @@ def reduced(update: Update, kept: Sequence[Tensor]) -> Update:
     """
     if not kept:
         return update
-    batches = tuple(select(batch, tokens) for batch, tokens in zip(update.micro_batches, kept, strict=True))
-    denominators = Denominators.count(
-        torch.cat([batch.mask for batch in batches]),
-        torch.cat([batch.sequence for batch in batches]),
-        batches[0].num_sequences,
-    )
-    return attrs.evolve(update, micro_batches=batches, denominators=denominators)
+    batches = [select(batch, tokens) for batch, tokens in zip(update.micro_batches, kept, strict=True)]
+    return Update.of(batches, batches[0].num_sequences, device=batches[0].ids.device)
 
 
 def select(batch: MicroBatch, tokens: Tensor) -> MicroBatch:

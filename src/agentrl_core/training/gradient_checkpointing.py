@@ -10,22 +10,54 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import modeling_layers
+
+from agentrl_core.training.private_names import changed, looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from torch import nn
-
 
 def recomputable_layers(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the outermost layers that support gradient checkpointing."""
+    """Return the outermost layers that support gradient checkpointing.
+
+    Raises `ConfigError` if `recomputing` has no effect on the layers of the installed transformers.
+    """
+    kind = looked_up("transformers", modeling_layers, "GradientCheckpointingLayer")
+    # Attributes that transformers no longer looks at would be ignored, and memory would run out much later.
+    if not _takes_effect(kind):
+        raise changed("transformers", "does not recompute layers by gradient_checkpointing and its function")
+    return _outermost(model, kind)
+
+
+def _outermost(model: nn.Module, kind: type[nn.Module]) -> tuple[nn.Module, ...]:
     found: list[nn.Module] = []
     for child in model.children():
-        found.extend([child] if isinstance(child, GradientCheckpointingLayer) else recomputable_layers(child))
+        found.extend([child] if isinstance(child, kind) else _outermost(child, kind))
     return tuple(found)
+
+
+def _takes_effect(kind: type[nn.Module]) -> bool:
+    """Return whether a layer of the class is recomputed inside `recomputing`."""
+
+    class Probe(kind):  # type: ignore[misc, valid-type]  # a class that is known at run time only
+        def forward(self, states: Any) -> Any:
+            return states
+
+    recomputed: list[bool] = []
+
+    def again() -> AbstractContextManager[None]:
+        recomputed.append(True)
+        return nullcontext()
+
+    probe = Probe()
+    with recomputing((probe,), again):
+        probe(torch.zeros(1))
+    return bool(recomputed)
 
 
 @contextmanager

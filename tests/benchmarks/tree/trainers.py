@@ -17,8 +17,7 @@ from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import Sample
 from agentrl_core.losses.aggregate import AggregationConfig, Denominators, aggregate
 from agentrl_core.losses.grpo import GRPO
-from agentrl_core.training.network import Network
-from agentrl_core.training.policy import Policy
+from agentrl_core.training.policy import Network, Policy
 
 MAX_TOKENS = 16384
 """Of one forward, for all alike; padding counts."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agentrl_core.plugins.manager import load_registry
-from agentrl_core.rollout.episode_scoring import text_of
+from agentrl_core.rollout.rewards import text_of
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.types import Outcome, Task
 from agentrl_testing.base import ConformanceSuite

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from agentrl_core.training.network import Network
+    from agentrl_core.training.policy import Network
 
 _CONTINUED = frozenset(
     {
-        caches.DynamicLayer,
-        caches.DynamicSlidingWindowLayer,
-        caches.LinearAttentionLayer,
-        caches.LinearAttentionAndFullAttentionLayer,
-        caches.LinearAttentionAndSlidingWindowAttentionLayer,
-        caches.DummyLayer,
+        "DynamicLayer",
+        "DynamicSlidingWindowLayer",
+        "LinearAttentionLayer",
+        "LinearAttentionAndFullAttentionLayer",
+        "LinearAttentionAndSlidingWindowAttentionLayer",
+        "DummyLayer",
     }
 )
 """Cache layers of transformers that `dfs` supports. Others are refused, because the short trial in `choice` cannot show
@@ -31,7 +31,9 @@ whether they are right beyond their first few tokens."""
 
 def unknown_states(network: Network) -> str | None:
     """Return the reason why the model's cache is not supported, with the names of its layers; None if it is."""
-    kinds = {type(layer) for layer in Past(config=network.model.config).layers} - _CONTINUED
+    # By name, so that a version of transformers without one of them still trains the other models.
+    continued = {getattr(caches, name, None) for name in _CONTINUED}
+    kinds = {type(layer) for layer in Past(config=network.model.config).layers} - continued
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
     return f"it keeps its past in {names}" if kinds else None
 

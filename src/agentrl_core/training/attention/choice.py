@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl_core.batching.packing import MicroBatch
-    from agentrl_core.training.network import Network
+    from agentrl_core.training.policy import Network
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.batching.packing import MicroBatch
     from agentrl_core.batching.trie import TrieNode
-    from agentrl_core.training.network import Network
+    from agentrl_core.training.policy import Network
 
 
 @attrs.frozen(eq=False)

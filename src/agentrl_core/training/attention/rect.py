@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agentrl_core.training.private_names import cpu_flash_attention
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
     from agentrl_core.batching.trie import TrieNode
-
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001  # the kernel that gives log-sum-exps
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 
 
 def rectangles(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[TrieNode], scale: float) -> Tensor:
@@ -40,7 +39,8 @@ class _Rectangles(torch.autograd.Function):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         output: Tensor
         if len(nodes) == 1:
-            output, weight = _forward(query, key, value, 0.0, True, scale=scale)
+            attend, _ = cpu_flash_attention()
+            output, weight = attend(query, key, value, 0.0, True, scale=scale)
         else:
             output, weight = _merged(query, key, value, nodes, scale)
         ctx.save_for_backward(query, key, value, output, weight)
@@ -52,10 +52,11 @@ class _Rectangles(torch.autograd.Function):
         query, key, value, output, weight = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         to_query, to_key, to_value = _side_by_side(query), _side_by_side(key), _side_by_side(value)
+        _, go_back = cpu_flash_attention()
         covered = 0
         for start, end, stop in ctx.nodes:
             below, own = (..., slice(start, stop), slice(None)), (..., slice(start, end), slice(None))
-            part, to_key[own], to_value[own] = _backward(
+            part, to_key[own], to_value[own] = go_back(
                 gradient[below],
                 query[below],
                 key[own],
@@ -88,13 +89,14 @@ def _merged(
 
     Both are accumulated in fp32, or fp64 for fp64 input.
     """
+    attend, _ = cpu_flash_attention()
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     output = torch.empty_like(query, dtype=wide)
     weight = query.new_empty(query.shape[:-1], dtype=wide)
     covered = 0
     for start, end, stop in nodes:
         own = (..., slice(start, end), slice(None))
-        part, part_weight = _forward(query[..., start:stop, :], key[own], value[own], 0.0, True, scale=scale)
+        part, part_weight = attend(query[..., start:stop, :], key[own], value[own], 0.0, True, scale=scale)
         so_far, so_far_weight = output[..., start:stop, :], weight[..., start:stop]
         if start >= covered:
             so_far.copy_(part)

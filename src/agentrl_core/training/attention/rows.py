@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl_core.batching.packing import MicroBatch
-    from agentrl_core.training.network import Network
+    from agentrl_core.training.policy import Network
 
 _PADDED = 1.25
 """Largest size of a padded batch, as a multiple of its real tokens: at most a fifth is padding."""

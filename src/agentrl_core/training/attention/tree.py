@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import torch
 from torch.nn.functional import pad
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers import AttentionInterface
 
 from agentrl_core.errors import TrainingError
 from agentrl_core.training.attention.dense import dense
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.batching.packing import MicroBatch
     from agentrl_core.training.attention.choice import Attention
-    from agentrl_core.training.network import Network
+    from agentrl_core.training.policy import Network
 
 IMPLEMENTATION = "agentrl_tree"
 """Name of the attention function in transformers' registry."""
@@ -133,4 +133,4 @@ def _tree_attention(
     return tree.kernel(query, key, value, scale).transpose(1, 2).contiguous(), None
 
 
-ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, _tree_attention)
+AttentionInterface.register(IMPLEMENTATION, _tree_attention)

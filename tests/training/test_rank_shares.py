@@ -2,9 +2,9 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_core.batching.rank_shares import share_out
 from agentrl_core.batching.samples import Sample
 from agentrl_core.batching.trie import Overlap
+from agentrl_core.training.ranks import share_out
 
 
 def sample(record, group, ids):

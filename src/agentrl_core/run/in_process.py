@@ -1,0 +1,288 @@
+"""Sampling side in the trainer's own process: engine, gateway, the agents' event loop and the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentrl_core.api.reasoning import REASONING_FORMATS
+from agentrl_core.api.weights import DirectoryWeights
+from agentrl_core.chat import Chat
+from agentrl_core.concurrency.processes import close_workers
+from agentrl_core.config.schema import Component
+from agentrl_core.errors import RunError
+from agentrl_core.gateway import Gateway
+from agentrl_core.gateway.online.admin import key_from_environment, make_key
+from agentrl_core.http.borrowed_clients import close_borrowed
+from agentrl_core.rollout.online import OnlineAgents
+from agentrl_core.rollout.runner import Runner
+from agentrl_core.rollout.scheduler import Scheduler
+from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
+from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
+from agentrl_core.run.threads import LoopThread
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agentrl_core.api.engines import Engine
+    from agentrl_core.api.weights import WeightSource
+    from agentrl_core.rollout.episode_source import EpisodeSource
+    from agentrl_core.run.components import Components
+    from agentrl_core.run.start import Start
+    from agentrl_core.stores.queue import OvertakeLimits
+    from agentrl_core.types import Evaluation, Group, Record, Task
+
+logger = logging.getLogger(__name__)
+
+_END_S = 15.0
+"""Longest wait for cancelled episodes to be stored, with time for agents and scorers to clean up."""
+
+
+class InProcessSampling(SamplingSide):
+    """Owner of the engine, the gateway and the event loop on which agents run.
+
+    While a method waits for groups or an evaluation, it calls `asked_to_stop` repeatedly; that raises if the run is
+    to stop. `notice(message)` is called once, on another thread, if an agent blocks the event loop, and at the end for
+    sampling parameters of LLM calls that were ignored. Every wait raises `RunError` if the loop is blocked for longer
+    than `rollout.timeout_s`.
+    """
+
+    def __init__(
+        self,
+        components: Components,
+        start: Start,
+        run_id: str,
+        *,
+        admin_key_file: Path,
+        on_scored: Callable[[Record], None],
+        on_ended: Callable[[Record], None] | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+        asked_to_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        config = components.config
+        self._config, self._run_id, self._store = config, run_id, start.store
+        self._scheduling: asyncio.Task[None] | None = None
+        self._asked_to_stop, self._notice = asked_to_stop, notice
+        self._unseen_so_far = 0
+        # If one part cannot start, the stack closes the parts before it. The order of the callbacks matters: they run
+        # in reverse, so the engine and the gateway close while the agents' loop still turns.
+        with ExitStack() as undo:
+            undo.enter_context(shared_tls())
+            self._agents = LoopThread(
+                "agents",
+                workers=config.rollout.max_concurrent_rollouts,
+                notice=notice,
+                patience_s=config.rollout.timeout_s,
+            )
+            undo.callback(self._agents.close)
+            undo.callback(close_workers)
+            self.engine: Engine = components.build(
+                "engines",
+                "engine",
+                config.engine,
+                model_dir=start.model_dir,
+                seed=config.seed,
+                dtype=config.model.dtype,
+            )
+            undo.callback(self.engine.close)
+            self.engine.start()
+            # An engine that loads its model has version 0; a resumed run goes on with a later version.
+            if start.version:
+                self._agents.run(self.engine.load_weights(start.version, DirectoryWeights(start.model_dir)))
+            self._admin_key_file = admin_key_file
+            self.gateway = _gateway(components, start, self.engine, run_id, admin_key_file)
+            undo.callback(self.gateway.close)
+            self._agents.run(self.gateway.restore_sessions())
+            self.gateway.start()
+            undo.callback(self._close_client)
+            source = components.workflow or OnlineAgents(self.gateway, config.rollout, config.gateway)
+            undo.callback(self._close_source, source)
+            self._scheduler = Scheduler(
+                tasks=components.tasks,
+                runner=Runner(
+                    source=source,
+                    gateway=self.gateway,
+                    store=start.store,
+                    scorer_for=components.scorer_for,
+                    config=config.rollout,
+                    run_id=run_id,
+                ),
+                store=start.store,
+                config=config.rollout,
+                run_id=run_id,
+                seed=config.seed,
+                start_index=start.next_index,
+                left=start.left,
+                shuffle=config.data.shuffle,
+                total_steps=config.trainer.steps,
+                on_scored=on_scored,
+                on_ended=on_ended,
+            )
+            self._scheduler.publish(start.version, start.step)
+            self._undo = undo.pop_all()
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines for the user about engine, agents and chat template, before the first episode."""
+        engine = getattr(self.engine, "notice", "")
+        lines = (engine, self._online_notice, self.gateway.history_notice, self.gateway.tools_notice)
+        return [line for line in lines if line]
+
+    @property
+    def max_tokens(self) -> int:
+        """Limit of a reply in tokens where the agent sets none."""
+        return self.gateway.max_tokens
+
+    @property
+    def llm_calls(self) -> int:
+        """Replies of the policy so far."""
+        return self.gateway.calls
+
+    @property
+    def _online_notice(self) -> str:
+        """Notice that tells online agents how to open sessions; empty if the run starts its agents itself."""
+        if self._config.rollout.agent.mode != "online":
+            return ""
+        variable = self._config.gateway.admin_key_env
+        key = f"in {variable}" if os.environ.get(variable) else f"in {self._admin_key_file}"
+        return f"agents open sessions with POST {self.gateway.url}/rl/start_session; the admin key is {key}"
+
+    def begin(self) -> None:
+        """Start the scheduler: from now on training episodes begin."""
+        self._scheduling = self._agents.start(self._scheduler.run())
+
+    def take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
+        """Block until the next `count` groups are ready; raise the scheduler's error if it has stopped."""
+        return self._agents.run(self._take_groups(count, ahead), asked_to_stop=self._asked_to_stop)
+
+    async def _take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
+        scheduling = self._scheduling
+        if scheduling is None:
+            raise RunError("groups were requested before sampling began")
+        # Wait for the groups and for the scheduler at once: if the scheduler fails, the groups never come.
+        taking = asyncio.ensure_future(self._store.take_groups(self._run_id, count, ahead=ahead))
+        try:
+            await asyncio.wait({taking, scheduling}, return_when=asyncio.FIRST_COMPLETED)
+            if taking.done() and len(groups := taking.result()) == count:
+                return groups
+        finally:
+            taking.cancel()
+        await scheduling  # raises the scheduler's own error, if that is why it ended
+        raise RunError("sampling ended before the step had all of its groups")
+
+    def replace(self, groups: int) -> None:
+        """Sample `groups` more groups for this step, in place of groups that were taken and then filtered out."""
+        self._scheduler.replace(groups)
+
+    def load_weights(self, version: int, source: WeightSource) -> None:
+        """Pause the gateway, load new weights into the engine, and go on."""
+        with self.gateway.paused():
+            self._agents.run(self.engine.load_weights(version, source))
+
+    def open_capacity(self, version: int, steps_done: int) -> None:
+        """Tell the scheduler the new version and step count, so that it can start further episodes."""
+        self._scheduler.publish(version, steps_done)
+
+    def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, Evaluation]:
+        """Run the first `tasks` tasks of each set once, and return the results by name; blocks until all are done."""
+        sampling = attrs.evolve(self._config.sampling, temperature=self._config.eval.temperature)
+        results = {}
+        for name, members in sets.items():
+            results[name] = self._agents.run(
+                self._scheduler.evaluate(members[:tasks], name=name, seed=self._config.seed, sampling=sampling),
+                asked_to_stop=self._asked_to_stop,
+            )
+        return results
+
+    def drain_counts(self) -> SampledCounts:
+        """Return the counts since the last call."""
+        counts, unseen_tools = self._scheduler.counts, None
+        if not self.gateway.chat.takes_tools:
+            before, self._unseen_so_far = self._unseen_so_far, self.gateway.calls_with_unseen_tools
+            unseen_tools = self._unseen_so_far - before
+        return SampledCounts(
+            outcomes=counts.records.drain(),
+            groups=counts.groups.drain(),
+            answers=counts.answers.drain(),
+            unseen_tools=unseen_tools,
+        )
+
+    def close(self) -> SamplingTotals:
+        """Cancel running episodes, close everything, and return what was sampled; allowed at any time."""
+        # Notices and CPU times come first: they read from the gateway and from the agents' thread.
+        self._tell_forced_temperatures()
+        self._tell_without_effect()
+        cpu_seconds = self._cpu_seconds()
+        self._scheduler.stop()
+        if self._scheduling is not None:
+            self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
+        self._undo.close()
+        return SamplingTotals(
+            outcomes=self._scheduler.counts.records.totals,
+            groups=self._scheduler.counts.groups.totals,
+            llm_calls=self.gateway.calls,
+            cpu_seconds=cpu_seconds,
+        )
+
+    def _cpu_seconds(self) -> dict[str, float]:
+        # Gateway and inline agents share a thread, so the gateway's own measure is subtracted from the thread's.
+        gateway, agents = self.gateway.cpu_seconds, self._agents.cpu_seconds()
+        return {"agent": max(0.0, agents - gateway), "gateway": gateway, "engine": self.engine.cpu_seconds}
+
+    def _tell_forced_temperatures(self) -> None:
+        forced = self.gateway.forced_temperatures
+        if forced:
+            self._notice(
+                f"{forced} LLM calls asked for another temperature and were sampled at the policy's, "
+                f"{self._config.sampling.temperature:g}, because training needs samples of the policy itself "
+                "(gateway.temperature: force). To find these calls, set gateway.temperature: refuse; to change the "
+                "temperature, set sampling.temperature"
+            )
+
+    def _tell_without_effect(self) -> None:
+        asked = self.gateway.without_effect
+        if asked:
+            names = ", ".join(f"{name} ({count})" for name, count in sorted(asked.items()))
+            self._notice(
+                f"LLM calls asked for sampling parameters that are ignored while training: {names}; training needs "
+                "samples of the policy's own distribution. The trace lists what each call asked for"
+            )
+
+    def _close_source(self, source: EpisodeSource) -> None:
+        self._agents.try_run(source.close(), "ending the agents", limit_s=_END_S)
+
+    def _close_client(self) -> None:
+        for closing in (self.gateway.http_client.close_for_good(), close_borrowed()):
+            self._agents.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Wait until `task` has ended, and log its error if it has one."""
+    await asyncio.wait({task})
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.info("sampling ended with %s", error)
+
+
+def _gateway(components: Components, start: Start, engine: Engine, run_id: str, admin_key_file: Path) -> Gateway:
+    config = components.config
+    parser = None
+    if config.gateway.tool_parser != "auto":
+        parser = components.build("tool_parsers", "gateway.tool_parser", Component(config.gateway.tool_parser))
+    # `auto` is not in the table, and None lets `Chat` recognise the format from the chat template.
+    reasoning = REASONING_FORMATS.get(config.gateway.reasoning_parser)
+    return Gateway(
+        engine=engine,
+        chat=Chat.from_directory(start.model_dir, parser=parser, reasoning=reasoning, registry=components.registry),
+        store=start.store,
+        run_id=run_id,
+        sampling=config.sampling,
+        config=config.gateway,
+        seed=config.seed,
+        admin_key=key_from_environment(config.gateway.admin_key_env) or make_key(admin_key_file),
+    )
