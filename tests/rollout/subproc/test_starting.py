@@ -237,6 +237,20 @@ def test_the_class_of_a_script_is_sent_where_the_script_can_be_imported(folder, 
 
 PACKAGE = {
     "__init__.py": "",
+    "calculating.py": """
+from agentrl_examples.calculator import evaluate
+
+from agentrl_zoo.words import say
+
+
+def run(data, *, base_url, api_key):
+    say(base_url, api_key)
+    try:
+        import agentrl_core
+    except ImportError:
+        return evaluate("3 / 4")
+    return 0.0
+""",
     "hooks.py": """
 from agentrl_core import hookimpl
 
@@ -312,7 +326,11 @@ def zoo(tmp_path):
         (site / "agentrl_zoo" / name).write_text(text, encoding="utf-8")
     info = site / "agentrl_zoo-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agentrl-zoo\nVersion: 1.0\n", encoding="utf-8")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: agentrl-zoo\nVersion: 1.0\n"
+        "Requires-Dist: agentrl-core>=0.1,<0.2\nRequires-Dist: agentrl-examples>=0.1,<0.2\nRequires-Dist: attrs\n",
+        encoding="utf-8",
+    )
     (info / "entry_points.txt").write_text("[agentrl]\nzoo = agentrl_zoo.hooks\n", encoding="utf-8")
     sys.path.insert(0, str(site))
     importlib.invalidate_caches()
@@ -333,20 +351,9 @@ def test_an_object_that_no_adapter_knows_is_refused(zoo, agents, resolve):
         resolve(f"{agents('class Stone: pass')}:Stone", "python")
 
 
-def test_the_parts_of_the_example_agents_are_there_without_agentrl(agents, resolve, rehearsal, task):
-    name = agents("""
-from agentrl_examples.calculator import evaluate
-
-
-def run(data, *, base_url, api_key):
-    ask(data, base_url, api_key)
-    try:
-        import agentrl_core
-    except ImportError:
-        return evaluate("3 / 4")
-    return 0.0
-""")
-    (episode,) = rehearsal.play(resolve(f"{name}:run", "python"), [task()])
+def test_sibling_packages_that_a_package_requires_go_with_it_but_core_does_not(zoo, resolve, rehearsal, task):
+    resolved = resolve("agentrl_zoo.calculating:run", "python")
+    (episode,) = rehearsal.play(resolved, [task()])
     assert (episode.record.outcome.value, episode.record.reward) == ("scored", 0.75), episode.record.detail
 
 

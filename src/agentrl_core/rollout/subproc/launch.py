@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import multiprocessing.spawn
 import os
 import pickle
+import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,8 +35,6 @@ INSIDE = "AGENTRL_SUBPROC_WORKER"
 """Variable that is set in workers: a training script that is imported there must not train again."""
 EPISODE_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 """Environment variables that a worker sets for each episode."""
-_EXAMPLES = "agentrl_examples"
-"""Package that the example agents of agentrl's packages import."""
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 """Variables that would make another interpreter import this one's packages."""
 
@@ -191,11 +191,25 @@ def _foreign_start(component: Component, registry: Registry, base_dir: Path, whe
         "use": use,
         "options": dict(component.options),
         "folders": [str(folder) for folder in folders],
-        "packages": {name: folder for name, folder in ((top, home), (_EXAMPLES, _home(_EXAMPLES))) if folder},
+        "packages": {top: home, **_required_homes(top)} if home else {},
         "adapters": adapters,
         "sys_path": None,
         "skip": [folder for _, folder, _ in adapters] + ([home] if home else []),
     }
+
+
+def _required_homes(package: str) -> dict[str, str]:
+    """Return the packages that a package of agentrl requires of its siblings, with their folders.
+
+    An interpreter that has no agentrl has none of them either, so they go there with the package. Never core: a worker
+    must not import it.
+    """
+    try:
+        required = importlib.metadata.requires(package.replace("_", "-")) or ()
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    names = [match[0].replace("-", "_") for item in required if (match := re.match(r"agentrl-(?!core\b)[\w-]+", item))]
+    return {name: home for name in names if (home := _home(name))}
 
 
 def _worker_adapters(registry: Registry) -> list[str]:

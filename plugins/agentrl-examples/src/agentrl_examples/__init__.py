@@ -1,0 +1,1 @@
+"""Parts that the example agents in agentrl's packages share; imports only the standard library."""
