@@ -27,7 +27,8 @@ from agentrl_core.config.schema import AgentConfig, RolloutConfig
 from agentrl_core.http.share_tls_context import shared_tls
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
-from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
+from agentrl_core.rollout.workflow_call import ResolvedWorkflow
+from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.types import Outcome, Task
 from agentrl_testing.workflows import Rehearsal
 

@@ -153,13 +153,13 @@ def _extend(message: Message, more: Message) -> None:
 
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    given = block.get("input")
-    if not isinstance(given, dict | None):
+    arguments = block.get("input")
+    if not isinstance(arguments, dict | None):
         raise _wrong(f"{where}.input", "must be an object")
     return {
         "id": _required(block, "id", where),
         "type": "function",
-        "function": {"name": _required(block, "name", where), "arguments": orjson.dumps(given or {}).decode()},
+        "function": {"name": _required(block, "name", where), "arguments": orjson.dumps(arguments or {}).decode()},
     }
 
 
