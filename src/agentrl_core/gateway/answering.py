@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from agentrl_core.gateway.admission import Admission
-    from agentrl_core.gateway.call_types import ChatRequest, Decode, Dialect, OpenCall
+    from agentrl_core.gateway.call_types import ChatRequest, Decode, Dialect
     from agentrl_core.gateway.history.ledger import Prompt
     from agentrl_core.gateway.large_requests import LargeRequests
     from agentrl_core.gateway.policy_calls import PolicyCalls
-    from agentrl_core.gateway.recording import Recorder
+    from agentrl_core.gateway.recording import OpenCall, Recorder
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.gateway.upstreams import Upstreams
 

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from agentrl_core.errors import RequestError
-    from agentrl_core.gateway.retries import Attempt
-    from agentrl_core.gateway.sessions import Session
     from agentrl_core.types import Grammar, Interaction, Message
 
 Decode: TypeAlias = "Callable[[Sequence[int]], str]"
@@ -184,29 +182,6 @@ class Delta:
     def is_visible(self) -> bool:
         """Whether the delta has text, reasoning or tool calls, not only tokens."""
         return bool(self.content or self.reasoning or self.tool_calls)
-
-
-class OpenCall(Protocol):
-    """One call that is being answered, by the policy or by an upstream."""
-
-    id: str
-    """Id of the response."""
-    session: Session
-    attempt: Attempt | None
-    """Entry by which a retry finds this call; None if its client announces no retries."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of all prompts in tokens; 0 if it is known at the end only."""
-        ...
-
-    async def complete(self) -> Reply:
-        """Return the whole reply, which is recorded by then; `RequestError` if there is none."""
-        ...
-
-    def stream(self) -> AsyncGenerator[Delta | Reply, None]:
-        """Yield the parts of the reply as they come, and last the whole reply, which is recorded by then."""
-        ...
 
 
 class StreamWriter(Protocol):

@@ -58,21 +58,20 @@ class Gateway:
         seed: int,
         admin_key: str | None = None,
     ) -> None:
-        # Order matters below: each part takes the ones before it. `control` needs `url`, which is known after `start`
-        # only, so it takes a function.
+        # Order matters below: each part takes the ones before it. `url` is known after `start` only, so parts that need
+        # it take a function.
         self._chat = chat
         self._sampling = sampling
         self._config = config
         self.max_tokens = sampling.max_tokens or _most_tokens(engine.context_length, least=sampling.min_tokens)
         """Longest reply of a call that sets no limit, in tokens."""
-        self._sessions = SessionBook(url_tokens=config.url_tokens)
+        self._sessions = SessionBook(url=lambda: self.url, url_tokens=config.url_tokens)
         self._meter = CpuMeter()
-        self._recorder = Recorder(store, run_id, self._meter)
+        self._recorder = Recorder(store=store, run_id=run_id, meter=self._meter)
         self._policy_calls = PolicyCalls(
             engine=engine,
             chat=chat,
             recorder=self._recorder,
-            meter=self._meter,
             history=config.history,
             most_replies=config.max_replies_per_call,
             unseen_tools=config.unseen_tools,
@@ -110,7 +109,7 @@ class Gateway:
             admission=self._admission,
             calls=self._policy_calls,
             upstreams=self._upstreams,
-            recorder=Recorder(store, run_id, self._meter),
+            recorder=Recorder(store=store, run_id=run_id, meter=self._meter),
             large=self._large,
         )
         self.router = Router(
@@ -147,7 +146,7 @@ class Gateway:
     @property
     def calls(self) -> int:
         """Replies of the policy finished and stored so far."""
-        return self._recorder.replies
+        return self._recorder.num_replies
 
     @property
     def forced_temperatures(self) -> int:
@@ -245,7 +244,7 @@ class Gateway:
         The session's call number k is sampled with a seed mixed from the run's seed, `seed_key` and k.
         """
         policy = self._policy_of(record, sampling)
-        return self._sessions.open(record, url=self.url, policy=policy, seed_key=seed_key)
+        return self._sessions.open(record, policy=policy, seed_key=seed_key)
 
     async def open_online_session(
         self, record: Record, claim: Claim, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None = None
@@ -255,7 +254,7 @@ class Gateway:
         `RequestError` (409) if the API key that the agent chose belongs to an open session.
         """
         policy = self._policy_of(record, sampling)
-        return await self._online.open(record, claim, url=self.url, policy=policy, seed_key=seed_key, owned=True)
+        return await self._online.open(record, claim, policy=policy, seed_key=seed_key, owned=True)
 
     async def restore_sessions(self) -> int:
         """Load this run's online sessions from the store; return how many of them are open."""

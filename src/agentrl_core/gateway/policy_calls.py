@@ -19,7 +19,7 @@ from agentrl_core.chat.tokenizer import TooManyTokensError
 from agentrl_core.errors import ContextLengthError, RequestError
 from agentrl_core.gateway.history.ledger import Prompt, build_prompt
 from agentrl_core.gateway.history.raw_prompts import raw_prompt
-from agentrl_core.gateway.sampling import Generation, PolicyCall, Sampler
+from agentrl_core.gateway.sampling import Generation, PolicyCall
 from agentrl_core.gateway.sampling_parameters import NAME_CHARS, call_seed, reply_name
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from agentrl_core.chat.facade import Chat
     from agentrl_core.chat.replies import ReplyReader
     from agentrl_core.gateway.call_types import ChatRequest
-    from agentrl_core.gateway.metering import CpuMeter
     from agentrl_core.gateway.recording import Recorder
     from agentrl_core.gateway.retries import Attempt
     from agentrl_core.gateway.sessions import Session
@@ -50,7 +49,6 @@ class PolicyCalls:
         engine: Engine,
         chat: Chat,
         recorder: Recorder,
-        meter: CpuMeter,
         history: Literal["exact", "template"],
         most_replies: int,
         unseen_tools: Literal["refuse", "allow"],
@@ -62,7 +60,7 @@ class PolicyCalls:
         self._most_replies = most_replies
         self._allows_unseen_tools = unseen_tools == "allow"
         self._seed = seed
-        self._sampler = Sampler(engine=engine, recorder=recorder, meter=meter)
+        self._recorder = recorder
         self._lock = threading.Lock()
         self.forced_temperatures = 0
         """Number of calls that asked for another temperature and were sampled at the policy's."""
@@ -122,8 +120,9 @@ class PolicyCalls:
             generations=generations,
             started_at=time.time(),
             chat=self.chat,
-            sampler=self._sampler,
+            engine=self._engine,
             attempt=attempt,
+            recorder=self._recorder,
         )
 
     def _check_replies(self, request: ChatRequest) -> None:

@@ -18,6 +18,7 @@ import orjson
 from agentrl_core.api.tool_parsers import ParsedReply
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import Choice, Delta, Reply
+from agentrl_core.gateway.recording import OpenCall
 from agentrl_core.types import (
     Chunk,
     FinishReason,
@@ -36,12 +37,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.engines import Engine
     from agentrl_core.chat.facade import Chat
     from agentrl_core.chat.replies import Piece, ReplyReader
-    from agentrl_core.gateway.call_types import ChatRequest
     from agentrl_core.gateway.history.ledger import Prompt
-    from agentrl_core.gateway.metering import CpuMeter
-    from agentrl_core.gateway.recording import Recorder
-    from agentrl_core.gateway.retries import Attempt
-    from agentrl_core.gateway.sessions import Session
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -56,6 +52,8 @@ class Generation:
     reader: ReplyReader
     chunks: list[Chunk] = attrs.field(factory=list, init=False)
     """Chunks sampled so far; the last chunk of a complete reply has the finish reason."""
+    parsed: ParsedReply = attrs.field(init=False)
+    """Content, reasoning and tool calls of a complete reply."""
 
     @property
     def output_ids(self) -> tuple[int, ...]:
@@ -78,31 +76,17 @@ class Generation:
         return self.chunks[-1].finish_reason if self.chunks else None
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Sampler:
-    """Parts of the gateway with which all calls to the policy are sampled."""
-
-    engine: Engine
-    recorder: Recorder
-    meter: CpuMeter
-
-
 @attrs.define(kw_only=True, eq=False)
-class PolicyCall:
-    """One call to the policy in progress: the request and the replies that are sampled for it."""
+class PolicyCall(OpenCall):
+    """One call to the policy in progress."""
 
-    id: str
-    session: Session
-    request: ChatRequest
     requested: Mapping[str, Any]
     generations: tuple[Generation, ...]
     """`n` replies for each prompt, in the order of the prompts."""
     started_at: float
     """Time at which the request was prepared, in Unix seconds."""
     chat: Chat
-    sampler: Sampler
-    attempt: Attempt | None = None
-    """Entry by which a retry finds this call; None if its client announces no retries."""
+    engine: Engine
 
     @property
     def prompt_tokens(self) -> int:
@@ -120,13 +104,10 @@ class PolicyCall:
             async with _EngineTime(self, generation) as chunks:
                 async for chunk in chunks:
                     self._add(generation, chunk)
-        return await self._record()
+        return await self._finish()
 
     async def stream(self) -> AsyncGenerator[Delta | Reply, None]:
-        """Yield the parts of all replies as they are sampled, and last the whole reply, which is recorded by then.
-
-        Closing the iterator earlier aborts the generations, and nothing is recorded.
-        """
+        """Yield the parts of all replies as they are sampled, and last the whole reply."""
         if len(self.generations) > 1:
             async with aclosing(self._sample_together()) as merged:
                 async for generation, chunk in merged:
@@ -138,7 +119,7 @@ class PolicyCall:
                 async for chunk in chunks:
                     self._add(generation, chunk)
                     yield _delta(generation, generation.reader.feed(chunk.ids), chunk)
-        reply = await self._record()
+        reply = await self._finish()
         for generation in self.generations:
             if rest := generation.reader.rest():
                 yield _delta(generation, rest)
@@ -164,7 +145,7 @@ class PolicyCall:
             else:
                 arrived.put_nowait(None)
 
-        meter = self.sampler.meter
+        meter = self.recorder.meter
         tasks = [asyncio.ensure_future(meter.run(run(generation))) for generation in self.generations]
         left = len(tasks)
         try:
@@ -182,23 +163,20 @@ class PolicyCall:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _record(self) -> Reply:
-        """Parse and record the completely sampled replies."""
+    async def _finish(self) -> Reply:
+        # Parsed before the session counts the reply: a parser that fails must leave no trace there.
+        for generation in self.generations:
+            generation.parsed = self._parse(generation)
+        return await self._record(len(self.generations))
+
+    def _reply(self, first_seq: int) -> Reply:
         finished_at = time.time()
-        parsed = [self._parse(generation) for generation in self.generations]
+        choices = [self._choice(one, self._interaction(one, first_seq, finished_at)) for one in self.generations]
+        return Reply(request=self.request, choices=tuple(choices))
 
-        def build(first_seq: int) -> Reply:
-            choices = [
-                self._choice(generation, read, self._interaction(generation, read, first_seq, finished_at))
-                for generation, read in zip(self.generations, parsed, strict=True)
-            ]
-            return Reply(request=self.request, choices=tuple(choices))
-
-        def remember(interactions: Sequence[Interaction]) -> None:
-            for generation, interaction in zip(self.generations, interactions, strict=True):
-                self.session.ledger.add(self.chat, generation.prompt, interaction)
-
-        return await self.sampler.recorder.record(self, len(parsed), build, remember)
+    def _remember(self, interactions: Sequence[Interaction]) -> None:
+        for generation, interaction in zip(self.generations, interactions, strict=True):
+            self.session.ledger.add(self.chat, generation.prompt, interaction)
 
     def _parse(self, generation: Generation) -> ParsedReply:
         """Parse a sampled reply into content, reasoning and tool calls; the result can always be encoded as JSON.
@@ -215,9 +193,7 @@ class PolicyCall:
             return ParsedReply(content=self.chat.reply_text(ids), errors=(*parsed.errors, problem))
         return parsed
 
-    def _interaction(
-        self, generation: Generation, parsed: ParsedReply, first_seq: int, finished_at: float
-    ) -> Interaction:
+    def _interaction(self, generation: Generation, first_seq: int, finished_at: float) -> Interaction:
         """Build the interaction that is stored for one finished reply.
 
         It holds only the prompt's new ids and messages; the earlier ones are in its parent's lineage.
@@ -234,7 +210,7 @@ class PolicyCall:
             logprobs=generation.logprobs,
             versions=_versions(chunks),
             messages=prompt.new_messages,
-            output=message_of(parsed),
+            output=message_of(generation.parsed),
             tools=self.request.tools,
             sampling=generation.sampling,
             requested=self.requested,
@@ -243,22 +219,23 @@ class PolicyCall:
             api=self.request.api,
             trainable=self.request.trainable,
             cached_tokens=chunks[-1].cached_tokens,
-            tool_errors=len(parsed.errors),
+            tool_errors=len(generation.parsed.errors),
             retry_key="" if self.attempt is None else self.attempt.key.text,
             witness=witness(parent.witness if parent else "", prompt.new_ids, output_ids),
             started_at=self.started_at,
             finished_at=finished_at,
         )
 
-    def _choice(self, generation: Generation, parsed: ParsedReply, interaction: Interaction) -> Choice:
+    def _choice(self, generation: Generation, interaction: Interaction) -> Choice:
         """Build the client's view of one finished reply."""
+        reasoning = generation.parsed.reasoning
         return Choice(
             interaction=interaction,
             prompt_tokens=len(generation.prompt.ids),
             finish_reason=finish_reason_of(interaction),
             stop_string=generation.chunks[-1].stop_string,
             top_logprobs=tuple(chain.from_iterable(chunk.top_logprobs for chunk in generation.chunks)),
-            reasoning_tokens=len(self.chat.encode(parsed.reasoning)) if parsed.reasoning else 0,
+            reasoning_tokens=len(self.chat.encode(reasoning)) if reasoning else 0,
             prompt_ids=generation.prompt.ids if self.request.return_token_ids else (),
         )
 
@@ -272,7 +249,7 @@ class _EngineTime:
     def __init__(self, call: PolicyCall, generation: Generation) -> None:
         self._session = call.session
         self._generation = generation
-        chunks = call.sampler.engine.generate(
+        chunks = call.engine.generate(
             GenerateRequest(
                 request_id=generation.id,
                 prompt_ids=generation.prompt.ids,

@@ -26,7 +26,7 @@ from agentrl_core.gateway.retries import Attempts
 
 if TYPE_CHECKING:
     import concurrent.futures
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from agentrl_core.api.stores import SessionRow
     from agentrl_core.gateway.online.session import OnlineSession
@@ -106,10 +106,12 @@ class Session:
 class SessionBook:
     """All live sessions, indexed by the digests of their secrets; thread-safe.
 
-    `url_tokens` is whether the token in the URL, without the API key, authenticates a caller on this machine.
+    `url()` is the gateway's address. `url_tokens` is whether the token in the URL, without the API key, authenticates a
+    caller on this machine.
     """
 
-    def __init__(self, *, url_tokens: bool = True) -> None:
+    def __init__(self, *, url: Callable[[], str], url_tokens: bool = True) -> None:
+        self._url = url
         self._url_tokens = url_tokens
         self._by_token: dict[bytes, Session] = {}
         self._by_key: dict[bytes, Session] = {}
@@ -125,7 +127,6 @@ class SessionBook:
         self,
         record: Record,
         *,
-        url: str,
         policy: SamplingPolicy,
         seed_key: tuple[int, ...],
         api_key: str | None = None,
@@ -139,7 +140,7 @@ class SessionBook:
         api_key = api_key or f"{_KEY_PREFIX}{secrets.token_urlsafe(32)}"
         session = Session(
             record_id=record.id,
-            base_url=f"{url}/s/{token}",
+            base_url=f"{self._url()}/s/{token}",
             api_key=api_key,
             token=token,
             key_hash=digest_of(api_key),

@@ -14,15 +14,12 @@ import attrs
 
 from agentrl_core.api.tool_parsers import call_id
 from agentrl_core.gateway.call_types import Choice, Delta, Reply, TokenUsage
+from agentrl_core.gateway.recording import OpenCall
 from agentrl_core.types import FinishReason, Interaction, Message, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from agentrl_core.gateway.call_types import ChatRequest
-    from agentrl_core.gateway.recording import Recorder
-    from agentrl_core.gateway.retries import Attempt
-    from agentrl_core.gateway.sessions import Session
     from agentrl_core.gateway.upstreams import Upstream, UpstreamPiece
 
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "grammar")
@@ -51,16 +48,10 @@ class _ChoiceParts:
 
 
 @attrs.define(kw_only=True, eq=False)
-class UpstreamCall:
-    """One call to an upstream in progress: the request, and the parts of the reply that have arrived."""
+class UpstreamCall(OpenCall):
+    """One call to an upstream in progress, with the parts of the reply that have arrived."""
 
-    id: str
-    session: Session
-    request: ChatRequest
     upstream: Upstream
-    attempt: Attempt | None
-    """Entry by which a retry finds this call; None if its client announces no retries."""
-    recorder: Recorder
     started_at: float = attrs.field(factory=time.time, init=False)
     """Time of the request, in Unix seconds."""
     _usage: TokenUsage = attrs.field(default=_NO_USAGE, init=False)
@@ -80,7 +71,7 @@ class UpstreamCall:
         self.session.check_open()  # before the provider is called and paid
         for piece in await self.upstream.complete(self.request):
             self._add(piece)
-        return await self._record()
+        return await self._record(self.request.n)
 
     async def stream(self) -> AsyncGenerator[Delta | Reply, None]:
         """Yield the deltas of a streamed reply as they come, and last the whole reply, which is recorded by then."""
@@ -88,7 +79,7 @@ class UpstreamCall:
         async with aclosing(self.upstream.stream(self.request)) as pieces:
             async for piece in pieces:
                 yield self._add(piece)
-        yield await self._record()
+        yield await self._record(self.request.n)
 
     def _add(self, piece: UpstreamPiece) -> Delta:
         """Add a piece to its choice and return it as a delta for the agent."""
@@ -114,16 +105,13 @@ class UpstreamCall:
             upstream_logprobs=piece.logprobs,
         )
 
-    async def _record(self) -> Reply:
-        def build(first_seq: int) -> Reply:
-            choices = [self._choice(index, choice, first_seq) for index, choice in enumerate(self._choices)]
-            return Reply(request=self.request, choices=tuple(choices))
+    def _reply(self, first_seq: int) -> Reply:
+        choices = [self._choice(index, choice, first_seq) for index, choice in enumerate(self._choices)]
+        return Reply(request=self.request, choices=tuple(choices))
 
-        def remember(interactions: Sequence[Interaction]) -> None:
-            for interaction in interactions:
-                self.session.ledger.note(interaction)
-
-        return await self.recorder.record(self, self.request.n, build, remember)
+    def _remember(self, interactions: Sequence[Interaction]) -> None:
+        for interaction in interactions:
+            self.session.ledger.note(interaction)
 
     def _choice(self, index: int, choice: _ChoiceParts, first_seq: int) -> Choice:
         request, cut = self.request, choice.finish_reason == "length"

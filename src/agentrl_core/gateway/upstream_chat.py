@@ -55,6 +55,10 @@ class UpstreamPiece:
 
 def body_of(request: ChatRequest, model: str, *, stream: bool) -> dict[str, Any]:
     """Build the JSON body of a request; options that the agent left out are left to the provider."""
+    if request.prompts:
+        raise RequestError(
+            400, "unsupported_value", f"model {model!r} takes chat messages only; send messages", param="prompt"
+        )
     # Options unknown to us are chat completions' own, so this provider may know them; other APIs' mean nothing to it.
     body: dict[str, Any] = dict(request.ignored) if request.api == "chat" else {}
     for name, value in body.items():

@@ -18,7 +18,7 @@ from agentrl_core.gateway.dialects.openai_fields import (
     parse_stop,
     parse_template_options,
     parse_tool_choice,
-    parse_trainable,
+    shared_options,
 )
 from agentrl_core.gateway.dialects.openai_messages import MESSAGES, TOOLS, parse_messages, parse_tools
 from agentrl_core.gateway.dialects.openai_replies import logprobs_of, openai_error, sse_event, usage_of
@@ -67,19 +67,14 @@ class OpenAIChat:
             parallel_tool_calls=fields.flag("parallel_tool_calls"),
             grammar=parse_response_format(fields.take("response_format")),
             template_options=parse_template_options(fields),
-            model=fields.text("model") or "default",
-            temperature=fields.number("temperature"),
-            top_p=fields.number("top_p"),
-            top_k=fields.integer("top_k"),
+            **shared_options(fields, headers),
             max_tokens=newer if newer is not None else older,
             stop=parse_stop(fields.take("stop")),
             n=fields.integer("n") or 1,
-            stream=fields.flag("stream"),
             include_usage=stream_options.flag("include_usage"),
             logprobs=logprobs,
             top_logprobs=top or 0,
             return_token_ids=fields.flag("return_token_ids"),
-            trainable=parse_trainable(headers),
             ignored=kept(fields.rest()),
         )
 

@@ -10,8 +10,8 @@ import attrs
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply
-from agentrl_core.gateway.dialects.fields import Fields
-from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, SHARED, kept, parse_stop, parse_trainable, shared
+from agentrl_core.gateway.dialects.fields import Fields, missing, wrong_type
+from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, SHARED, kept, parse_stop, shared, shared_options
 from agentrl_core.gateway.dialects.openai_replies import openai_error, sse_event, usage_of
 from agentrl_core.gateway.dialects.shape import MOST_INTEGER, accepted, either, flag, integer, listed, text
 
@@ -56,19 +56,14 @@ class Completions:
         return ChatRequest(
             api="completions",
             prompts=prompts,
-            model=fields.text("model") or "default",
-            temperature=fields.number("temperature"),
-            top_p=fields.number("top_p"),
-            top_k=fields.integer("top_k"),
+            **shared_options(fields, headers),
             max_tokens=fields.integer("max_tokens"),
             stop=parse_stop(fields.take("stop")),
             n=n,
-            stream=fields.flag("stream"),
             include_usage=stream_options.flag("include_usage"),
             logprobs=top is not None,
             top_logprobs=top or 0,
             return_token_ids=fields.flag("return_token_ids"),
-            trainable=parse_trainable(headers),
             echo={"prompt": True} if echo else {},
             ignored=kept(fields.rest()),
         )
@@ -234,16 +229,14 @@ class CompletionsWriter:
 def _parse_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
     """Check `prompt`: a text, token ids, or a list of either."""
     if value is None:
-        raise RequestError(400, "missing_required_parameter", "prompt is missing", param="prompt")
+        raise missing("prompt")
     if isinstance(value, str):
         return (value,)
     # A list of numbers is one prompt of token ids, not a list of prompts.
     if _are_ids(value):
         return (tuple(value),)
     if not isinstance(value, list) or not all(isinstance(item, str) or _are_ids(item) for item in value):
-        raise RequestError(
-            400, "invalid_type", "prompt must be a string, a list of token ids, or a list of either", param="prompt"
-        )
+        raise wrong_type("prompt", "must be a string, a list of token ids, or a list of either")
     if not 0 < len(value) <= MOST_CHOICES:
         raise RequestError(400, "invalid_value", f"prompt must have from 1 to {MOST_CHOICES} items", param="prompt")
     return tuple(item if isinstance(item, str) else tuple(item) for item in value)

@@ -128,7 +128,7 @@ class Control:
             return self._opened(request, session, lease.task, is_eval=lease.is_eval)
         if not self._leases.take_grant():
             raise no_capacity()
-        session = await self._online.open_granted(claim, url=self._url(), version=self._version())
+        session = await self._online.open_granted(claim, version=self._version())
         return self._opened(request, session, None, is_eval=False)
 
     def _claim(self, fields: Fields) -> Claim:

@@ -66,16 +66,14 @@ class OnlineSessions:
         self._watches: set[asyncio.Task[None]] = set()
 
     async def open(
-        self, record: Record, claim: Claim, *, url: str, policy: SamplingPolicy, seed_key: tuple[int, ...], owned: bool
+        self, record: Record, claim: Claim, *, policy: SamplingPolicy, seed_key: tuple[int, ...], owned: bool
     ) -> Session:
         """Open the session of a record that is in the store; the session is stored, too, when this returns.
 
         `owned` tells whether training waits for it. `RequestError` (409) if the claim's API key is in use.
         """
         online = OnlineSession(task_id=claim.task_id, owned=owned, opened_at=self._clock())
-        session = self._sessions.open(
-            record, url=url, policy=policy, seed_key=seed_key, api_key=claim.api_key, online=online
-        )
+        session = self._sessions.open(record, policy=policy, seed_key=seed_key, api_key=claim.api_key, online=online)
         row = SessionRow(
             record_id=record.id,
             run_id=self._run_id,
@@ -95,7 +93,7 @@ class OnlineSessions:
             raise
         return session
 
-    async def open_granted(self, claim: Claim, *, url: str, version: int) -> Session:
+    async def open_granted(self, claim: Claim, *, version: int) -> Session:
         """Open a session outside training: its calls are recorded, and the first export takes them."""
         now, group_id = self._clock(), uuid.uuid4().hex[:16]
         record = Record(
@@ -114,7 +112,7 @@ class OnlineSessions:
         await self._store.add_record(record)
         # Random keys: unlike the slots of training, these sessions have no order that a second run would repeat.
         seed_key = (2, uuid.uuid4().int >> 65)
-        session = await self.open(record, claim, url=url, policy=self._policy(), seed_key=seed_key, owned=False)
+        session = await self.open(record, claim, policy=self._policy(), seed_key=seed_key, owned=False)
         self._watch(session)
         return session
 
