@@ -75,7 +75,7 @@ class Admission:
 
     async def ready(self, session: Session) -> None:
         """Load a session's history and wait until nothing pauses it; `RequestError` (503) after the timeout."""
-        if session.forgotten:
+        if session.unloaded:
             await self._load(session)
         if self._paused:
             await self._resumed(session)

@@ -61,7 +61,7 @@ class Session:
     seed_key: tuple[int, ...] = attrs.field(repr=False)
     online: OnlineSession | None = attrs.field(default=None, repr=False)
     """State of an online session: rewards, expiry; None for a session that the run's own agent uses."""
-    forgotten: bool = attrs.field(default=False, repr=False)
+    unloaded: bool = attrs.field(default=False, repr=False)
     """Whether the calls so far are only in the store, because another process answered them; loaded before use."""
     closed: bool = False
     """Whether calls are refused."""
@@ -166,7 +166,7 @@ class SessionBook:
             policy=policy,
             seed_key=row.seed_key,
             online=online,
-            forgotten=True,
+            unloaded=True,
             closed=row.state != "open",
         )
         self._add(session)
@@ -189,7 +189,7 @@ class SessionBook:
             self._ended.update(dict.fromkeys(digests))
             self._forget_ends()
 
-    def holder(self, api_key: str) -> Session | None:
+    def find_by_key(self, api_key: str) -> Session | None:
         """Return the session of an API key; None if there is none."""
         return self._by_key.get(digest_of(api_key))
 
@@ -202,7 +202,7 @@ class SessionBook:
         """Return an online session by its record's id, which is its session id; None if there is none."""
         return self._by_record.get(record_id)
 
-    def of_key(self, headers: Mapping[str, str]) -> Session:
+    def authorize_online(self, headers: Mapping[str, str]) -> Session:
         """Return the online session of the key in `headers`, even if it takes no more calls.
 
         `RequestError` (401, 403 or 410) if the key is unknown, belongs to one of the run's own sessions, or has ended.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
@@ -12,7 +12,7 @@ from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply
 from agentrl_core.gateway.dialects.fields import Fields, missing, wrong_type
 from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, SHARED, kept, parse_stop, shared, shared_options
-from agentrl_core.gateway.dialects.openai_replies import openai_error, sse_event, usage_of
+from agentrl_core.gateway.dialects.openai_replies import ChunkWriter, completion, openai_error
 from agentrl_core.gateway.dialects.shape import MOST_INTEGER, accepted, either, flag, integer, listed, text
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.gateway.call_types import TopLogprobs
 
+_KIND = "text_completion"
 _REPLACEMENT = "\ufffd"
 _TOKEN_IDS = listed(integer(), minItems=1)
 
@@ -70,15 +71,8 @@ class Completions:
 
     def response(self, reply: Reply, decode: Decode) -> dict[str, Any]:
         """Build the body of a reply that is not streamed."""
-        request = reply.request
-        return {
-            "id": reply.id,
-            "object": "text_completion",
-            "created": int(reply.first.interaction.finished_at),
-            "model": request.model,
-            "choices": [_choice(index, choice, reply, decode) for index, choice in enumerate(reply.choices)],
-            "usage": usage_of(reply),
-        }
+        choices = [_choice(index, choice, reply, decode) for index, choice in enumerate(reply.choices)]
+        return completion(reply, _KIND, choices)
 
     def writer(self, request: ChatRequest, reply_id: str, prompt_tokens: int, decode: Decode) -> CompletionsWriter:  # noqa: ARG002 - told in the usage at the end
         """Build the encoder of a streamed reply."""
@@ -158,14 +152,10 @@ class _Held:
 
 
 @attrs.define(kw_only=True)
-class CompletionsWriter:
-    """Encodes one streamed reply as chunks in the format of the whole reply, and `[DONE]` at the end."""
+class CompletionsWriter(ChunkWriter):
+    """Encodes one streamed reply as chunks in the format of the whole reply."""
 
-    request: ChatRequest
-    reply_id: str
-    created: int
-    """Unix seconds."""
-    decode: Decode
+    kind: ClassVar[str] = _KIND
     _held: dict[int, _Held] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -186,34 +176,13 @@ class CompletionsWriter:
         held.top_logprobs += delta.top_logprobs
         return self._chunk(delta.index, delta.content) if delta.content else b""
 
-    def end(self, reply: Reply) -> bytes:
-        """Encode finish reasons, usage and the end mark."""
-        chunks = []
-        for index, choice in enumerate(reply.choices):
-            chunks.append(self._chunk(index, "", finish_reason=choice.finish_reason, prompt_ids=choice.prompt_ids))
-        if self.request.include_usage:
-            chunks.append(sse_event({**self._frame(), "choices": [], "usage": usage_of(reply)}))
-        return b"".join([*chunks, b"data: [DONE]\n\n"])
-
-    def error(self, error: RequestError) -> bytes:
-        """Encode a failure in the middle of the stream."""
-        return sse_event(openai_error(error))
-
-    def _frame(self) -> dict[str, Any]:
-        return {
-            "id": self.reply_id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.request.model,
-        }
+    def _last_chunk(self, index: int, choice: Choice) -> bytes:
+        return self._chunk(index, "", finish_reason=choice.finish_reason, prompt_ids=choice.prompt_ids)
 
     def _chunk(
         self, index: int, text: str, *, finish_reason: str | None = None, prompt_ids: Sequence[int] | None = None
     ) -> bytes:
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
-        frame = {**self._frame(), "choices": [choice]}
-        if self.request.include_usage:
-            frame["usage"] = None
         held = self._held[index]
         if self.request.logprobs and held.ids:
             choice["logprobs"] = held.logprobs_writer.of(held.ids, held.logprobs, held.top_logprobs)
@@ -221,7 +190,7 @@ class CompletionsWriter:
             choice["token_ids"] = held.ids
             if prompt_ids is not None:
                 choice["prompt_token_ids"] = prompt_ids
-        data = sse_event(frame)
+        data = self._event([choice])
         held.ids, held.logprobs, held.top_logprobs = [], [], ()
         return data
 

@@ -101,7 +101,7 @@ class Control:
         self._admin.check(request.headers)
 
     def _check_session(self, request: HttpRequest) -> None:
-        self._sessions.of_key(request.headers)
+        self._sessions.authorize_online(request.headers)
 
     def _check_either(self, request: HttpRequest) -> None:
         if not self._admin.has(key_of(request.headers) or ""):
@@ -114,12 +114,12 @@ class Control:
         AReaL's online mode. Outside of it, such a key is refused, as by AReaL's proxy.
         """
         claim = self._claim(_fields(request, START_REQUEST))
-        holder = self._sessions.holder(claim.api_key) if claim.api_key is not None else None
-        again = holder is not None and not holder.closed
-        if again and holder is not None:
-            if not self._leases.training or holder.online is None:
+        earlier = self._sessions.find_by_key(claim.api_key) if claim.api_key is not None else None
+        again = earlier is not None and not earlier.closed
+        if again and earlier is not None:
+            if not self._leases.training or earlier.online is None:
                 raise session_active()
-            await self._online.end(holder)
+            await self._online.end(earlier)
         # The end of its old session lets the scheduler offer another slot, so such an agent waits and gets no 429.
         lease = await self._leases.wait(claim, timeout_s=_REFRESH_WAIT_S) if again else self._leases.take(claim)
         if lease is not None:
@@ -164,11 +164,11 @@ class Control:
         host = request.headers.get("host")
         if not host:
             return self._url()
-        told = f"{request.headers.get('x-forwarded-proto', '')},{request.headers.get('forwarded', '')}"
-        return f"{'https' if _TLS.search(told) else 'http'}://{host}"
+        proxies = f"{request.headers.get('x-forwarded-proto', '')},{request.headers.get('forwarded', '')}"
+        return f"{'https' if _TLS.search(proxies) else 'http'}://{host}"
 
     async def _end(self, request: HttpRequest) -> HttpResponse:
-        count = await self._online.end(self._sessions.of_key(request.headers))
+        count = await self._online.end(self._sessions.authorize_online(request.headers))
         return json_response({"interaction_count": count})
 
     async def _reward(self, request: HttpRequest) -> HttpResponse:
@@ -183,7 +183,7 @@ class Control:
         if self._admin.has(key_of(request.headers) or ""):
             session = self._session(session_id)
         else:
-            session = self._sessions.of_key(request.headers)
+            session = self._sessions.authorize_online(request.headers)
         await self._online.reward(session, float(value), interaction_id, final=final)
         return json_response({"message": "success"})
 

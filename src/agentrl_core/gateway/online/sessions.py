@@ -140,7 +140,7 @@ class OnlineSessions:
 
     async def load(self, session: Session) -> None:
         """Read the calls of a restored session from the store, unless that was done before."""
-        if not session.forgotten:
+        if not session.unloaded:
             return
         episode = await self._store.episode(session.record_id)
         interactions = episode.interactions if episode is not None else ()
@@ -148,14 +148,14 @@ class OnlineSessions:
         num_forwarded = self._calls.count_forwarded(session, interactions)
         with session.lock:
             # Another call may have loaded them while this one waited for the store.
-            if session.forgotten:
+            if session.unloaded:
                 session.interactions.extend(interactions)
                 session.num_calls, session.num_forwarded = num_calls, num_forwarded
                 session.num_finished = len(interactions)
                 restore(session.ledger, self._calls.chat, interactions)
                 if episode is not None:
                     restore_attempts(session.attempts, self._calls.chat, episode)
-                session.forgotten = False
+                session.unloaded = False
 
     async def end(self, session: Session) -> int:
         """End a session at its agent's request and return the number of its finished calls.
