@@ -17,8 +17,15 @@ from agentrl_core.gateway.dialects.responses import OpenAIResponses
 from agentrl_core.gateway.dialects.responses_stored import with_referenced_items
 from agentrl_core.gateway.large_requests import LARGE_BYTES
 from agentrl_core.gateway.retries import Attempt, RetryKey, retry_key
-from agentrl_core.gateway.serving.web import EVENTS, HttpRequest, HttpResponse, decode_body, json_response, refused
-from agentrl_core.gateway.streams import StartedStream
+from agentrl_core.gateway.serving.web import (
+    EVENTS,
+    HttpRequest,
+    HttpResponse,
+    StartedStream,
+    decode_body,
+    json_response,
+    refused,
+)
 from agentrl_core.gateway.upstream_calls import UpstreamCall
 
 if TYPE_CHECKING:
@@ -139,9 +146,8 @@ class Answerer:
                 f"model {request.model!r} is an upstream, which takes chat messages only; send messages, not a prompt",
                 param="model",
             )
+        # Upstreams do not know the gateway's reply ids, so the conversation of `previous_response_id` is written out.
         return UpstreamCall(
-            # Upstreams do not know the gateway's reply ids, so the conversation of `previous_response_id` is written
-            # out.
             request=self._calls.continued(session, request),
             id=self._calls.forwarded_id(session, id_prefix),
             session=session,

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from agentrl_core.gateway.streams import WrappedStream
+from agentrl_core.gateway.serving.web import WrappedStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator

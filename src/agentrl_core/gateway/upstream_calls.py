@@ -20,7 +20,8 @@ from agentrl_core.types import FinishReason, Interaction, Message, Sampling
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from agentrl_core.gateway.upstreams import Upstream, UpstreamPiece
+    from agentrl_core.gateway.upstream_chat import UpstreamPiece
+    from agentrl_core.gateway.upstreams import Upstream
 
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "grammar")
 _NO_USAGE = TokenUsage(prompt_tokens=0, output_tokens=0, cached_tokens=0, reasoning_tokens=0)
