@@ -194,7 +194,7 @@ def plugins(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("plugin", [nox.param(path, id=path.name) for path in PLUGINS])
 def isolated(session: nox.Session, plugin: Path) -> None:
-    """Run one plugin's suite with only core, the conformance kit, the parts of examples and that plugin: proves its dependencies complete."""
+    """Run one plugin's suite with only core, the conformance kit and that plugin: proves its dependencies complete."""
     siblings = (ROOT / "plugins" / name for name in ("agentrl-testing", "agentrl-examples"))
     needed = dict.fromkeys(map(str, (ROOT, *siblings, plugin)))
     session.install(*CONSTRAINTS, *needed, *_group("test", plugin))

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import psutil
@@ -27,9 +28,12 @@ from agentrl_core.config.schema import AgentConfig, RolloutConfig
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
-from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
+from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.types import Outcome, Task
 from agentrl_testing.workflows import Rehearsal
+
+if TYPE_CHECKING:
+    from agentrl_core.rollout.workflow_call import ResolvedWorkflow
 
 BARS = (
     "bars: subproc_over_inline added_cpu_ms and added_wall_ms <= 10; own_clients_256 added_cpu_s <= 1;",

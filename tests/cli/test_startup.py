@@ -57,7 +57,7 @@ def test_importing_the_package_imports_nothing_of_it(launch):
 
 def test_a_run_without_model_servers_imports_no_client_of_them(launch):
     program = (
-        "import sys, agentrl_core.run.start, agentrl_core.engines.embedded, agentrl_core.gateway.service\n"
+        "import sys, agentrl_core.run.start, agentrl_core.engines.embedded, agentrl_core.gateway.policy_calls\n"
         "from agentrl_core.gateway.upstreams import Upstreams\n"
         "Upstreams({})\n"
         "print('aiohttp' in sys.modules)"

@@ -73,9 +73,9 @@ def test_an_ended_session_takes_no_call(gateway, session):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_call_that_is_overtaken_by_the_end_of_its_episode_does_not_reach_the_engine(gateway, session, engine, n):
-    call = gateway._service.begin(session, attrs.evolve(REQUEST, n=n), "gen-")
+    call = gateway._policy_calls.begin(session, attrs.evolve(REQUEST, n=n), "gen-")
     asyncio.run(gateway.close_session(session))
     with pytest.raises(RequestError, match="episode has ended"):
-        asyncio.run(gateway._service.complete(call))
+        asyncio.run(call.complete())
     assert not engine.begun[0].is_set()
     assert not session.running

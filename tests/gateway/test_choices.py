@@ -89,7 +89,7 @@ def test_a_stream_says_of_every_chunk_which_choice_it_is(session, send, engine):
 def thinking(model_dir, make_gateway, open_session, engine, monkeypatch):
     """A session of a policy that thinks."""
     gateway = make_gateway()
-    monkeypatch.setattr(gateway._service, "chat", Chat.from_directory(model_dir, reasoning=THINK))
+    monkeypatch.setattr(gateway._policy_calls, "chat", Chat.from_directory(model_dir, reasoning=THINK))
     return gateway, open_session(gateway)
 
 

@@ -426,7 +426,7 @@ def test_a_request_gives_its_body_up(session, gateway, engine):
 
     async def scenario(request):
         await engine.pause()
-        running = asyncio.ensure_future(gateway.handle(request))
+        running = asyncio.ensure_future(gateway.router.handle(request))
         while not engine.begun[0].is_set():
             await asyncio.sleep(0)
         assert request.body == b""

@@ -82,7 +82,7 @@ def test_it_is_valid(document):
 def test_it_names_every_route(rest, document):
     told = {path: {method.upper() for method in item} for path, item in document["paths"].items()}
     assert told == ROUTES
-    api = rest.gateway._api
+    api = rest.gateway.router
     known = {*api._dialects, *api._pages}
     assert known == {path.removeprefix("/v1") for path in ROUTES if "{" not in path}
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.quotas import Quotas
+from agentrl_core.gateway.admission import Admission
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -65,11 +65,13 @@ def test_each_sdk_knows_the_refusal(make_gateway, open_session):
 
 def test_calls_come_back_over_a_minute(gateway, session):
     now = [0.0]
-    quotas = Quotas(replies=1, calls_per_minute=4, clock=lambda: now[0])
+    admission = Admission(
+        pause_timeout_s=1.0, most_replies=1, calls_per_minute=4, load=gateway._online.load, clock=lambda: now[0]
+    )
 
     def taken():
         try:
-            quotas.take(session)
+            asyncio.run(admission.admit(session))
         except RequestError as error:
             return error.retry_after_s
         return None

@@ -94,7 +94,7 @@ def test_a_reply_that_was_stored_before_is_given_by_its_name_only(rest, restart,
 
 
 def missed_record(rest, key):
-    return rest.gateway._sessions.of_key({"x-api-key": key}).record_id
+    return rest.gateway._sessions.authorize_online({"x-api-key": key}).record_id
 
 
 def test_seeds_go_on_where_they_stood(rest, restart, engine):
@@ -114,7 +114,7 @@ def test_seeds_go_on_where_they_stood(rest, restart, engine):
         await calls(rest, key, 1)
 
     key = asyncio.run(rest.start())["api_key"]
-    seed_key = rest.gateway._sessions.holder(key).seed_key
+    seed_key = rest.gateway._sessions.find_by_key(key).seed_key
     asyncio.run(one_is_lost(key))
     again, _ = restart()
     asyncio.run(calls(again, key, 2))
@@ -219,7 +219,7 @@ def test_a_resumed_run_answers_the_agents_of_cancelled_records_by_410(rest, rest
 def test_nothing_in_the_store_is_a_secret(rest, database):
     async def scenario():
         opened = await rest.start()
-        session = rest.gateway._sessions.holder(opened["api_key"])
+        session = rest.gateway._sessions.find_by_key(opened["api_key"])
         return opened["api_key"], session.token
 
     secrets = asyncio.run(scenario())

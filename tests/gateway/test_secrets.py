@@ -101,7 +101,7 @@ def test_no_secret_is_logged_stored_told_or_shown(rest, engine, log, tmp_path, o
     bodies += asyncio.run(through_tokens(rest, inner, engine))
     garbage(rest.gateway, *secrets)
     live = [*rest.gateway._sessions._by_key.values(), inner, rest.gateway]
-    shown = [repr(live), repr([vars(rest.gateway), vars(rest.gateway._sessions), vars(rest.gateway._api)])]
+    shown = [repr(live), repr([vars(rest.gateway), vars(rest.gateway._sessions), vars(rest.gateway.router)])]
     shown.append(repr(HttpRequest(method="GET", path=f"/s/{inner.token}/x", headers={"x-api-key": made}, body=b"")))
     asyncio.run(rest.gateway.close_session(inner))
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]

@@ -63,7 +63,7 @@ def test_who_calls_from_another_machine_needs_the_key(gateway, session, other):
 
     def ask(headers):
         request = HttpRequest(method="GET", path=path, headers=headers, body=b"", local=False)
-        return asyncio.run(gateway.handle(request)).status
+        return asyncio.run(gateway.router.handle(request)).status
 
     assert ask({}) == 401
     assert ask({"x-api-key": "dummy"}) == 401

@@ -78,7 +78,7 @@ def test_a_streamed_reply_that_nobody_reads_is_aborted(gateway, session, engine)
         body = json.dumps({"messages": USER, "stream": True}).encode()
         headers = {"authorization": f"Bearer {session.api_key}"}
         request = HttpRequest(method="POST", path="/v1/chat/completions", headers=headers, body=body)
-        response = await gateway.handle(request)
+        response = await gateway.router.handle(request)
         assert session.running
         await response.body.aclose()
 

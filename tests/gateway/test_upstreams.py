@@ -12,7 +12,8 @@ from agentrl_core.config.schema import GatewayConfig, UpstreamConfig
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest, TokenUsage, ToolChoice
 from agentrl_core.gateway.dialects.openai_chat import OpenAIChat
-from agentrl_core.gateway.upstreams import UpstreamPiece, Upstreams
+from agentrl_core.gateway.upstream_chat import UpstreamPiece
+from agentrl_core.gateway.upstreams import Upstreams
 from agentrl_core.types import Grammar
 
 KEY = "sk-very-secret-0123456789"

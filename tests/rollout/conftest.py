@@ -13,8 +13,8 @@ from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.plugins.registry import Registry
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
-from agentrl_core.rollout.workflow_call import WorkflowCall
-from agentrl_core.rollout.workflows import ResolvedWorkflow, resolve_workflow
+from agentrl_core.rollout.workflow_call import ResolvedWorkflow, WorkflowCall
+from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.types import Interaction, Task
 

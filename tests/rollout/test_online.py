@@ -193,7 +193,7 @@ def test_a_call_that_is_still_being_stored_belongs_to_the_session_that_ends(rest
             call = asyncio.create_task(rest.chat(opened["api_key"], "hello"))
             await stored.wait()
             end = asyncio.create_task(rest.post("/rl/end_session", key=opened["api_key"]))
-            while not rest.gateway._sessions.holder(opened["api_key"]).closed:
+            while not rest.gateway._sessions.find_by_key(opened["api_key"]).closed:
                 await asyncio.sleep(0)
             gate.set()
             await call
@@ -255,7 +255,7 @@ def test_of_two_agents_with_one_key_one_gets_a_session_and_no_slot_is_lost(rest,
         async with make_run(rest, group_size=3, retries=1):
             first = await begin(rest)  # now the slots are there
             leases = [rest.gateway.leases.take(Claim(**own)) for _ in range(2)]
-            while not (opened := rest.gateway._sessions.holder(own["api_key"])):
+            while not (opened := rest.gateway._sessions.find_by_key(own["api_key"])):
                 await asyncio.sleep(0)
             for key in (first["api_key"], own["api_key"]):
                 await rest.chat(key, "hello")

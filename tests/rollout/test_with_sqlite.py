@@ -10,8 +10,7 @@ from agentrl_core.api.stores import RunRow
 from agentrl_core.config.schema import RolloutConfig
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
-from agentrl_core.rollout.workflow_call import WorkflowCall
-from agentrl_core.rollout.workflows import ResolvedWorkflow
+from agentrl_core.rollout.workflow_call import ResolvedWorkflow, WorkflowCall
 from agentrl_core.stores.sqlite import SQLiteStore
 
 

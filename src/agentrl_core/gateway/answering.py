@@ -1,13 +1,13 @@
-"""Turn an LLM call's HTTP body into its HTTP response: parse with the dialect, get the reply, encode with the dialect.
+"""Translate between an LLM API's HTTP bodies and calls to the policy or an upstream, with retries, streams and errors.
 
-`routes` calls this once it knows session and dialect. The reply comes from `service` (the policy) or from `forwarding`
-(an upstream). This is the boundary where exceptions become HTTP errors.
+`routes` has found session and dialect by then. This is the boundary where a call's exceptions become HTTP errors.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -17,22 +17,28 @@ from agentrl_core.gateway.dialects.responses import OpenAIResponses
 from agentrl_core.gateway.dialects.responses_stored import with_referenced_items
 from agentrl_core.gateway.large_requests import LARGE_BYTES
 from agentrl_core.gateway.retries import Attempt, RetryKey, retry_key
-from agentrl_core.gateway.serving.web import EVENTS, HttpRequest, HttpResponse, decode_body, json_response, refused
-from agentrl_core.gateway.streams import StartedStream
+from agentrl_core.gateway.serving.web import (
+    EVENTS,
+    HttpRequest,
+    HttpResponse,
+    StartedStream,
+    decode_body,
+    json_response,
+    refused,
+)
+from agentrl_core.gateway.upstream_calls import UpstreamCall
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from agentrl_core.chat.replies import Piece
+    from agentrl_core.gateway.admission import Admission
     from agentrl_core.gateway.call_types import ChatRequest, Decode, Dialect
-    from agentrl_core.gateway.forwarding import Forwarder
-    from agentrl_core.gateway.generations import Call
     from agentrl_core.gateway.history.ledger import Prompt
     from agentrl_core.gateway.large_requests import LargeRequests
-    from agentrl_core.gateway.service import PolicyService
+    from agentrl_core.gateway.policy_calls import PolicyCalls
+    from agentrl_core.gateway.recording import OpenCall, Recorder
     from agentrl_core.gateway.sessions import Session
-    from agentrl_core.gateway.upstreams import Upstream
-    from agentrl_core.types import Chunk
+    from agentrl_core.gateway.upstreams import Upstreams
 
 _logger = logging.getLogger(__name__)
 
@@ -42,9 +48,19 @@ _TOO_MANY = 429
 class Answerer:
     """Answers the LLM calls of all APIs and remembers the error that ends the run."""
 
-    def __init__(self, service: PolicyService, forwarder: Forwarder, large: LargeRequests) -> None:
-        self._service = service
-        self._forwarder = forwarder
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        calls: PolicyCalls,
+        upstreams: Upstreams,
+        recorder: Recorder,
+        large: LargeRequests,
+    ) -> None:
+        self._admission = admission
+        self._calls = calls
+        self._upstreams = upstreams
+        self._recorder = recorder
         self._large = large
         self.fatal: RunError | None = None
         """First failure of the engine or the store that no request caused; None while both work.
@@ -54,7 +70,11 @@ class Answerer:
         """
 
     async def answer(self, dialect: Dialect, request: HttpRequest, session: Session) -> HttpResponse:
-        """Answer one call; every failure becomes an error response in the format of its API."""
+        """Answer one call; every failure becomes an error response in the format of its API.
+
+        `RequestError` if the call may not begin.
+        """
+        await self._admission.admit(session)
         try:
             num_bytes = len(request.body)
             read = functools.partial(self._read, dialect, request, session, is_large=num_bytes >= LARGE_BYTES)
@@ -64,7 +84,15 @@ class Answerer:
             if attempt is not None and attempt.choices:
                 return self._answer(dialect, Reply(request=parsed, choices=attempt.choices))
             try:
-                return await self._generate(dialect, session, parsed, attempt, prompts)
+                call = self._begin(session, parsed, dialect.id_prefix, prompts, attempt)
+                if parsed.stream:
+                    body = self._stream(dialect, call)
+                    # SDKs decide by the status whether to retry; they do not retry for an error inside a stream that
+                    # began with status 200. So the first bytes are awaited here, where a failure still gets a status.
+                    return HttpResponse(headers=EVENTS, body=StartedStream(await anext(body), body))
+                with session.attempts.running(attempt):
+                    reply = await call.complete()
+                return self._answer(dialect, reply)
             except BaseException:
                 session.attempts.give_up(attempt)
                 raise
@@ -73,8 +101,11 @@ class Answerer:
 
     async def ask(self, session: Session, request: ChatRequest, id_prefix: str) -> Reply:
         """Return the policy's reply to a call without HTTP; `RequestError` where a call over HTTP would fail."""
+        session.check_open()
+        session.used_at = time.monotonic()
+        await self._admission.admit(session)
         try:
-            return await self._service.complete(self._service.begin(session, request, id_prefix))
+            return await self._calls.begin(session, request, id_prefix).complete()
         except Exception as error:
             raise self.refusal(error, session) from error
 
@@ -92,33 +123,22 @@ class Answerer:
         if isinstance(dialect, OpenAIResponses):
             body = with_referenced_items(body, session.ledger)
         parsed = dialect.parse(body, request.headers)
-        if not is_large or self._forwarder.find(parsed.model) is not None:
+        if not is_large or self._upstreams.find(parsed.model) is not None:
             return parsed, key, None
-        return parsed, key, self._service.prompts(session, parsed)
+        return parsed, key, self._calls.prompts(session, parsed)
 
-    async def _generate(
+    def _begin(
         self,
-        dialect: Dialect,
         session: Session,
         request: ChatRequest,
-        attempt: Attempt | None,
+        id_prefix: str,
         prompts: Sequence[Prompt] | None,
-    ) -> HttpResponse:
-        upstream = self._forwarder.find(request.model)
-        if upstream is not None:
-            return await self._forward(dialect, session, request, attempt, upstream)
-        service = self._service
-        call = service.begin(session, request, dialect.id_prefix, prompts)
-        call.attempt = attempt
-        if request.stream:
-            return await _streaming(self._stream(dialect, request, call))
-        with session.attempts.running(attempt):
-            reply = await service.complete(call)
-        return self._answer(dialect, reply)
-
-    async def _forward(
-        self, dialect: Dialect, session: Session, request: ChatRequest, attempt: Attempt | None, upstream: Upstream
-    ) -> HttpResponse:
+        attempt: Attempt | None,
+    ) -> OpenCall:
+        """Return the call that gets the reply: to the upstream of the request's model name, else to the policy."""
+        upstream = self._upstreams.find(request.model)
+        if upstream is None:
+            return self._calls.begin(session, request, id_prefix, prompts, attempt)
         if request.prompts:
             raise RequestError(
                 400,
@@ -127,65 +147,34 @@ class Answerer:
                 param="model",
             )
         # Upstreams do not know the gateway's reply ids, so the conversation of `previous_response_id` is written out.
-        request = self._service.continued(session, request)
-        reply_id = self._service.forwarded_id(session, dialect.id_prefix)
-        if request.stream:
-            return await _streaming(self._forward_stream(dialect, session, request, attempt, upstream, reply_id))
-        with session.attempts.running(attempt):
-            reply = await self._forwarder.complete(session, request, upstream, reply_id, attempt)
-        return self._answer(dialect, reply)
-
-    async def _forward_stream(
-        self,
-        dialect: Dialect,
-        session: Session,
-        request: ChatRequest,
-        attempt: Attempt | None,
-        upstream: Upstream,
-        reply_id: str,
-    ) -> AsyncGenerator[bytes, None]:
-        # 0 prompt tokens: an upstream reports its counts at the end only.
-        writer = dialect.writer(request, reply_id, 0, self._service.chat.decode)
-        begun = False
-        try:
-            with session.attempts.running(attempt, streamed=True):
-                # `aclosing` ends the provider's connection when the client disconnects, not at garbage collection.
-                pieces = self._forwarder.stream(session, request, upstream, reply_id, attempt)
-                async with aclosing(pieces):
-                    async for piece in pieces:
-                        head, begun = b"" if begun else writer.begin(), True
-                        if data := head + (writer.end(piece) if isinstance(piece, Reply) else writer.delta(piece)):
-                            yield data
-        except Exception as error:
-            if not begun:  # nothing is sent yet, so the HTTP status can still report the failure
-                raise
-            yield writer.error(self.refusal(error, session))
+        return UpstreamCall(
+            request=self._calls.continued(session, request),
+            id=self._calls.forwarded_id(session, id_prefix),
+            session=session,
+            upstream=upstream,
+            attempt=attempt,
+            recorder=self._recorder,
+        )
 
     def _answer(self, dialect: Dialect, reply: Reply) -> HttpResponse:
         """Encode a complete reply, as a stream if the client asked for one."""
-        decode = self._service.chat.decode
+        decode = self._calls.chat.decode
         if not reply.request.stream:
             return json_response(dialect.response(reply, decode))
         return HttpResponse(headers=EVENTS, body=_replay(dialect, reply, decode))
 
-    async def _stream(self, dialect: Dialect, request: ChatRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        service = self._service
-        prompt_tokens = sum(len(generation.prompt.ids) for generation in call.generations[:: request.n])
-        writer = dialect.writer(request, call.id, prompt_tokens, service.chat.decode)
+    async def _stream(self, dialect: Dialect, call: OpenCall) -> AsyncGenerator[bytes, None]:
+        writer = dialect.writer(call.request, call.id, call.prompt_tokens, self._calls.chat.decode)
         begun = False
         try:
             with call.session.attempts.running(call.attempt, streamed=True):
-                async with aclosing(service.sample(call)) as chunks:
-                    async for generation, chunk in chunks:
-                        # The head waits for the first chunk, so that a failure before it still gets an HTTP status.
+                # `aclosing` aborts the generation when the client disconnects, not at garbage collection.
+                async with aclosing(call.stream()) as parts:
+                    async for part in parts:
+                        # The head waits for the first part, so that a failure before it still gets an HTTP status.
                         head, begun = b"" if begun else writer.begin(), True
-                        piece = generation.reader.feed(chunk.ids)
-                        if data := head + writer.delta(_delta(generation.index, piece, chunk)):
+                        if data := head + (writer.end(part) if isinstance(part, Reply) else writer.delta(part)):
                             yield data
-                reply = await service.finish(call)
-            # The end of the stream tells the client that its reply is recorded, so it goes out after `finish`.
-            rests = [writer.delta(_delta(item.index, item.reader.rest())) for item in call.generations]
-            yield b"".join([*rests, writer.end(reply)])
         except Exception as error:
             if not begun:  # nothing is sent yet, so the HTTP status can still report the failure
                 raise
@@ -216,27 +205,6 @@ def as_refusal(error: Exception) -> RequestError:
         return RequestError(500, type(error).__name__, str(error))
     _logger.error("LLM call failed", exc_info=error)
     return RequestError(500, "internal_error", f"the gateway failed: {type(error).__name__}; see the run's log")
-
-
-def _delta(index: int, piece: Piece, chunk: Chunk | None = None) -> Delta:
-    return Delta(
-        index=index,
-        content=piece.content,
-        reasoning=piece.reasoning,
-        tool_calls=piece.tool_calls,
-        ids=chunk.ids if chunk else (),
-        logprobs=chunk.logprobs if chunk else (),
-        top_logprobs=chunk.top_logprobs if chunk else (),
-    )
-
-
-async def _streaming(body: AsyncGenerator[bytes, None]) -> HttpResponse:
-    """Wait for the first bytes of a stream, then return the response that sends them and the rest.
-
-    A failure before the first bytes gets an HTTP status. SDKs decide by the status whether to retry; they do not retry
-    for an error inside a stream that began with status 200.
-    """
-    return HttpResponse(headers=EVENTS, body=StartedStream(await anext(body), body))
 
 
 async def _replay(dialect: Dialect, reply: Reply, decode: Decode) -> AsyncGenerator[bytes, None]:

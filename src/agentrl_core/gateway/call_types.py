@@ -1,7 +1,7 @@
 """Define the types between the HTTP APIs and sampling: `ChatRequest`, `Reply`, `Delta`, and the `Dialect` protocol.
 
 A dialect such as `openai_chat` translates its JSON to a `ChatRequest`, and a `Reply` or its `Delta`s back to JSON.
-`service` and `forwarding` know these types only, so a new API needs one new dialect and no change to them.
+Policy and upstreams know these types only, so a new API needs one new dialect and no change to them.
 """
 
 from __future__ import annotations

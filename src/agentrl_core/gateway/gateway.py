@@ -1,30 +1,27 @@
-"""Build the gateway from its parts, and offer it to the run: the object that the trainer and the runners hold.
+"""Build the gateway from its parts, and let the run start it, open and close sessions, pause it and read its counts.
 
-Nothing is decided here about a single call; the package's docstring lists the modules that a call passes through.
+LLM calls do not pass through here: the package's docstring lists the modules that they pass through.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from agentrl_core.chat.template_check import Stability
 from agentrl_core.errors import RunError
-from agentrl_core.gateway.forwarding import Forwarder
+from agentrl_core.gateway.admission import Admission
+from agentrl_core.gateway.answering import Answerer
 from agentrl_core.gateway.large_requests import LargeRequests
-from agentrl_core.gateway.metering import MeteredStream, metered
+from agentrl_core.gateway.metering import CpuMeter
 from agentrl_core.gateway.online.admin import Admin, exposed
 from agentrl_core.gateway.online.leases import Leases
 from agentrl_core.gateway.online.routes import Control
 from agentrl_core.gateway.online.sessions import OnlineSessions
-from agentrl_core.gateway.pausing import Gate
-from agentrl_core.gateway.quotas import Quotas
+from agentrl_core.gateway.policy_calls import PolicyCalls
+from agentrl_core.gateway.recording import Recorder
 from agentrl_core.gateway.sampling_parameters import SamplingPolicy
-from agentrl_core.gateway.service import PolicyService
 from agentrl_core.gateway.serving.routes import Router
 from agentrl_core.gateway.sessions import Session, SessionBook
 from agentrl_core.gateway.upstreams import Upstreams
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.online.leases import Claim
     from agentrl_core.gateway.serving.server import GatewayServer
     from agentrl_core.gateway.serving.transport import InProcessClient
-    from agentrl_core.gateway.serving.web import HttpRequest, HttpResponse
     from agentrl_core.types import Interaction, Record
 
 
@@ -62,62 +58,73 @@ class Gateway:
         seed: int,
         admin_key: str | None = None,
     ) -> None:
-        # Order matters below: each part takes the ones before it. `control` needs `url`, which is known after `start`
-        # only, so it takes a function.
+        # Order matters below: each part takes the ones before it. `url` is known after `start` only, so parts that need
+        # it take a function.
         self._chat = chat
         self._sampling = sampling
         self._config = config
         self.max_tokens = sampling.max_tokens or _most_tokens(engine.context_length, least=sampling.min_tokens)
         """Longest reply of a call that sets no limit, in tokens."""
-        self._sessions = SessionBook(url_tokens=config.url_tokens)
-        self._service = PolicyService(
+        self._sessions = SessionBook(url=lambda: self.url, url_tokens=config.url_tokens)
+        self._meter = CpuMeter()
+        self._recorder = Recorder(store=store, run_id=run_id, meter=self._meter)
+        self._policy_calls = PolicyCalls(
             engine=engine,
             chat=chat,
-            store=store,
-            run_id=run_id,
+            recorder=self._recorder,
             history=config.history,
             most_replies=config.max_replies_per_call,
             unseen_tools=config.unseen_tools,
             seed=seed,
-            add_cpu=self._add_cpu,
         )
         self._upstreams = Upstreams(config.upstreams)
-        self._forwarder = Forwarder(upstreams=self._upstreams, store=store, run_id=run_id)
         self.leases = Leases()
         """Slots that wait for online agents."""
-        self._gate = Gate(timeout_s=config.pause_timeout_s)
-        self._visits = OnlineSessions(
+        self._online = OnlineSessions(
             sessions=self._sessions,
-            service=self._service,
+            calls=self._policy_calls,
             store=store,
             run_id=run_id,
             policy=self._policy,
             ttl_s=config.session_ttl_s,
         )
+        self._admission = Admission(
+            pause_timeout_s=config.pause_timeout_s,
+            most_replies=config.max_session_replies,
+            calls_per_minute=config.max_session_calls_per_minute,
+            load=self._online.load,
+        )
         admin = Admin(admin_key)
         control = Control(
             admin=admin,
             sessions=self._sessions,
-            visits=self._visits,
+            online=self._online,
             leases=self.leases,
             url=lambda: self.url,
             public_url=config.public_url,
             version=lambda: engine.version,
         )
-        self._large = LargeRequests(self._add_cpu)
-        self._api = Router(
-            self._sessions,
-            self._service,
-            self._forwarder,
-            self._large,
+        self._large = LargeRequests(self._meter.add)
+        self._answerer = Answerer(
+            admission=self._admission,
+            calls=self._policy_calls,
+            upstreams=self._upstreams,
+            recorder=Recorder(store=store, run_id=run_id, meter=self._meter),
+            large=self._large,
+        )
+        self.router = Router(
+            sessions=self._sessions,
+            admission=self._admission,
+            answerer=self._answerer,
+            calls=self._policy_calls,
+            upstream_names=self._upstreams.names,
+            large=self._large,
+            meter=self._meter,
             admin=admin,
             pages=control.pages(),
-            before=self._before,
-            quotas=Quotas(replies=config.max_session_replies, calls_per_minute=config.max_session_calls_per_minute),
         )
+        """Entry point of HTTP requests, from the server and from `http_client` alike."""
         self._server: GatewayServer | None = None
-        self._cpu_lock = threading.Lock()
-        self._cpu_seconds = 0.0
 
     @property
     def url(self) -> str:
@@ -134,27 +141,27 @@ class Gateway:
     @property
     def cpu_seconds(self) -> float:
         """CPU seconds spent on requests so far, without those of the engine and of the HTTP server itself."""
-        return self._cpu_seconds
+        return self._meter.seconds
 
     @property
     def calls(self) -> int:
         """Replies of the policy finished and stored so far."""
-        return self._service.calls
+        return self._recorder.num_replies
 
     @property
     def forced_temperatures(self) -> int:
         """Number of calls so far that asked for another temperature and were sampled at the policy's."""
-        return self._service.forced_temperatures
+        return self._policy_calls.forced_temperatures
 
     @property
     def without_effect(self) -> Mapping[str, int]:
         """Number of calls so far whose sampling parameter was ignored, by the parameter's name."""
-        return self._service.without_effect
+        return self._policy_calls.without_effect
 
     @property
     def calls_with_unseen_tools(self) -> int:
         """Number of calls so far whose tools the chat template left out of the prompt."""
-        return self._service.calls_with_unseen_tools
+        return self._policy_calls.calls_with_unseen_tools
 
     @property
     def tools_notice(self) -> str:
@@ -176,14 +183,14 @@ class Gateway:
 
         Episodes that fail after it are not their agents' fault.
         """
-        return self._api.fatal
+        return self._answerer.fatal
 
     @functools.cached_property
     def http_client(self) -> InProcessClient:
         """Shared HTTP client for agents: its calls reach the gateway in process, and closing it does nothing."""
         from agentrl_core.gateway.serving.transport import InProcessClient
 
-        return InProcessClient(self.handle, self.url)
+        return InProcessClient(self.router.handle, self.url)
 
     def start(self) -> None:
         """Start the HTTP server and return when it accepts requests.
@@ -195,7 +202,9 @@ class Gateway:
         # A key that the run creates is written to a file of this machine; other machines need one that the user chose.
         if problem := exposed(self._config.host, self._config.admin_key_env):
             raise RunError(f"gateway.host: {problem}")
-        server = GatewayServer(self.handle, self._api.refuse_early, host=self._config.host, port=self._config.port)
+        server = GatewayServer(
+            self.router.handle, self.router.refuse_early, host=self._config.host, port=self._config.port
+        )
         server.start()
         self._server = server
 
@@ -235,9 +244,9 @@ class Gateway:
         The session's call number k is sampled with a seed mixed from the run's seed, `seed_key` and k.
         """
         policy = self._policy_of(record, sampling)
-        return self._sessions.open(record, url=self.url, policy=policy, seed_key=seed_key)
+        return self._sessions.open(record, policy=policy, seed_key=seed_key)
 
-    async def open_visit(
+    async def open_online_session(
         self, record: Record, claim: Claim, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None = None
     ) -> Session:
         """Open the session of a record for an online agent; the store keeps it, so it outlives this process.
@@ -245,19 +254,19 @@ class Gateway:
         `RequestError` (409) if the API key that the agent chose belongs to an open session.
         """
         policy = self._policy_of(record, sampling)
-        return await self._visits.open(record, claim, url=self.url, policy=policy, seed_key=seed_key, owned=True)
+        return await self._online.open(record, claim, policy=policy, seed_key=seed_key, owned=True)
 
     async def restore_sessions(self) -> int:
         """Load this run's online sessions from the store; return how many of them are open."""
-        return await self._visits.restore()
+        return await self._online.restore()
 
     def pause(self, session: Session | None = None) -> None:
         """Hold back new calls of one session, or of all; running generations go on. Idempotent."""
-        self._gate.close(session)
+        self._admission.pause(session)
 
     def resume(self, session: Session | None = None) -> None:
         """Release the calls that `pause` with the same argument holds back."""
-        self._gate.open(session)
+        self._admission.resume(session)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -275,14 +284,14 @@ class Gateway:
         """
         # Calls that a pause holds back would otherwise wait for its timeout, though this session takes no more calls.
         self.resume(session)
-        if session.visit is not None:
-            await self._visits.close(session)
+        if session.online is not None:
+            await self._online.close(session)
             return tuple(sorted(session.interactions, key=lambda interaction: interaction.seq))
         # Closed before the aborts: a call that is still being prepared is then refused at its first chunk.
         self._sessions.end(session)
         with session.lock:
             session.closed = True
-        await self._service.abort_all(session)
+        await self._policy_calls.abort_all(session)
         return tuple(sorted(session.interactions, key=lambda interaction: interaction.seq))
 
     def _policy_of(self, record: Record, sampling: SamplingConfig | None) -> SamplingPolicy:
@@ -307,31 +316,12 @@ class Gateway:
             ignore_eos=self._sampling.ignore_eos,
         )
 
-    async def _before(self, session: Session) -> None:
-        """Wait until a session's call may begin: its history is loaded and nothing pauses it."""
-        if session.forgotten:
-            await self._visits.load(session)
-        await self._gate.passed(session)
-
-    async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one HTTP request: the entry point of calls, from the HTTP server and from `http_client` alike."""
-        response = await metered(self._api.handle(request), self._add_cpu)
-        # A stream is generated after this returns, so its items are metered one by one.
-        if isinstance(response.body, bytes):
-            return response
-        return attrs.evolve(response, body=MeteredStream(response.body, self._add_cpu))
-
     async def ask(self, session: Session, request: ChatRequest, id_prefix: str) -> Reply:
         """Answer a session's call that comes as Python values; `RequestError` if it is refused or fails.
 
         Quotas, pauses, sampling rules and records are the same as for a call over HTTP.
         """
-        return await metered(self._api.ask(session, request, id_prefix), self._add_cpu)
-
-    def _add_cpu(self, seconds: float) -> None:
-        # Called on the threads of several event loops.
-        with self._cpu_lock:
-            self._cpu_seconds += seconds
+        return await self._meter.run(self._answerer.ask(session, request, id_prefix))
 
 
 _MOST_TOKENS = 1024

@@ -5,10 +5,11 @@ Steps of other coroutines on the same event loop, which run while one waits, are
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from agentrl_core.gateway.streams import WrappedStream
+from agentrl_core.gateway.serving.web import WrappedStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
@@ -16,12 +17,28 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-async def metered(coroutine: Coroutine[Any, Any, _T], add: Callable[[float], None]) -> _T:
-    """Run a coroutine and pass the CPU seconds of its own steps to `add` when it ends."""
-    return await _Steps(coroutine, add)
+class CpuMeter:
+    """Sum of the CPU seconds spent on requests, by all threads."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, seconds: float) -> None:
+        """Add CPU seconds."""
+        with self._lock:
+            self.seconds += seconds
+
+    async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine and add the CPU seconds of its own steps when it ends."""
+        return await _Steps(coroutine, self.add)
+
+    def stream(self, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """Return a stream that adds the CPU seconds spent on each item."""
+        return _MeteredStream(stream, self.add)
 
 
-class MeteredStream(WrappedStream):
+class _MeteredStream(WrappedStream):
     """Stream that passes the CPU seconds spent on each item to `add`."""
 
     def __init__(self, stream: AsyncGenerator[bytes, None], add: Callable[[float], None]) -> None:

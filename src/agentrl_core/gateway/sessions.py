@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.admission import CallRate
 from agentrl_core.gateway.history.ledger import Ledger
-from agentrl_core.gateway.quotas import CallRate
 from agentrl_core.gateway.retries import Attempts
 
 if TYPE_CHECKING:
     import concurrent.futures
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from agentrl_core.api.stores import SessionRow
     from agentrl_core.gateway.online.session import OnlineSession
@@ -59,9 +59,9 @@ class Session:
     group_id: str
     policy: SamplingPolicy = attrs.field(repr=False)
     seed_key: tuple[int, ...] = attrs.field(repr=False)
-    visit: OnlineSession | None = attrs.field(default=None, repr=False)
+    online: OnlineSession | None = attrs.field(default=None, repr=False)
     """State of an online session: rewards, expiry; None for a session that the run's own agent uses."""
-    forgotten: bool = attrs.field(default=False, repr=False)
+    unloaded: bool = attrs.field(default=False, repr=False)
     """Whether the calls so far are only in the store, because another process answered them; loaded before use."""
     closed: bool = False
     """Whether calls are refused."""
@@ -106,10 +106,12 @@ class Session:
 class SessionBook:
     """All live sessions, indexed by the digests of their secrets; thread-safe.
 
-    `url_tokens` is whether the token in the URL, without the API key, authenticates a caller on this machine.
+    `url()` is the gateway's address. `url_tokens` is whether the token in the URL, without the API key, authenticates a
+    caller on this machine.
     """
 
-    def __init__(self, *, url_tokens: bool = True) -> None:
+    def __init__(self, *, url: Callable[[], str], url_tokens: bool = True) -> None:
+        self._url = url
         self._url_tokens = url_tokens
         self._by_token: dict[bytes, Session] = {}
         self._by_key: dict[bytes, Session] = {}
@@ -125,11 +127,10 @@ class SessionBook:
         self,
         record: Record,
         *,
-        url: str,
         policy: SamplingPolicy,
         seed_key: tuple[int, ...],
         api_key: str | None = None,
-        visit: OnlineSession | None = None,
+        online: OnlineSession | None = None,
     ) -> Session:
         """Open a session with new secrets, or with the `api_key` that the client chose.
 
@@ -139,7 +140,7 @@ class SessionBook:
         api_key = api_key or f"{_KEY_PREFIX}{secrets.token_urlsafe(32)}"
         session = Session(
             record_id=record.id,
-            base_url=f"{url}/s/{token}",
+            base_url=f"{self._url()}/s/{token}",
             api_key=api_key,
             token=token,
             key_hash=digest_of(api_key),
@@ -147,12 +148,12 @@ class SessionBook:
             group_id=record.group_id,
             policy=policy,
             seed_key=seed_key,
-            visit=visit,
+            online=online,
         )
         self._add(session)
         return session
 
-    def restore(self, row: SessionRow, *, policy: SamplingPolicy, visit: OnlineSession) -> Session:
+    def restore(self, row: SessionRow, *, policy: SamplingPolicy, online: OnlineSession) -> Session:
         """Add a session that another process opened, from its row in the store; its calls are loaded later."""
         session = Session(
             record_id=row.record_id,
@@ -164,8 +165,8 @@ class SessionBook:
             group_id=row.group_id,
             policy=policy,
             seed_key=row.seed_key,
-            visit=visit,
-            forgotten=True,
+            online=online,
+            unloaded=True,
             closed=row.state != "open",
         )
         self._add(session)
@@ -188,57 +189,67 @@ class SessionBook:
             self._ended.update(dict.fromkeys(digests))
             self._forget_ends()
 
-    def holder(self, api_key: str) -> Session | None:
+    def find_by_key(self, api_key: str) -> Session | None:
         """Return the session of an API key; None if there is none."""
         return self._by_key.get(digest_of(api_key))
 
-    def visits(self) -> list[Session]:
+    def online_sessions(self) -> list[Session]:
         """Return the online sessions, oldest first."""
         with self._lock:
             return list(self._by_record.values())
 
-    def visit_of(self, record_id: str) -> Session | None:
+    def online_session(self, record_id: str) -> Session | None:
         """Return an online session by its record's id, which is its session id; None if there is none."""
         return self._by_record.get(record_id)
 
-    def of_key(self, headers: Mapping[str, str]) -> Session:
+    def authorize_online(self, headers: Mapping[str, str]) -> Session:
         """Return the online session of the key in `headers`, even if it takes no more calls.
 
         `RequestError` (401, 403 or 410) if the key is unknown, belongs to one of the run's own sessions, or has ended.
         """
         session = self._find(self._by_key, key_of(headers))
-        if session.visit is None:
+        if session.online is None:
             raise RequestError(403, "not_yours", "this session belongs to the run that opened it; only the run ends it")
         return session
 
     def authorize(self, token: str | None, headers: Mapping[str, str], *, local: bool = True) -> Session:
-        """Return the session of a call: by the token in its path, else by its key.
+        """Return the session of a call, by the token in its URL and the key in its headers.
 
-        A call from another machine (`local` is False) always needs the key. Beside a valid token, a key of no session
-        is ignored, because SDKs always send some key; the key of another session is refused. `RequestError` (401, 403
-        or 410) if the call is refused.
+        `local`: whether the call comes from this machine and not through a proxy. `RequestError` (401, 403 or 410) if
+        the call is refused.
         """
         key = key_of(headers)
-        if token is not None and key is None and not (local and self._url_tokens):
-            raise RequestError(
-                401,
-                "invalid_api_key",
-                "the URL alone is not enough from another machine, through a proxy or with gateway.url_tokens: false; "
-                "send the session's api_key as Bearer or x-api-key",
-            )
-        if token is None or not (local and self._url_tokens):
-            session = self._find(self._by_key, key)
-            if token is not None and not hmac.compare_digest(digest_of(token), session.token_hash):
-                raise _wrong_session()
-        else:
-            session = self._find(self._by_token, token)
-            digest = session.key_hash if key is None else digest_of(key)
-            others = not hmac.compare_digest(digest, session.key_hash)
-            if others and (digest in self._by_key or digest in self._ended):
-                raise _wrong_session()
+        session = self._of_credentials(token, key, token_is_enough=local and self._url_tokens)
         # An online session is kept after its end, as it still takes rewards, so it may be found closed.
         session.check_open()
         session.used_at = time.monotonic()
+        return session
+
+    def _of_credentials(self, token: str | None, key: str | None, *, token_is_enough: bool) -> Session:
+        """Return the session that a URL's token and an API key belong to; each may be missing.
+
+        On this machine the token is the credential: an agent needs no key there, and a key that no session has is
+        ignored. From elsewhere the key is the credential, and a token must be the same session's.
+        """
+        if token is None or not token_is_enough:
+            if token is not None and key is None:
+                raise RequestError(
+                    401,
+                    "invalid_api_key",
+                    "the URL alone is not enough from another machine, through a proxy or with gateway.url_tokens: "
+                    "false; send the session's api_key as Bearer or x-api-key",
+                )
+            session = self._find(self._by_key, key)
+            if token is not None and not hmac.compare_digest(digest_of(token), session.token_hash):
+                raise _wrong_session()
+            return session
+        session = self._find(self._by_token, token)
+        # SDKs always send some key, often a placeholder or the one of their provider: it says nothing. But the key of
+        # another episode means that an agent mixes up two clients, and its calls would be recorded in the wrong one.
+        digest = session.key_hash if key is None else digest_of(key)
+        others = not hmac.compare_digest(digest, session.key_hash)
+        if others and (digest in self._by_key or digest in self._ended):
+            raise _wrong_session()
         return session
 
     def _add(self, session: Session) -> None:
@@ -253,7 +264,7 @@ class SessionBook:
             self._by_token[session.token_hash] = session
             self._by_key[session.key_hash] = session
             self._ended.pop(session.key_hash, None)
-            if session.visit is not None:
+            if session.online is not None:
                 self._by_record[session.record_id] = session
 
     def _forget_twin(self, session: Session) -> None:

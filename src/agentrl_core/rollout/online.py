@@ -99,7 +99,9 @@ class _OnlineSeat(Seat):
         """Open the session of the agent that took the slot, and answer the agent's request with it."""
         lease = self.lease
         try:
-            session = await gateway.open_visit(record, lease.claimed.result(), seed_key=seed_key, sampling=sampling)
+            session = await gateway.open_online_session(
+                record, lease.claimed.result(), seed_key=seed_key, sampling=sampling
+            )
         except RequestError as refusal:
             # The key that the agent chose was taken meanwhile. The agent is told so, and its slot is lost.
             lease.opened.set_exception(refusal)
@@ -110,20 +112,20 @@ class _OnlineSeat(Seat):
     async def run(self, episode: OpenEpisode) -> AgentResult:
         """Wait until the agent has ended its session and posted its reward."""
         session, reward_timeout_s = episode.session, self.config.reward_timeout_s
-        visit = session.visit
-        if visit is None:
+        online = session.online
+        if online is None:
             raise TypeError("the session was not opened by an agent from elsewhere")
-        bound = await until_over(session, visit, ttl_s=self.ttl_s, limit_s=episode.timeout_s)
+        bound = await until_over(session, online, ttl_s=self.ttl_s, limit_s=episode.timeout_s)
         if bound:
             return AgentResult(
                 timed_out=True, detail=f"the agent left its session {bound}; it must POST /rl/end_session"
             )
         last = last_call(session)
-        if last is None or (episode.task.scorer is not None and not visit.rewards):
+        if last is None or (episode.task.scorer is not None and not online.rewards):
             # There is nothing to reward, or the task's scorer gives the reward.
             return AgentResult()
         end = time.monotonic() + reward_timeout_s
-        if not await visit.until(lambda: bool(visit.rewards), timeout_s=reward_timeout_s):
+        if not await online.until(lambda: bool(online.rewards), timeout_s=reward_timeout_s):
             return AgentResult(
                 error=EpisodeError(
                     "no_reward",
@@ -131,16 +133,16 @@ class _OnlineSeat(Seat):
                     "session's end; POST /rl/set_reward before the end of the session, or soon after",
                 )
             )
-        await self._more_rewards(visit, session, end)
-        return AgentResult(value=_reward(visit.settle(session), last.id))
+        await self._more_rewards(online, session, end)
+        return AgentResult(value=_reward(online.settle(session), last.id))
 
-    async def _more_rewards(self, visit: OnlineSession, session: Session, end: float) -> None:
+    async def _more_rewards(self, online: OnlineSession, session: Session, end: float) -> None:
         """Wait for the rewards of single calls, which come one by one, until all are there or none came for a while."""
         came = True
-        while came and not visit.has_all_rewards(session):
-            seen = visit.num_rewards
+        while came and not online.has_all_rewards(session):
+            seen = online.num_rewards
             patience_s = min(self.config.reward_grace_s, end - time.monotonic())
-            came = await visit.until(lambda: visit.num_rewards != seen, timeout_s=patience_s)  # noqa: B023  (awaited within the iteration)
+            came = await online.until(lambda: online.num_rewards != seen, timeout_s=patience_s)  # noqa: B023  (awaited within the iteration)
 
 
 async def _taken(lease: Lease) -> None:

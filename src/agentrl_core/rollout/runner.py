@@ -181,12 +181,12 @@ class Runner:
         if is_tensor_rows(value):
             value = reward_of_rows(value, episode)
         answer = value if isinstance(value, Answer) else None
-        given = None if answer else read_reward(value, episode.interactions)
-        if given is None:
+        reward = None if answer else read_reward(value, episode.interactions)
+        if reward is None:
             verdict = await score_episode(
                 self._scorer_for(task), task, episode, timeout_s=self._config.timeout_s, answer=answer
             )
-            given = verdict.reward
+            reward = verdict.reward
             record = attrs.evolve(record, score_parts=verdict.parts, score_details=verdict.details)
         elif task.scorer is not None:
             # Only a scorer that the task names is asked beside the workflow's reward; the default scorer is not.
@@ -199,7 +199,7 @@ class Runner:
                 record = attrs.evolve(
                     record, score=verdict.reward.value, score_parts=verdict.parts, score_details=verdict.details
                 )
-        return attrs.evolve(record, reward=given.value, rewards=given.by_interaction)
+        return attrs.evolve(record, reward=reward.value, rewards=reward.by_interaction)
 
     def _check_gateway(self) -> None:
         """Raise the error that ended the gateway or the engine: an agent that fails because of it is not at fault."""

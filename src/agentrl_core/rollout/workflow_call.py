@@ -1,15 +1,37 @@
-"""Call a workflow with the injected arguments that its signature accepts, on the event loop or on a thread."""
+"""Run a workflow in this process: call it with the injected arguments that its signature accepts."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import ConfigError, EpisodeError
+from agentrl_core.rollout.episode_source import AgentCall, CallSeat, EpisodeSource, Seat
 from agentrl_core.rollout.subproc.inside.signatures import SignatureError, accepted_arguments, is_async, read_signature
+
+if TYPE_CHECKING:
+    from agentrl_core.types import Record, Task
+
+
+@attrs.frozen
+class ResolvedWorkflow(EpisodeSource):
+    """A workflow that is ready to run in this process: built once, called once per episode."""
+
+    name: str
+    """Origin of the workflow, for the trace: `dist==version module:attr`."""
+    call: AgentCall
+    """Call of the workflow; of what is injected, it gets the arguments that its signature accepts."""
+
+    @contextlib.asynccontextmanager
+    async def seat(self, task: Task, record: Record) -> AsyncIterator[Seat]:  # noqa: ARG002 - nothing is reserved
+        """Yield a seat at once: an episode in this process needs nothing but the workflow."""
+        yield CallSeat(self.call)
 
 
 class WorkflowCall:

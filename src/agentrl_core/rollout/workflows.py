@@ -7,10 +7,9 @@ agent, like any other object, goes to the `adapt_agent` hook of the packages tha
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,33 +21,16 @@ from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.plugins.catalog import of_another_interpreter, providers
 from agentrl_core.plugins.options import bind, construct, place
-from agentrl_core.rollout.episode_source import AgentCall, CallSeat, EpisodeSource, Seat
 from agentrl_core.rollout.ready_made.samplers import AsyncSampler, SamplerWorkflow
 from agentrl_core.rollout.subproc.inside.signatures import INJECTED, is_function, is_workflow_function, runs_on_data
-from agentrl_core.rollout.workflow_call import EngineCall, WorkflowCall
+from agentrl_core.rollout.workflow_call import EngineCall, ResolvedWorkflow, WorkflowCall
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.plugins.options import Where
     from agentrl_core.plugins.registry import Registry
-    from agentrl_core.types import Record, Task
 
 _EXAMPLE = "a class with `async def run(self, data, *, base_url, api_key, http_client)` that returns a reward"
-
-
-@attrs.frozen
-class ResolvedWorkflow(EpisodeSource):
-    """A workflow that is ready to run in this process: built once, called once per episode."""
-
-    name: str
-    """Origin of the workflow, for the trace: `dist==version module:attr`."""
-    call: AgentCall
-    """Call of the workflow; of what is injected, it gets the arguments that its signature accepts."""
-
-    @contextlib.asynccontextmanager
-    async def seat(self, task: Task, record: Record) -> AsyncIterator[Seat]:  # noqa: ARG002 - nothing is reserved
-        """Yield a seat at once: an episode in this process needs nothing but the workflow."""
-        yield CallSeat(self.call)
 
 
 def resolve_workflow(

@@ -188,7 +188,7 @@ class Run:
     async def _handle(self, opened: dict[str, str], body: bytes) -> Answer:
         path = opened["url"].removeprefix(self.gateway.url) + "/v1/chat/completions"
         headers = {"authorization": f"Bearer {opened['key']}"}
-        response = await self.gateway.handle(HttpRequest(method="POST", path=path, headers=headers, body=body))
+        response = await self.gateway.router.handle(HttpRequest(method="POST", path=path, headers=headers, body=body))
         if not isinstance(response.body, bytes) or response.status != 200:
             raise RuntimeError(f"the gateway answered {response}")
         return Answer(status=response.status, headers={}, body=response.body)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.dialects.fields import missing, text_of, wrong_type
 from agentrl_core.gateway.dialects.openai_messages import image_part
 from agentrl_core.gateway.dialects.shape import anything, either, listed, one_of, shaped, text
 
@@ -35,9 +36,9 @@ def parse_messages(system: Any, messages: Any) -> tuple[Message, ...]:
     There each tool result is a separate message. `RequestError` (400) names the field at fault.
     """
     if messages is None:
-        raise RequestError(400, "missing_required_parameter", "messages is missing", param="messages")
+        raise missing("messages")
     if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", "must be a list with at least one message")
+        raise wrong_type("messages", "must be a list with at least one message")
     found: list[Message] = []
     if text := _plain(system, "system"):
         found.append({"role": "system", "content": text})
@@ -64,7 +65,7 @@ def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise _wrong("tools", "must be a list of tools")
+        raise wrong_type("tools", "must be a list of tools")
     return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(value))
 
 
@@ -78,13 +79,13 @@ def _tool(tool: Any, where: str) -> Mapping[str, Any]:
             param=where,
         )
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
-        raise _wrong(where, 'must look like {"name": …, "description": …, "input_schema": {…}}')
+        raise wrong_type(where, 'must look like {"name": …, "description": …, "input_schema": {…}}')
     function: dict[str, Any] = {"name": tool["name"]}
-    if description := _text(tool, "description", where):
+    if description := text_of(tool, "description", where):
         function["description"] = description
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
-        raise _wrong(f"{where}.input_schema", "must be a JSON schema")
+        raise wrong_type(f"{where}.input_schema", "must be a JSON schema")
     function["parameters"] = schema
     return {"type": "function", "function": function}
 
@@ -92,7 +93,7 @@ def _tool(tool: Any, where: str) -> Mapping[str, Any]:
 def _messages(raw: Any, where: str) -> list[Message]:
     """Convert one of Anthropic's messages to one or more in OpenAI's shape."""
     if not isinstance(raw, dict):
-        raise _wrong(where, "must be an object")
+        raise wrong_type(where, "must be an object")
     role, content, inside = raw.get("role"), raw.get("content"), f"{where}.content"
     if role == "user":
         return _user(content, inside)
@@ -100,7 +101,7 @@ def _messages(raw: Any, where: str) -> list[Message]:
         return [_assistant(content, inside)]
     if role == "system":
         return [{"role": "system", "content": _plain(content, inside)}]
-    raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+    raise wrong_type(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
 
 
 def _user(content: Any, where: str) -> list[Message]:
@@ -130,9 +131,9 @@ def _assistant(content: Any, where: str) -> Message:
     for block, at in _blocks(content, where):
         kind = block["type"]
         if kind == "text":
-            texts.append(_text(block, "text", at))
+            texts.append(text_of(block, "text", at))
         elif kind == "thinking":
-            thoughts.append(_text(block, "thinking", at))
+            thoughts.append(text_of(block, "thinking", at))
         elif kind == "tool_use":
             calls.append(_call(block, at))
         # Redacted thinking is encrypted for Anthropic's models, and no reply from here has it: it is dropped.
@@ -153,13 +154,13 @@ def _extend(message: Message, more: Message) -> None:
 
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    given = block.get("input")
-    if not isinstance(given, dict | None):
-        raise _wrong(f"{where}.input", "must be an object")
+    arguments = block.get("input")
+    if not isinstance(arguments, dict | None):
+        raise wrong_type(f"{where}.input", "must be an object")
     return {
         "id": _required(block, "id", where),
         "type": "function",
-        "function": {"name": _required(block, "name", where), "arguments": orjson.dumps(given or {}).decode()},
+        "function": {"name": _required(block, "name", where), "arguments": orjson.dumps(arguments or {}).decode()},
     }
 
 
@@ -170,11 +171,11 @@ def _blocks(content: Any, where: str) -> list[_Block]:
     if isinstance(content, str):
         return [({"type": "text", "text": content}, where)]
     if not isinstance(content, list):
-        raise _wrong(where, "must be text or a list of blocks")
+        raise wrong_type(where, "must be text or a list of blocks")
     blocks = [(block, f"{where}[{index}]") for index, block in enumerate(content)]
     for block, at in blocks:
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            raise _wrong(at, 'must look like {"type": "text", "text": …}')
+            raise wrong_type(at, 'must look like {"type": "text", "text": …}')
     return blocks
 
 
@@ -188,7 +189,7 @@ def _parts(blocks: Sequence[_Block]) -> str | list[dict[str, Any]]:
 
 def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     if block["type"] == "text":
-        return {"type": "text", "text": _text(block, "text", where)}
+        return {"type": "text", "text": text_of(block, "text", where)}
     if block["type"] == "image":
         return _image(block.get("source"), f"{where}.source")
     raise _unsupported(block["type"], where, "text and image")
@@ -205,7 +206,7 @@ def _image(source: Any, where: str) -> dict[str, Any]:
         raise RequestError(
             400, "unsupported_content", f"{where}: files are not supported; send the image as base64", param=where
         )
-    raise _wrong(where, 'must look like {"type": "base64", "media_type": "image/png", "data": …}')
+    raise wrong_type(where, 'must look like {"type": "base64", "media_type": "image/png", "data": …}')
 
 
 def _plain(content: Any, where: str) -> str:
@@ -214,28 +215,17 @@ def _plain(content: Any, where: str) -> str:
     for block, at in _blocks(content, where):
         if block["type"] != "text":
             raise _unsupported(block["type"], at, "text")
-        texts.append(_text(block, "text", at))
+        texts.append(text_of(block, "text", at))
     return "".join(texts)
 
 
-def _text(raw: Mapping[str, Any], key: str, where: str) -> str:
-    value = raw.get(key)
-    if not isinstance(value, str | None):
-        raise _wrong(f"{where}.{key}", "must be a string")
-    return value or ""
-
-
 def _required(raw: Mapping[str, Any], key: str, where: str) -> str:
-    value = _text(raw, key, where)
+    value = text_of(raw, key, where)
     if not value:
-        raise _wrong(f"{where}.{key}", "must be a string, not empty")
+        raise wrong_type(f"{where}.{key}", "must be a string, not empty")
     return value
 
 
 def _unsupported(kind: str, where: str, expected: str) -> RequestError:
     message = f"{where}: blocks of type {kind!r} are not supported here; use {expected}"
     return RequestError(400, "unsupported_content", message, param=where)
-
-
-def _wrong(param: str, message: str) -> RequestError:
-    return RequestError(400, "invalid_type", f"{param} {message}", param=param)

@@ -27,8 +27,8 @@ from agentrl_core.gateway.dialects.openai_fields import (
     kept,
     parse_stop,
     parse_template_options,
-    parse_trainable,
     shared,
+    shared_options,
 )
 from agentrl_core.gateway.dialects.shape import accepted, anything, flag, integer, number, one_of, refused, text
 from agentrl_core.types import Grammar
@@ -120,15 +120,10 @@ def _request(fields: Fields, headers: Mapping[str, str], max_tokens: int | None)
         parallel_tool_calls=parallel,
         grammar=_grammar(fields, ignored),
         template_options={**parse_template_options(fields), **_thinking(fields.take("thinking"), ignored)},
-        model=fields.text("model") or "default",
-        temperature=fields.number("temperature"),
-        top_p=fields.number("top_p"),
-        top_k=fields.integer("top_k"),
+        **shared_options(fields, headers),
         max_tokens=max_tokens,
         stop=parse_stop(fields.take("stop_sequences"), "stop_sequences"),
-        stream=fields.flag("stream"),
         return_token_ids=fields.flag("return_token_ids") or headers.get("return_token_ids") in {"1", "true"},
-        trainable=parse_trainable(headers),
         ignored={**ignored, **kept(fields.rest())},
     )
 

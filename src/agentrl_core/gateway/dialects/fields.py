@@ -77,9 +77,26 @@ class Fields:
     def _checked(self, name: str, value: Any, good: bool, expected: str) -> Any:  # noqa: FBT001 - the outcome of a check
         # `param` is the field's full path, as OpenAI's errors name it.
         if not good:
-            param = f"{self._path}{name}"
-            raise RequestError(400, "invalid_type", f"{param} must be {expected}, not {_shown(value)}", param=param)
+            raise wrong_type(f"{self._path}{name}", f"must be {expected}, not {_shown(value)}")
         return value
+
+
+def text_of(raw: Mapping[str, Any], key: str, where: str) -> str:
+    """Return the text under a key of the object at `where`, empty if it is missing; `RequestError` (400) if no text."""
+    value = raw.get(key)
+    if not isinstance(value, str | None):
+        raise wrong_type(f"{where}.{key}", "must be a string")
+    return value or ""
+
+
+def wrong_type(param: str, message: str) -> RequestError:
+    """Build the error (400) for a value of another type or form than its field has."""
+    return RequestError(400, "invalid_type", f"{param} {message}", param=param)
+
+
+def missing(param: str) -> RequestError:
+    """Build the error (400) for a required field that is not there."""
+    return RequestError(400, "missing_required_parameter", f"{param} is missing", param=param)
 
 
 def _kind(value: Any) -> str:

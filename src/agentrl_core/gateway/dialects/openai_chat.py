@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
@@ -18,10 +18,10 @@ from agentrl_core.gateway.dialects.openai_fields import (
     parse_stop,
     parse_template_options,
     parse_tool_choice,
-    parse_trainable,
+    shared_options,
 )
 from agentrl_core.gateway.dialects.openai_messages import MESSAGES, TOOLS, parse_messages, parse_tools
-from agentrl_core.gateway.dialects.openai_replies import logprobs_of, openai_error, sse_event, usage_of
+from agentrl_core.gateway.dialects.openai_replies import ChunkWriter, completion, logprobs_of, openai_error
 from agentrl_core.gateway.dialects.shape import accepted, anything, flag, refused
 
 if TYPE_CHECKING:
@@ -67,33 +67,22 @@ class OpenAIChat:
             parallel_tool_calls=fields.flag("parallel_tool_calls"),
             grammar=parse_response_format(fields.take("response_format")),
             template_options=parse_template_options(fields),
-            model=fields.text("model") or "default",
-            temperature=fields.number("temperature"),
-            top_p=fields.number("top_p"),
-            top_k=fields.integer("top_k"),
+            **shared_options(fields, headers),
             max_tokens=newer if newer is not None else older,
             stop=parse_stop(fields.take("stop")),
             n=fields.integer("n") or 1,
-            stream=fields.flag("stream"),
             include_usage=stream_options.flag("include_usage"),
             logprobs=logprobs,
             top_logprobs=top or 0,
             return_token_ids=fields.flag("return_token_ids"),
-            trainable=parse_trainable(headers),
             ignored=kept(fields.rest()),
         )
 
     def response(self, reply: Reply, decode: Decode) -> dict[str, Any]:
         """Build the body of a reply that is not streamed."""
         request = reply.request
-        body: dict[str, Any] = {
-            "id": reply.id,
-            "object": "chat.completion",
-            "created": int(reply.first.interaction.finished_at),
-            "model": request.model,
-            "choices": [_choice(index, choice, request, decode) for index, choice in enumerate(reply.choices)],
-            "usage": usage_of(reply),
-        }
+        choices = [_choice(index, choice, request, decode) for index, choice in enumerate(reply.choices)]
+        body = completion(reply, "chat.completion", choices)
         if request.return_token_ids:
             body["prompt_token_ids"] = reply.first.prompt_ids
         return body
@@ -144,17 +133,13 @@ class _Held:
 
 
 @attrs.define(kw_only=True)
-class OpenAIChatWriter:
-    """Encodes one streamed reply as chunks with one id, and `[DONE]` at the end.
+class OpenAIChatWriter(ChunkWriter):
+    """Encodes one streamed reply.
 
     Token ids and log-probabilities are held back until there is text or a tool call to send with them.
     """
 
-    request: ChatRequest
-    reply_id: str
-    created: int
-    """Unix seconds."""
-    decode: Decode
+    kind: ClassVar[str] = "chat.completion.chunk"
     _held: dict[int, _Held] = attrs.field(factory=lambda: defaultdict(_Held), init=False)
 
     def begin(self) -> bytes:
@@ -181,36 +166,17 @@ class OpenAIChatWriter:
             message["tool_calls"] = [{"index": first + at, **call} for at, call in enumerate(delta.tool_calls)]
         return self._chunk(delta.index, message)
 
-    def end(self, reply: Reply) -> bytes:
-        """Encode finish reasons, usage and the end mark."""
-        chunks = [
-            self._chunk(index, _errors(choice), finish_reason=choice.finish_reason, prompt_ids=choice.prompt_ids)
-            for index, choice in enumerate(reply.choices)
-        ]
-        if self.request.include_usage:
-            chunks.append(sse_event({**self._frame(), "choices": [], "usage": usage_of(reply)}))
-        return b"".join([*chunks, b"data: [DONE]\n\n"])
-
-    def error(self, error: RequestError) -> bytes:
-        """Encode a failure in the middle of the stream."""
-        return sse_event(openai_error(error))
-
-    def _frame(self) -> dict[str, Any]:
-        return {
-            "id": self.reply_id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.request.model,
-        }
+    def _last_chunk(self, index: int, choice: Choice) -> bytes:
+        # The errors of its tool calls come with a choice's last chunk.
+        errors = choice.interaction.output.get("tool_call_errors")
+        message: Message = {"tool_call_errors": errors} if errors else {}
+        return self._chunk(index, message, finish_reason=choice.finish_reason, prompt_ids=choice.prompt_ids)
 
     def _chunk(
         self, index: int, delta: Message, *, finish_reason: str | None = None, prompt_ids: tuple[int, ...] | None = None
     ) -> bytes:
         choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-        frame = {**self._frame(), "choices": [choice]}
-        # As in OpenAI's streams: with `include_usage`, every chunk has the field, and only the last one has counts.
-        if self.request.include_usage:
-            frame["usage"] = None
+        more: dict[str, Any] = {}
         held = self._held[index]
         if held.upstream_logprobs:
             choice["logprobs"] = {"content": held.upstream_logprobs, "refusal": None}
@@ -219,13 +185,7 @@ class OpenAIChatWriter:
         if self.request.return_token_ids:
             choice["token_ids"] = held.ids
             if prompt_ids is not None:
-                frame["prompt_token_ids"] = prompt_ids
-        data = sse_event(frame)
+                more["prompt_token_ids"] = prompt_ids
+        data = self._event([choice], **more)
         held.ids, held.logprobs, held.top_logprobs, held.upstream_logprobs = [], [], [], []
         return data
-
-
-def _errors(choice: Choice) -> Message:
-    """Build the delta of a choice's last chunk: the errors of its tool calls, if there are any."""
-    errors = choice.interaction.output.get("tool_call_errors")
-    return {"tool_call_errors": errors} if errors else {}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Delta, Reply
-from agentrl_core.gateway.dialects.fields import Fields
-from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, SHARED, kept, parse_stop, parse_trainable, shared
-from agentrl_core.gateway.dialects.openai_replies import openai_error, sse_event, usage_of
+from agentrl_core.gateway.dialects.fields import Fields, missing, wrong_type
+from agentrl_core.gateway.dialects.openai_fields import MOST_CHOICES, SHARED, kept, parse_stop, shared, shared_options
+from agentrl_core.gateway.dialects.openai_replies import ChunkWriter, completion, openai_error
 from agentrl_core.gateway.dialects.shape import MOST_INTEGER, accepted, either, flag, integer, listed, text
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.gateway.call_types import TopLogprobs
 
+_KIND = "text_completion"
 _REPLACEMENT = "\ufffd"
 _TOKEN_IDS = listed(integer(), minItems=1)
 
@@ -56,34 +57,22 @@ class Completions:
         return ChatRequest(
             api="completions",
             prompts=prompts,
-            model=fields.text("model") or "default",
-            temperature=fields.number("temperature"),
-            top_p=fields.number("top_p"),
-            top_k=fields.integer("top_k"),
+            **shared_options(fields, headers),
             max_tokens=fields.integer("max_tokens"),
             stop=parse_stop(fields.take("stop")),
             n=n,
-            stream=fields.flag("stream"),
             include_usage=stream_options.flag("include_usage"),
             logprobs=top is not None,
             top_logprobs=top or 0,
             return_token_ids=fields.flag("return_token_ids"),
-            trainable=parse_trainable(headers),
             echo={"prompt": True} if echo else {},
             ignored=kept(fields.rest()),
         )
 
     def response(self, reply: Reply, decode: Decode) -> dict[str, Any]:
         """Build the body of a reply that is not streamed."""
-        request = reply.request
-        return {
-            "id": reply.id,
-            "object": "text_completion",
-            "created": int(reply.first.interaction.finished_at),
-            "model": request.model,
-            "choices": [_choice(index, choice, reply, decode) for index, choice in enumerate(reply.choices)],
-            "usage": usage_of(reply),
-        }
+        choices = [_choice(index, choice, reply, decode) for index, choice in enumerate(reply.choices)]
+        return completion(reply, _KIND, choices)
 
     def writer(self, request: ChatRequest, reply_id: str, prompt_tokens: int, decode: Decode) -> CompletionsWriter:  # noqa: ARG002 - told in the usage at the end
         """Build the encoder of a streamed reply."""
@@ -163,14 +152,10 @@ class _Held:
 
 
 @attrs.define(kw_only=True)
-class CompletionsWriter:
-    """Encodes one streamed reply as chunks in the format of the whole reply, and `[DONE]` at the end."""
+class CompletionsWriter(ChunkWriter):
+    """Encodes one streamed reply as chunks in the format of the whole reply."""
 
-    request: ChatRequest
-    reply_id: str
-    created: int
-    """Unix seconds."""
-    decode: Decode
+    kind: ClassVar[str] = _KIND
     _held: dict[int, _Held] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -191,34 +176,13 @@ class CompletionsWriter:
         held.top_logprobs += delta.top_logprobs
         return self._chunk(delta.index, delta.content) if delta.content else b""
 
-    def end(self, reply: Reply) -> bytes:
-        """Encode finish reasons, usage and the end mark."""
-        chunks = []
-        for index, choice in enumerate(reply.choices):
-            chunks.append(self._chunk(index, "", finish_reason=choice.finish_reason, prompt_ids=choice.prompt_ids))
-        if self.request.include_usage:
-            chunks.append(sse_event({**self._frame(), "choices": [], "usage": usage_of(reply)}))
-        return b"".join([*chunks, b"data: [DONE]\n\n"])
-
-    def error(self, error: RequestError) -> bytes:
-        """Encode a failure in the middle of the stream."""
-        return sse_event(openai_error(error))
-
-    def _frame(self) -> dict[str, Any]:
-        return {
-            "id": self.reply_id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.request.model,
-        }
+    def _last_chunk(self, index: int, choice: Choice) -> bytes:
+        return self._chunk(index, "", finish_reason=choice.finish_reason, prompt_ids=choice.prompt_ids)
 
     def _chunk(
         self, index: int, text: str, *, finish_reason: str | None = None, prompt_ids: Sequence[int] | None = None
     ) -> bytes:
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
-        frame = {**self._frame(), "choices": [choice]}
-        if self.request.include_usage:
-            frame["usage"] = None
         held = self._held[index]
         if self.request.logprobs and held.ids:
             choice["logprobs"] = held.logprobs_writer.of(held.ids, held.logprobs, held.top_logprobs)
@@ -226,7 +190,7 @@ class CompletionsWriter:
             choice["token_ids"] = held.ids
             if prompt_ids is not None:
                 choice["prompt_token_ids"] = prompt_ids
-        data = sse_event(frame)
+        data = self._event([choice])
         held.ids, held.logprobs, held.top_logprobs = [], [], ()
         return data
 
@@ -234,16 +198,14 @@ class CompletionsWriter:
 def _parse_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
     """Check `prompt`: a text, token ids, or a list of either."""
     if value is None:
-        raise RequestError(400, "missing_required_parameter", "prompt is missing", param="prompt")
+        raise missing("prompt")
     if isinstance(value, str):
         return (value,)
     # A list of numbers is one prompt of token ids, not a list of prompts.
     if _are_ids(value):
         return (tuple(value),)
     if not isinstance(value, list) or not all(isinstance(item, str) or _are_ids(item) for item in value):
-        raise RequestError(
-            400, "invalid_type", "prompt must be a string, a list of token ids, or a list of either", param="prompt"
-        )
+        raise wrong_type("prompt", "must be a string, a list of token ids, or a list of either")
     if not 0 < len(value) <= MOST_CHOICES:
         raise RequestError(400, "invalid_value", f"prompt must have from 1 to {MOST_CHOICES} items", param="prompt")
     return tuple(item if isinstance(item, str) else tuple(item) for item in value)

@@ -8,6 +8,7 @@ import orjson
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ToolChoice
+from agentrl_core.gateway.dialects.fields import wrong_type
 from agentrl_core.gateway.dialects.shape import accepted, anything, either, flag, integer, listed, number, one_of, text
 from agentrl_core.types import MOST_TOP_LOGPROBS, Grammar
 
@@ -59,7 +60,19 @@ def shared(*names: str) -> dict[str, Schema]:
     return {name: SHARED[name] for name in names}
 
 
-def parse_trainable(headers: Mapping[str, str]) -> bool:
+def shared_options(fields: Fields, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Read the options that have one name in all APIs, as arguments of `ChatRequest`."""
+    return {
+        "model": fields.text("model") or "default",
+        "temperature": fields.number("temperature"),
+        "top_p": fields.number("top_p"),
+        "top_k": fields.integer("top_k"),
+        "stream": fields.flag("stream"),
+        "trainable": _parse_trainable(headers),
+    }
+
+
+def _parse_trainable(headers: Mapping[str, str]) -> bool:
     """Return whether a call may be trained: yes, unless it has the header `x-agentrl-trainable: false`."""
     value = headers.get("x-agentrl-trainable", "true").strip().lower()
     if value not in _TRUE | _FALSE:
@@ -141,7 +154,7 @@ def parse_template_options(fields: Fields) -> Mapping[str, Any]:
     """Check `chat_template_kwargs` and return these further variables of the chat template."""
     value = fields.take("chat_template_kwargs")
     if not isinstance(value, dict | None):
-        raise RequestError(400, "invalid_type", "chat_template_kwargs must be an object", param="chat_template_kwargs")
+        raise wrong_type("chat_template_kwargs", "must be an object")
     if taken := _OWN_VARIABLES.intersection(value or {}):
         raise RequestError(
             400,
@@ -156,7 +169,7 @@ def parse_stop(value: Any, name: str = "stop") -> tuple[str, ...]:
     """Check the stop strings of the field `name`, one string or a list, and return them."""
     strings = [value] if isinstance(value, str) else value or []
     if not isinstance(strings, list) or not all(isinstance(item, str) and item for item in strings):
-        raise RequestError(400, "invalid_type", f"{name} must be a string or a list of strings, none empty", param=name)
+        raise wrong_type(name, "must be a string or a list of strings, none empty")
     if len(strings) > _MOST_STOP_STRINGS:
         raise RequestError(400, "invalid_value", f"{name}: at most {_MOST_STOP_STRINGS} stop strings", param=name)
     if any(len(string) > _LONGEST_STOP_CHARS for string in strings):

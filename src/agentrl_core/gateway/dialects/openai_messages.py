@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.dialects.fields import missing, text_of, wrong_type
 from agentrl_core.gateway.dialects.shape import accepted, either, listed, one_of, shaped, text
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ def parse_messages(value: Any) -> tuple[Message, ...]:
     same conversation is recognised when a client sends it with other keys.
     """
     if value is None:
-        raise RequestError(400, "missing_required_parameter", "messages is missing", param="messages")
+        raise missing("messages")
     if not isinstance(value, list) or not value:
-        raise _wrong("messages", "must be a list with at least one message")
+        raise wrong_type("messages", "must be a list with at least one message")
     return tuple([_plain(item) or _message(item, f"messages[{index}]") for index, item in enumerate(value)])
 
 
@@ -50,11 +51,11 @@ def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise _wrong("tools", "must be a list of tools")
+        raise wrong_type("tools", "must be a list of tools")
     for index, tool in enumerate(value):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _wrong(f"tools[{index}]", 'must look like {"type": "function", "function": {"name": …}}')
+            raise wrong_type(f"tools[{index}]", 'must look like {"type": "function", "function": {"name": …}}')
     return tuple(value)
 
 
@@ -73,22 +74,22 @@ def _plain(raw: Any) -> Message | None:
 
 def _message(raw: Any, where: str) -> Message:
     if not isinstance(raw, dict):
-        raise _wrong(where, "must be an object")
+        raise wrong_type(where, "must be an object")
     role = raw.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+        raise wrong_type(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
     message: Message = {"role": _ROLES[role], "content": _content(raw.get("content"), f"{where}.content")}
     for key in _OPTIONAL_TEXTS:
-        if text := _text(raw, key, where):
+        if text := text_of(raw, key, where):
             message[key] = text
     # To ignore it, as other unknown keys, would hide the call from the policy.
     if role == "assistant" and raw.get("function_call") is not None:
-        raise _wrong(f"{where}.function_call", "is not supported: use tool_calls")
+        raise wrong_type(f"{where}.function_call", "is not supported: use tool_calls")
     if role == "assistant" and (calls := raw.get("tool_calls")):
         if not isinstance(calls, list):
-            raise _wrong(f"{where}.tool_calls", "must be a list")
+            raise wrong_type(f"{where}.tool_calls", "must be a list")
         message["tool_calls"] = [_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
-    if role == "tool" and (call_id := _text(raw, "tool_call_id", where)):
+    if role == "tool" and (call_id := text_of(raw, "tool_call_id", where)):
         message["tool_call_id"] = call_id
     return message
 
@@ -100,7 +101,7 @@ def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise _wrong(where, "must be text or a list of parts")
+        raise wrong_type(where, "must be text or a list of parts")
     parts = [_part(part, f"{where}[{index}]") for index, part in enumerate(value)]
     # Text in parts and the same text as a string must give the same prompt, so parts are joined.
     texts = [part for part in parts if isinstance(part, str)]
@@ -135,34 +136,23 @@ def _part(part: Any, where: str) -> str | dict[str, Any]:
                 f"{where}: parts of type {part['type']!r} are not supported; use text",
                 param=where,
             )
-    raise _wrong(where, 'must look like {"type": "text", "text": …} or {"type": "image_url", "image_url": {"url": …}}')
+    raise wrong_type(
+        where, 'must look like {"type": "text", "text": …} or {"type": "image_url", "image_url": {"url": …}}'
+    )
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _wrong(where, 'must look like {"id": …, "type": "function", "function": {"name": …, "arguments": …}}')
+        raise wrong_type(where, 'must look like {"id": …, "type": "function", "function": {"name": …, "arguments": …}}')
     arguments = function.get("arguments")
     # Some frameworks send the object itself.
     if isinstance(arguments, dict):
         arguments = orjson.dumps(arguments).decode()
     if not isinstance(arguments, str | None):
-        raise _wrong(f"{where}.function.arguments", "must be JSON text")
+        raise wrong_type(f"{where}.function.arguments", "must be JSON text")
     return {
-        "id": _text(call, "id", where),
+        "id": text_of(call, "id", where),
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments or "{}"},
     }
-
-
-def _text(raw: Mapping[str, Any], key: str, where: str) -> str:
-    value = raw.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise _wrong(f"{where}.{key}", "must be a string")
-    return value
-
-
-def _wrong(param: str, message: str) -> RequestError:
-    return RequestError(400, "invalid_type", f"{param} {message}", param=param)

@@ -1,16 +1,18 @@
-"""Build the parts of replies that OpenAI's APIs share: errors, usage, log-probabilities, server-sent events."""
+"""Build the parts of replies that OpenAI's APIs share: errors, usage, log-probabilities, bodies, chunks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import attrs
 import orjson
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.errors import RequestError
-    from agentrl_core.gateway.call_types import Decode, Reply
+    from agentrl_core.gateway.call_types import ChatRequest, Choice, Decode, Reply
 
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _FIRST_SERVER_ERROR = 500
@@ -67,3 +69,58 @@ def token_logprob(token_id: int, logprob: float, decode: Decode) -> dict[str, An
 def sse_event(data: Mapping[str, Any]) -> bytes:
     """Encode one server-sent event."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def completion(reply: Reply, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Build the body of a reply of chat completions or completions, which is not streamed."""
+    return {
+        "id": reply.id,
+        "object": kind,
+        "created": int(reply.first.interaction.finished_at),
+        "model": reply.request.model,
+        "choices": choices,
+        "usage": usage_of(reply),
+    }
+
+
+@attrs.define(kw_only=True)
+class ChunkWriter(ABC):
+    """Encodes a streamed reply of chat completions or completions as chunks with one id, and `[DONE]` at the end."""
+
+    request: ChatRequest
+    reply_id: str
+    created: int
+    """Unix seconds."""
+    decode: Decode
+    kind: ClassVar[str]
+    """Value of `object` in each chunk."""
+
+    def end(self, reply: Reply) -> bytes:
+        """Encode finish reasons, usage and the end mark."""
+        chunks = [self._last_chunk(index, choice) for index, choice in enumerate(reply.choices)]
+        if self.request.include_usage:
+            chunks.append(self._event([], usage=usage_of(reply)))
+        return b"".join([*chunks, b"data: [DONE]\n\n"])
+
+    def error(self, error: RequestError) -> bytes:
+        """Encode a failure in the middle of the stream."""
+        return sse_event(openai_error(error))
+
+    @abstractmethod
+    def _last_chunk(self, index: int, choice: Choice) -> bytes:
+        """Encode a choice's finish reason."""
+
+    def _event(
+        self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None = None, **more: object
+    ) -> bytes:
+        frame: dict[str, Any] = {
+            "id": self.reply_id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.request.model,
+            "choices": choices,
+        }
+        # As in OpenAI's streams: with `include_usage`, every chunk has the field, and only the last one has counts.
+        if self.request.include_usage:
+            frame["usage"] = usage
+        return sse_event({**frame, **more} if more else frame)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ChatRequest
-from agentrl_core.gateway.dialects.fields import Fields
-from agentrl_core.gateway.dialects.openai_fields import SHARED, kept, parse_stop, parse_trainable, shared
+from agentrl_core.gateway.dialects.fields import Fields, wrong_type
+from agentrl_core.gateway.dialects.openai_fields import SHARED, kept, parse_stop, shared, shared_options
 from agentrl_core.gateway.dialects.openai_replies import openai_error
 from agentrl_core.gateway.dialects.responses_fields import (
     REFUSED,
@@ -82,7 +82,6 @@ class OpenAIResponses:
         fields.inside("stream_options")
         parallel = fields.flag("parallel_tool_calls")
         _check_metadata(fields)
-        model = fields.text("model") or "default"
         return ChatRequest(
             api="responses",
             messages=messages,
@@ -93,17 +92,12 @@ class OpenAIResponses:
             parallel_tool_calls=parallel,
             grammar=parse_text_format(fields.take("text")),
             template_options=parse_thinking(fields),
-            model=model,
-            temperature=fields.number("temperature"),
-            top_p=fields.number("top_p"),
-            top_k=fields.integer("top_k"),
+            **shared_options(fields, headers),
             max_tokens=fields.integer("max_output_tokens"),
             stop=parse_stop(fields.take("stop")),
-            stream=fields.flag("stream"),
             logprobs=logprobs,
             top_logprobs=top or 0 if logprobs else 0,
             return_token_ids=fields.flag("return_token_ids") or headers.get("return_token_ids") in {"1", "true"},
-            trainable=parse_trainable(headers),
             echo={**echo_of(asked), "instructions": instructions, "tools": [tool_of(tool) for tool in tools]},
             ignored=kept({**asked, **fields.rest()}),
         )
@@ -134,7 +128,7 @@ def _check_metadata(fields: Fields) -> None:
     if fields.take("truncation") not in (None, *_TRUNCATIONS):
         raise RequestError(400, "invalid_value", 'truncation must be "auto" or "disabled"', param="truncation")
     if not isinstance(fields.take("metadata"), dict | None):
-        raise RequestError(400, "invalid_type", "metadata must be an object", param="metadata")
+        raise wrong_type("metadata", "must be an object")
     fields.flag("store")
     fields.integer("max_tool_calls")
     for name in _REPEATED_TEXTS:

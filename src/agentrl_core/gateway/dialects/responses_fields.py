@@ -8,6 +8,7 @@ import orjson
 
 from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import ToolChoice
+from agentrl_core.gateway.dialects.fields import wrong_type
 from agentrl_core.gateway.dialects.openai_fields import parse_template_options, parse_tool_choice
 from agentrl_core.gateway.dialects.shape import listed, one_of, refused, shaped, text
 from agentrl_core.types import Grammar
@@ -44,7 +45,7 @@ def parse_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise RequestError(400, "invalid_type", "tools must be a list of tools", param="tools")
+        raise wrong_type("tools", "must be a list of tools")
     return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(value))
 
 
@@ -105,7 +106,7 @@ def parse_text_format(text: Any) -> Grammar | None:
 def parse_include(value: Any) -> bool:
     """Check `include` and return whether it asks for log-probabilities."""
     if not isinstance(value, list | None):
-        raise RequestError(400, "invalid_type", "include must be a list of strings", param="include")
+        raise wrong_type("include", "must be a list of strings")
     return _LOGPROBS in (value or ())
 
 
@@ -116,7 +117,7 @@ def parse_thinking(fields: Fields) -> Mapping[str, Any]:
     """
     reasoning = fields.take("reasoning")
     if not isinstance(reasoning, dict | None):
-        raise RequestError(400, "invalid_type", "reasoning must be an object", param="reasoning")
+        raise wrong_type("reasoning", "must be an object")
     options = parse_template_options(fields)
     return {"enable_thinking": False, **options} if (reasoning or {}).get("effort") in _NO_THOUGHTS else options
 
@@ -126,9 +127,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     if kind != "function" and isinstance(kind, str):
         raise _unsupported(where, f"{where}: tools of type {kind!r} are not supported; use functions")
     if kind is None or not isinstance(tool.get("name"), str):
-        raise RequestError(
-            400, "invalid_type", f'{where} must look like {{"type": "function", "name": …}}', param=where
-        )
+        raise wrong_type(where, 'must look like {"type": "function", "name": …}')
     # The SDK must send `strict`; false means the same as leaving it out, and must not make it another tool.
     described = {key: value for key in _FUNCTION_KEYS if (value := tool.get(key)) is not None and value is not False}
     return {"type": "function", "function": {"name": tool["name"], **described}}

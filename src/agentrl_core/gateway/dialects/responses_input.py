@@ -13,6 +13,7 @@ import attrs
 import orjson
 
 from agentrl_core.errors import RequestError
+from agentrl_core.gateway.dialects.fields import missing, wrong_type
 from agentrl_core.gateway.dialects.openai_messages import image_part
 from agentrl_core.gateway.dialects.shape import anything, either, listed, text
 
@@ -37,11 +38,11 @@ def reply_of(item_id: Any) -> str:
 def parse_input(value: Any) -> tuple[tuple[Message, ...], frozenset[str]]:
     """Check `input`, a text or a list of items; return messages, and the id stems (`reply_of`) of earlier replies."""
     if value is None:
-        raise RequestError(400, "missing_required_parameter", "input is missing", param="input")
+        raise missing("input")
     if isinstance(value, str):
         return ({"role": "user", "content": value},), frozenset()
     if not isinstance(value, list) or not value:
-        raise _wrong("input", "must be text or a list with at least one item")
+        raise wrong_type("input", "must be text or a list with at least one item")
     conversation = _Conversation()
     for index, item in enumerate(value):
         conversation.add(item, f"input[{index}]")
@@ -79,7 +80,7 @@ class _Conversation:
     def add(self, item: Any, where: str) -> None:
         """Add one item to its turn, or as a message; `RequestError` (400) names the item if it is invalid."""
         if not isinstance(item, dict):
-            raise _wrong(where, "must be an object")
+            raise wrong_type(where, "must be an object")
         # The SDK's short form of a message has no type.
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":
@@ -105,12 +106,12 @@ class _Conversation:
     def _add_message(self, item: dict[str, Any], where: str) -> None:
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
-            raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+            raise wrong_type(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
         content = _content(item.get("content"), f"{where}.content")
         if role != "assistant":
             self._append({"role": _ROLES[role], "content": content})
         elif isinstance(content, list):
-            raise _wrong(f"{where}.content", "of an assistant must be text")
+            raise wrong_type(f"{where}.content", "of an assistant must be text")
         else:
             self._turn(item, _MESSAGE)["content"] += content
 
@@ -144,7 +145,7 @@ def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise _wrong(where, "must be text or a list of parts")
+        raise wrong_type(where, "must be text or a list of parts")
     parts = [_part(part, f"{where}[{index}]") for index, part in enumerate(value)]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -164,7 +165,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
             f"{where}: parts of type {kind!r} are not supported; use input_text and input_image",
             param=where,
         )
-    raise _wrong(where, 'must look like {"type": "input_text", "text": …}')
+    raise wrong_type(where, 'must look like {"type": "input_text", "text": …}')
 
 
 def _call(item: dict[str, Any], where: str) -> dict[str, Any]:
@@ -173,7 +174,7 @@ def _call(item: dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(arguments, dict):
         arguments = orjson.dumps(arguments).decode()
     if not isinstance(arguments, str | None):
-        raise _wrong(f"{where}.arguments", "must be JSON text")
+        raise wrong_type(f"{where}.arguments", "must be JSON text")
     return {
         "id": _text(item, "call_id", where),
         "type": "function",
@@ -187,7 +188,7 @@ def _thoughts(item: dict[str, Any], where: str) -> str:
     for key in "content", "summary":
         parts = item.get(key) or []
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-            raise _wrong(f"{where}.{key}", "must be a list of parts")
+            raise wrong_type(f"{where}.{key}", "must be a list of parts")
         found.append("".join(_text(part, "text", f"{where}.{key}") for part in parts))
     # The content has the reasoning in full, so the summary counts only without it.
     return found[0] or found[1]
@@ -196,9 +197,5 @@ def _thoughts(item: dict[str, Any], where: str) -> str:
 def _text(raw: dict[str, Any], key: str, where: str) -> str:
     value = raw.get(key)
     if not isinstance(value, str):
-        raise _wrong(f"{where}.{key}", "must be a string")
+        raise wrong_type(f"{where}.{key}", "must be a string")
     return value
-
-
-def _wrong(param: str, message: str) -> RequestError:
-    return RequestError(400, "invalid_type", f"{param} {message}", param=param)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from agentrl_core.chat.fingerprint import Fingerprint
 from agentrl_core.gateway.call_types import Choice
-from agentrl_core.gateway.generations import finish_reason_of
 from agentrl_core.gateway.history.ledger import Prompt
 from agentrl_core.gateway.retries import RetryKey
+from agentrl_core.gateway.sampling import finish_reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

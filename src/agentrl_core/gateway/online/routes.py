@@ -72,7 +72,7 @@ class Control:
         *,
         admin: Admin,
         sessions: SessionBook,
-        visits: OnlineSessions,
+        online: OnlineSessions,
         leases: Leases,
         url: Callable[[], str],
         public_url: str | None,
@@ -80,7 +80,7 @@ class Control:
     ) -> None:
         self._admin = admin
         self._sessions = sessions
-        self._visits = visits
+        self._online = online
         self._leases = leases
         self._url = url
         self._public_url = public_url
@@ -101,7 +101,7 @@ class Control:
         self._admin.check(request.headers)
 
     def _check_session(self, request: HttpRequest) -> None:
-        self._sessions.of_key(request.headers)
+        self._sessions.authorize_online(request.headers)
 
     def _check_either(self, request: HttpRequest) -> None:
         if not self._admin.has(key_of(request.headers) or ""):
@@ -114,12 +114,12 @@ class Control:
         AReaL's online mode. Outside of it, such a key is refused, as by AReaL's proxy.
         """
         claim = self._claim(_fields(request, START_REQUEST))
-        holder = self._sessions.holder(claim.api_key) if claim.api_key is not None else None
-        again = holder is not None and not holder.closed
-        if again and holder is not None:
-            if not self._leases.training or holder.visit is None:
+        earlier = self._sessions.find_by_key(claim.api_key) if claim.api_key is not None else None
+        again = earlier is not None and not earlier.closed
+        if again and earlier is not None:
+            if not self._leases.training or earlier.online is None:
                 raise session_active()
-            await self._visits.end(holder)
+            await self._online.end(earlier)
         # The end of its old session lets the scheduler offer another slot, so such an agent waits and gets no 429.
         lease = await self._leases.wait(claim, timeout_s=_REFRESH_WAIT_S) if again else self._leases.take(claim)
         if lease is not None:
@@ -128,7 +128,7 @@ class Control:
             return self._opened(request, session, lease.task, is_eval=lease.is_eval)
         if not self._leases.take_grant():
             raise no_capacity()
-        session = await self._visits.open_granted(claim, url=self._url(), version=self._version())
+        session = await self._online.open_granted(claim, version=self._version())
         return self._opened(request, session, None, is_eval=False)
 
     def _claim(self, fields: Fields) -> Claim:
@@ -164,11 +164,11 @@ class Control:
         host = request.headers.get("host")
         if not host:
             return self._url()
-        told = f"{request.headers.get('x-forwarded-proto', '')},{request.headers.get('forwarded', '')}"
-        return f"{'https' if _TLS.search(told) else 'http'}://{host}"
+        proxies = f"{request.headers.get('x-forwarded-proto', '')},{request.headers.get('forwarded', '')}"
+        return f"{'https' if _TLS.search(proxies) else 'http'}://{host}"
 
     async def _end(self, request: HttpRequest) -> HttpResponse:
-        count = await self._visits.end(self._sessions.of_key(request.headers))
+        count = await self._online.end(self._sessions.authorize_online(request.headers))
         return json_response({"interaction_count": count})
 
     async def _reward(self, request: HttpRequest) -> HttpResponse:
@@ -181,17 +181,17 @@ class Control:
         if not isinstance(final, bool | None):
             raise _wrong("final", "true if no more rewards follow, else false")
         if self._admin.has(key_of(request.headers) or ""):
-            session = self._visit(session_id)
+            session = self._session(session_id)
         else:
-            session = self._sessions.of_key(request.headers)
-        await self._visits.reward(session, float(value), interaction_id, final=final)
+            session = self._sessions.authorize_online(request.headers)
+        await self._online.reward(session, float(value), interaction_id, final=final)
         return json_response({"message": "success"})
 
     async def _list(self, _request: HttpRequest) -> HttpResponse:
         # The counts of restored sessions are only known once their calls are loaded.
-        sessions = self._sessions.visits()
+        sessions = self._sessions.online_sessions()
         for session in sessions:
-            await self._visits.load(session)
+            await self._online.load(session)
         return json_response({"sessions": [describe(session) for session in sessions], "waiting": self._leases.waiting})
 
     async def _grant(self, _request: HttpRequest) -> HttpResponse:
@@ -203,19 +203,19 @@ class Control:
         session_id, drop = fields.text("session_id"), fields.flag("drop_retry_orphans")
         discount = fields.number("discount")
         style = _style(fields.text("style"))
-        session = self._visit(session_id)
-        visit = session.visit
-        if visit is None or visit.owned:
+        session = self._session(session_id)
+        online = session.online
+        if online is None or online.owned:
             raise RequestError(409, "in_training", "the run trains on this session; view it with `agentrl trace show`")
-        await visit.until(lambda: visit.over)
-        taken = await self._visits.close(session)
+        await online.until(lambda: online.over)
+        taken = await self._online.close(session)
         if taken is None:
             raise session_ended()
         rewards, interactions = taken
         outcome, reason = (Outcome.SCORED, "") if rewards else (Outcome.REJECTED, "no_reward")
         # Shielded from a client's disconnect: the session is closed, so no later request could finish its record.
-        await asyncio.shield(self._visits.finish(session, outcome, reason=reason, rewards=rewards))
-        record = Record(id=session.record_id, run_id="", task_id=visit.task_id, group_id="", sample_index=0)
+        await asyncio.shield(self._online.finish(session, outcome, reason=reason, rewards=rewards))
+        record = Record(id=session.record_id, run_id="", task_id=online.task_id, group_id="", sample_index=0)
         rows = trajectories(
             Episode(record=record, interactions=interactions),
             rewards,
@@ -225,10 +225,10 @@ class Control:
         )
         return json_response({"session_id": session.record_id, "interactions": rows})
 
-    def _visit(self, session_id: str | None) -> Session:
+    def _session(self, session_id: str | None) -> Session:
         if not session_id:
             raise _wrong("session_id", "the session_id that /rl/start_session returned")
-        session = self._sessions.visit_of(session_id)
+        session = self._sessions.online_session(session_id)
         if session is None:
             raise RequestError(
                 410,

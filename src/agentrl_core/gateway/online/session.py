@@ -82,7 +82,7 @@ class OnlineSession:
         return True
 
 
-async def until_over(session: Session, visit: OnlineSession, *, ttl_s: float, limit_s: float = math.inf) -> str:
+async def until_over(session: Session, online: OnlineSession, *, ttl_s: float, limit_s: float = math.inf) -> str:
     """Wait until the agent ends its session and return an empty text, else the bound that was reached first.
 
     The bounds are `ttl_s` without a call (0: none; a running generation counts as a call) and `limit_s` in all.
@@ -96,7 +96,7 @@ async def until_over(session: Session, visit: OnlineSession, *, ttl_s: float, li
         idle_end = session.used_at + ttl_s if ttl_s else math.inf
         if now >= min(end, idle_end):
             return f"open for {limit_s:g} s" if now >= end else f"idle for {ttl_s:g} s"
-        if await visit.until(lambda: visit.over, timeout_s=min(end, idle_end) - now):
+        if await online.until(lambda: online.over, timeout_s=min(end, idle_end) - now):
             return ""
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.stores import Store
     from agentrl_core.gateway.online.leases import Claim
+    from agentrl_core.gateway.policy_calls import PolicyCalls
     from agentrl_core.gateway.sampling_parameters import SamplingPolicy
-    from agentrl_core.gateway.service import PolicyService
     from agentrl_core.gateway.sessions import Session, SessionBook
     from agentrl_core.types import Interaction
 
@@ -48,7 +48,7 @@ class OnlineSessions:
         self,
         *,
         sessions: SessionBook,
-        service: PolicyService,
+        calls: PolicyCalls,
         store: Store,
         run_id: str,
         policy: Callable[..., SamplingPolicy],
@@ -56,7 +56,7 @@ class OnlineSessions:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._sessions = sessions
-        self._service = service
+        self._calls = calls
         self._store = store
         self._run_id = run_id
         self._policy = policy
@@ -66,16 +66,14 @@ class OnlineSessions:
         self._watches: set[asyncio.Task[None]] = set()
 
     async def open(
-        self, record: Record, claim: Claim, *, url: str, policy: SamplingPolicy, seed_key: tuple[int, ...], owned: bool
+        self, record: Record, claim: Claim, *, policy: SamplingPolicy, seed_key: tuple[int, ...], owned: bool
     ) -> Session:
         """Open the session of a record that is in the store; the session is stored, too, when this returns.
 
         `owned` tells whether training waits for it. `RequestError` (409) if the claim's API key is in use.
         """
-        visit = OnlineSession(task_id=claim.task_id, owned=owned, opened_at=self._clock())
-        session = self._sessions.open(
-            record, url=url, policy=policy, seed_key=seed_key, api_key=claim.api_key, visit=visit
-        )
+        online = OnlineSession(task_id=claim.task_id, owned=owned, opened_at=self._clock())
+        session = self._sessions.open(record, policy=policy, seed_key=seed_key, api_key=claim.api_key, online=online)
         row = SessionRow(
             record_id=record.id,
             run_id=self._run_id,
@@ -85,7 +83,7 @@ class OnlineSessions:
             token_hash=session.token_hash,
             seed_key=seed_key,
             policy={name: getattr(policy, name) for name in _KEPT_OF_A_POLICY},
-            opened_at=visit.opened_at,
+            opened_at=online.opened_at,
         )
         # A session that is not in the store would not survive a restart, so the agent must not get it.
         try:
@@ -95,7 +93,7 @@ class OnlineSessions:
             raise
         return session
 
-    async def open_granted(self, claim: Claim, *, url: str, version: int) -> Session:
+    async def open_granted(self, claim: Claim, *, version: int) -> Session:
         """Open a session outside training: its calls are recorded, and the first export takes them."""
         now, group_id = self._clock(), uuid.uuid4().hex[:16]
         record = Record(
@@ -114,7 +112,7 @@ class OnlineSessions:
         await self._store.add_record(record)
         # Random keys: unlike the slots of training, these sessions have no order that a second run would repeat.
         seed_key = (2, uuid.uuid4().int >> 65)
-        session = await self.open(record, claim, url=url, policy=self._policy(), seed_key=seed_key, owned=False)
+        session = await self.open(record, claim, policy=self._policy(), seed_key=seed_key, owned=False)
         self._watch(session)
         return session
 
@@ -127,9 +125,9 @@ class OnlineSessions:
         self._sessions.remember_ends(
             digest for row in rows if row.state == "closed" for digest in (row.key_hash, row.token_hash)
         )
-        living = [row for row in rows if row.state != "closed" and self._sessions.visit_of(row.record_id) is None]
+        living = [row for row in rows if row.state != "closed" and self._sessions.online_session(row.record_id) is None]
         for row in living:
-            visit = OnlineSession(
+            online = OnlineSession(
                 task_id=row.task_id,
                 owned=False,
                 opened_at=row.opened_at,
@@ -137,40 +135,40 @@ class OnlineSessions:
                 over=row.state != "open",
                 rewards=dict(row.rewards),
             )
-            self._watch(self._sessions.restore(row, policy=self._policy(**row.policy), visit=visit))
+            self._watch(self._sessions.restore(row, policy=self._policy(**row.policy), online=online))
         return sum(row.state == "open" for row in living)
 
     async def load(self, session: Session) -> None:
         """Read the calls of a restored session from the store, unless that was done before."""
-        if not session.forgotten:
+        if not session.unloaded:
             return
         episode = await self._store.episode(session.record_id)
         interactions = episode.interactions if episode is not None else ()
-        num_calls = self._service.count_calls(session, interactions)
-        num_forwarded = self._service.count_forwarded(session, interactions)
+        num_calls = self._calls.count_calls(session, interactions)
+        num_forwarded = self._calls.count_forwarded(session, interactions)
         with session.lock:
             # Another call may have loaded them while this one waited for the store.
-            if session.forgotten:
+            if session.unloaded:
                 session.interactions.extend(interactions)
                 session.num_calls, session.num_forwarded = num_calls, num_forwarded
                 session.num_finished = len(interactions)
-                restore(session.ledger, self._service.chat, interactions)
+                restore(session.ledger, self._calls.chat, interactions)
                 if episode is not None:
-                    restore_attempts(session.attempts, self._service.chat, episode)
-                session.forgotten = False
+                    restore_attempts(session.attempts, self._calls.chat, episode)
+                session.unloaded = False
 
     async def end(self, session: Session) -> int:
         """End a session at its agent's request and return the number of its finished calls.
 
         Rewards are still accepted. `RequestError` (410) if it has ended before.
         """
-        visit = _visit(session)
+        online = _online(session)
         await self.load(session)
         with session.lock:
-            if visit.state != "open":
+            if online.state != "open":
                 raise session_ended()
-            visit.state, session.closed = "ended", True
-        await self._finish_calls(session, visit)
+            online.state, session.closed = "ended", True
+        await self._finish_calls(session, online)
         return len(session.interactions)
 
     async def reward(
@@ -181,10 +179,10 @@ class OnlineSessions:
         `final`: no more rewards follow; None: `OnlineSession.has_all_rewards` decides. `RequestError` (400) for
         an unknown call, (410) if the session is closed.
         """
-        visit = _visit(session)
+        online = _online(session)
         await self.load(session)
         with session.lock:
-            if visit.state == "closed":
+            if online.state == "closed":
                 raise session_ended()
             last = last_call(session)
             if last is None:
@@ -192,7 +190,7 @@ class OnlineSessions:
             if interaction_id is None:
                 interaction_id = last.id
                 # Without an id the reward is for the whole session, unless the agent says with `final` what follows.
-                visit.whole_for = last.id if final is None else ""
+                online.whole_for = last.id if final is None else ""
             elif not any(item.id == interaction_id and item.trainable for item in session.interactions):
                 raise RequestError(
                     400,
@@ -200,22 +198,22 @@ class OnlineSessions:
                     f"'{interaction_id[:100]}' is no call to the policy in this session; the last one is '{last.id}'",
                     param="interaction_id",
                 )
-            visit.rewards[interaction_id] = value
-            visit.num_rewards += 1
-            visit.final = bool(final)
-        await self._save(session, visit)
-        visit.wake()
+            online.rewards[interaction_id] = value
+            online.num_rewards += 1
+            online.final = bool(final)
+        await self._save(session, online)
+        online.wake()
 
     async def close(self, session: Session) -> tuple[Mapping[str, float], tuple[Interaction, ...]] | None:
         """Close a session and return its rewards and its calls in order of completion; None if it is closed already."""
-        visit = _visit(session)
+        online = _online(session)
         await self.load(session)
         # State and rewards change under one lock: of two exports one gets the session, and no reward is lost between.
         with session.lock:
-            taken, visit.state, session.closed = visit.state == "closed", "closed", True
-            rewards = dict(visit.rewards)
+            taken, online.state, session.closed = online.state == "closed", "closed", True
+            rewards = dict(online.rewards)
         self._sessions.end(session)
-        await self._finish_calls(session, visit)
+        await self._finish_calls(session, online)
         if taken:
             return None
         return rewards, tuple(sorted(session.interactions, key=lambda interaction: interaction.seq))
@@ -227,7 +225,7 @@ class OnlineSessions:
         record = Record(
             id=session.record_id,
             run_id=self._run_id,
-            task_id=_visit(session).task_id,
+            task_id=_online(session).task_id,
             group_id=session.group_id,
             sample_index=0,
             outcome=outcome,
@@ -249,21 +247,21 @@ class OnlineSessions:
 
     async def _expire(self, session: Session) -> None:
         # `close` returns None if an export has taken the session in the meantime; then its outcome is written there.
-        if await until_over(session, _visit(session), ttl_s=self.ttl_s) and (await self.close(session)) is not None:
+        if await until_over(session, _online(session), ttl_s=self.ttl_s) and (await self.close(session)) is not None:
             _logger.info("session %s was idle for %g s and is closed", session.record_id, self.ttl_s)
             await self.finish(session, Outcome.TIMED_OUT, reason="", rewards={})
 
-    async def _finish_calls(self, session: Session, visit: OnlineSession) -> None:
+    async def _finish_calls(self, session: Session, online: OnlineSession) -> None:
         """Abort running calls, wait for pending writes, and wake the tasks that wait for the session's end."""
         try:
-            await self._service.abort_all(session)
-            await self._save(session, visit)
+            await self._calls.abort_all(session)
+            await self._save(session, online)
         # Also after a failure: an export or the run would otherwise wait for ever.
         finally:
-            visit.over = True
-            visit.wake()
+            online.over = True
+            online.wake()
 
-    async def _save(self, session: Session, visit: OnlineSession) -> None:
+    async def _save(self, session: Session, online: OnlineSession) -> None:
         """Write a session's state and rewards to the store, and repeat until they did not change during the write.
 
         Two threads may write at once, and the older state may arrive last. The thread that wrote it then sees the
@@ -272,7 +270,7 @@ class OnlineSessions:
         written = None
         while True:
             with session.lock:
-                state, rewards = visit.state, dict(visit.rewards)
+                state, rewards = online.state, dict(online.rewards)
             if written == (state, rewards):
                 return
             await self._store.update_session(session.record_id, state=state, rewards=rewards)
@@ -281,20 +279,20 @@ class OnlineSessions:
 
 def describe(session: Session) -> dict[str, Any]:
     """Describe a session for `GET /rl/sessions`, without its secrets."""
-    visit = _visit(session)
+    online = _online(session)
     return {
         "session_id": session.record_id,
-        "task_id": visit.task_id,
-        "state": visit.state,
+        "task_id": online.task_id,
+        "state": online.state,
         "interaction_count": len(session.interactions),
-        "rewards": dict(visit.rewards),
-        "opened_at": visit.opened_at,
+        "rewards": dict(online.rewards),
+        "opened_at": online.opened_at,
         "idle_s": round(time.monotonic() - session.used_at, 3),
-        "training": visit.owned,
+        "training": online.owned,
     }
 
 
-def _visit(session: Session) -> OnlineSession:
-    if session.visit is None:
+def _online(session: Session) -> OnlineSession:
+    if session.online is None:
         raise RequestError(403, "not_yours", "this session belongs to the run that opened it")
-    return session.visit
+    return session.online

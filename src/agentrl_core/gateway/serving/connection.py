@@ -14,14 +14,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.serving.early_refusals import last_response, turned_away
+from agentrl_core.gateway.dialects.openai_replies import openai_error
+from agentrl_core.gateway.serving.web import HttpResponse
 
 if TYPE_CHECKING:
     from agentrl_core.gateway.serving.limits import Limits
-    from agentrl_core.gateway.serving.web import HttpResponse
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -107,7 +108,7 @@ class Connection(HttpToolsProtocol):
             return
         self._refused_at = self.loop.time()
         # `write_eof` tells the client that this is all, while its data can still be read.
-        self.transport.write(last_response(response))
+        self.transport.write(_encoded(response))
         self.transport.write_eof()
         self.flow.resume_reading()
         self._watch_in(self._limits.linger_s)
@@ -292,7 +293,10 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _turn_away(self, status: int, code: str, message: str) -> None:
-        self.refuse(turned_away(status, code, message))
+        """Refuse below the level of routes, in a format that both OpenAI's and Anthropic's clients read."""
+        # Both formats have an `error` object with type and message; Anthropic's clients also expect the outer `type`.
+        body = orjson.dumps({"type": "error", **openai_error(RequestError(status, code, message))})
+        self.refuse(HttpResponse(status=status, body=body))
 
     def _leave(self) -> None:
         """Cancel the running answer, and drop the requests that wait behind it."""
@@ -346,3 +350,11 @@ class Connection(HttpToolsProtocol):
         if self._is_busy:
             return float("inf")
         return self._idle_since + (limits.idle_s if self.cycle is not None else limits.request_s)
+
+
+def _encoded(response: HttpResponse) -> bytes:
+    """Encode a non-streamed response with `connection: close`, as bytes for the socket."""
+    body = cast("bytes", response.body)
+    headers = (*response.headers, ("content-length", str(len(body))), ("connection", "close"))
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    return b"".join([STATUS_LINE[response.status], head.encode(), b"\r\n", body])

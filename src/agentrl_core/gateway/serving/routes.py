@@ -1,4 +1,4 @@
-"""Route each HTTP request by its URL: check method, key and quotas, then call a dialect's answerer or a page.
+"""Entry point of all HTTP requests: find the API or page by the URL, and the session by the URL's token or the key.
 
 Requests from sockets and from inside the process both come through `Router.handle`. LLM calls go on to `answering`.
 """
@@ -6,11 +6,12 @@ Requests from sockets and from inside the process both come through `Router.hand
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentrl_core.errors import RequestError
-from agentrl_core.gateway.answering import Answerer, as_refusal
+from agentrl_core.gateway.answering import as_refusal
 from agentrl_core.gateway.dialects.anthropic_messages import AnthropicMessages
 from agentrl_core.gateway.dialects.model_list import describe_model, list_models
 from agentrl_core.gateway.dialects.openai_chat import OpenAIChat
@@ -30,15 +31,15 @@ from agentrl_core.gateway.serving.web import (
 from agentrl_core.gateway.sessions import digest_of, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
-    from agentrl_core.errors import RunError
-    from agentrl_core.gateway.call_types import ChatRequest, Dialect, Reply
-    from agentrl_core.gateway.forwarding import Forwarder
+    from agentrl_core.gateway.admission import Admission
+    from agentrl_core.gateway.answering import Answerer
+    from agentrl_core.gateway.call_types import Dialect
     from agentrl_core.gateway.large_requests import LargeRequests
+    from agentrl_core.gateway.metering import CpuMeter
     from agentrl_core.gateway.online.admin import Admin
-    from agentrl_core.gateway.quotas import Quotas
-    from agentrl_core.gateway.service import PolicyService
+    from agentrl_core.gateway.policy_calls import PolicyCalls
     from agentrl_core.gateway.sessions import Session, SessionBook
 
 # Possessive quantifiers: with backtracking, a path of many /v1 prefixes would be tried again from each of them.
@@ -53,30 +54,30 @@ _MODELS = "/models"
 class Router:
     """Route table of the gateway; to add an LLM API, add its `Dialect` to `_dialects`.
 
-    `pages` are routes of other parts (online sessions). `before(session)` is awaited before each call of a session: it
-    holds back paused sessions and loads the history of restored ones.
+    `pages` are routes of other parts (online sessions).
     """
 
     def __init__(
         self,
-        sessions: SessionBook,
-        service: PolicyService,
-        forwarder: Forwarder,
-        large: LargeRequests,
         *,
+        sessions: SessionBook,
+        admission: Admission,
+        answerer: Answerer,
+        calls: PolicyCalls,
+        upstream_names: Sequence[str],
+        large: LargeRequests,
+        meter: CpuMeter,
         admin: Admin,
         pages: Mapping[str, Page],
-        before: Callable[[Session], Awaitable[None]],
-        quotas: Quotas,
     ) -> None:
         self._sessions = sessions
-        self._admin = admin
-        self._before = before
-        self._quotas = quotas
-        self._service = service
-        self._forwarder = forwarder
+        self._admission = admission
+        self._answerer = answerer
+        self._calls = calls
+        self._upstream_names = upstream_names
         self._large = large
-        self._answerer = Answerer(service, forwarder, large)
+        self._meter = meter
+        self._admin = admin
         self._dialects: Mapping[str, Dialect] = {
             "/chat/completions": OpenAIChat(),
             "/completions": Completions(),
@@ -92,11 +93,6 @@ class Router:
         }
         self._model_page = Page(self._model, "GET", self._session)
         self._response_page = Page(self._response, "GET", self._session)
-
-    @property
-    def fatal(self) -> RunError | None:
-        """First error that ended the engine or the store; None while both work."""
-        return self._answerer.fatal
 
     def refuse_early(self, request: HttpRequest) -> HttpResponse | None:
         """Return the refusal of a request that its method, path or key already rule out, else None.
@@ -116,27 +112,23 @@ class Router:
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer a request; every failure becomes an error response in the format of the API that was called."""
+        response = await self._meter.run(self._handle(request))
+        # A stream is generated after this returns, so its items are metered one by one.
+        if isinstance(response.body, bytes):
+            return response
+        return attrs.evolve(response, body=self._meter.stream(response.body))
+
+    async def _handle(self, request: HttpRequest) -> HttpResponse:
         token, route = _split(request.path)
         dialect = self._dialects.get(route)
         try:
             if dialect is not None:
                 _check_method(request, "POST")
                 session = self._sessions.authorize(token, request.headers, local=request.local)
-                # Checked after the wait of `before`: the quota counts the replies that run when a call begins.
-                await self._before(session)
-                self._quotas.take(session)
                 return await self._answerer.answer(dialect, request, session)
             return await self._page(request, route).answer(request)
         except Exception as error:  # noqa: BLE001 - the boundary: a client always gets an answer
             return _error_response(route, as_refusal(error))
-
-    async def ask(self, session: Session, request: ChatRequest, id_prefix: str) -> Reply:
-        """Answer a session's call that comes as Python values, under the same checks as a call over HTTP."""
-        session.check_open()
-        session.used_at = time.monotonic()
-        await self._before(session)
-        self._quotas.take(session)
-        return await self._answerer.ask(session, request, id_prefix)
 
     def _session(self, request: HttpRequest) -> Session:
         return self._sessions.authorize(_split(request.path)[0], request.headers, local=request.local)
@@ -169,21 +161,21 @@ class Router:
         return HttpResponse(body=document())
 
     async def _models(self, _request: HttpRequest) -> HttpResponse:
-        return json_response(list_models(self._forwarder.names))
+        return json_response(list_models(self._upstream_names))
 
     async def _model(self, request: HttpRequest) -> HttpResponse:
         name = _split(request.path)[1].removeprefix(f"{_MODELS}/")
-        return json_response(describe_model(name, self._forwarder.names))
+        return json_response(describe_model(name, self._upstream_names))
 
     async def _count_tokens(self, request: HttpRequest) -> HttpResponse:
         """Return the token count of the prompt that the engine would see; nothing is sampled or stored."""
         session = self._session(request)
-        await self._before(session)
+        await self._admission.ready(session)
         dialect = AnthropicMessages()
 
         def count() -> int:
             parsed = dialect.parse_count(decode_body(request.take_body()), request.headers)
-            (prompt,) = self._service.prompts(session, parsed)
+            (prompt,) = self._calls.prompts(session, parsed)
             return len(prompt.ids)
 
         try:
@@ -195,10 +187,10 @@ class Router:
     async def _response(self, request: HttpRequest) -> HttpResponse:
         """Return an earlier response of the session, or its input items."""
         session = self._session(request)
-        await self._before(session)
+        await self._admission.ready(session)
         response_id, _, page = _split(request.path)[1].removeprefix(f"{_RESPONSES}/").partition("/")
         if not page:
-            return json_response(stored_response(response_id, session.ledger, self._service.chat))
+            return json_response(stored_response(response_id, session.ledger, self._calls.chat))
         if page != "input_items":
             raise RequestError(404, "unknown_url", f"unknown URL: {request.method} {_RESPONSES}/…/{page}")
         return json_response(stored_input(response_id, session.ledger))

@@ -1,4 +1,4 @@
-"""Run uvicorn on its own thread and event loop, and pass each HTTP request on to `Gateway.handle`.
+"""Run uvicorn on its own thread and event loop, and pass each HTTP request on to `Router.handle`.
 
 A request's head is checked before its body is read, so unauthorized clients cannot fill the memory.
 """
@@ -131,7 +131,7 @@ class _Endpoint:
         connection: Connection = scope[CONNECTION]
         request = _request(scope)
         try:
-            # A body that is here already is small enough to hold; `Gateway.handle` checks that request itself.
+            # A body that is here already is small enough to hold; `Router.handle` checks that request itself.
             if not connection.has_whole_body:
                 request.on_body_taken = await self._admit(request, connection)
             try:

@@ -1,9 +1,10 @@
-"""Types of HTTP requests, responses and pages, independent of the server; decoding of JSON bodies within limits."""
+"""Types of HTTP requests, responses, streams and pages, whatever the server; decoding of JSON bodies within limits."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,7 +14,7 @@ from agentrl_core.errors import RequestError
 from agentrl_core.gateway.large_requests import in_one_go
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from agentrl_core.gateway.call_types import Dialect
 
@@ -66,6 +67,43 @@ class HttpResponse:
     headers: tuple[tuple[str, str], ...] = _JSON
     body: bytes | AsyncGenerator[bytes, None]
     """Body; the receiver of a stream closes it, and closing it early aborts the generation."""
+
+
+class WrappedStream(AsyncGenerator[bytes, None]):
+    """Stream of a reply that passes on the items of another stream and, whenever it is closed, closes that.
+
+    An async generator that wraps another cannot do this: closed before its first item, its body never runs, `finally`
+    included, and the wrapped generator stays open until garbage collection. Its generation would go on in the engine.
+    """
+
+    def __init__(self, stream: AsyncGenerator[bytes, None]) -> None:
+        self._stream = stream
+
+    async def asend(self, value: None) -> bytes:
+        """Return the next item."""
+        return await self._stream.asend(value)
+
+    async def athrow(self, *error: Any) -> bytes:
+        """Raise an exception inside the wrapped stream."""
+        return await self._stream.athrow(*error)
+
+    async def aclose(self) -> None:
+        """Close the wrapped stream."""
+        await self._stream.aclose()
+
+
+class StartedStream(WrappedStream):
+    """Stream whose first item was already taken from it; yields that item again, then the rest."""
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(rest)
+        self._first: bytes | None = first
+
+    async def asend(self, value: None) -> bytes:
+        """Return the first item, then the others."""
+        # Taken out, so that it is sent once and not kept for as long as the stream lasts.
+        first, self._first = self._first, None
+        return await super().asend(value) if first is None else first
 
 
 @attrs.frozen
