@@ -50,7 +50,7 @@ def bind(
             option = next(iter(options))
             raise ConfigError(f"{place(where, option)}: {name} is an object, not a class: it takes no options")
         return {}
-    named, open_ended = _parameters(target)
+    named, open_ended = parameters_of(target)
     # A function's positional parameters are its arguments (a task, a group), not options.
     own = {key: item for key, item in named.items() if inspect.isclass(target) or item.kind is item.KEYWORD_ONLY}
     unknown = [key for key in options if key not in own and (key in named or not open_ended)]
@@ -66,6 +66,17 @@ def bind(
             expected = "" if kind is _ANY else f", {_kind_name(kind)}"
             raise ConfigError(f"{place(where)}: {name} needs the option '{key}'{expected}")
     return values
+
+
+def parameters_of(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return the parameters that can be given by name, and whether any other name is accepted."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except ValueError:
+        # A type written in C whose signature cannot be read.
+        return {}, True
+    named = {item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
+    return named, any(item.kind is item.VAR_KEYWORD for item in parameters)
 
 
 def place(where: Where, option: str = "") -> str:
@@ -84,17 +95,6 @@ def _call(target: type, values: Mapping[str, Any], options: Mapping[str, Any], n
         text = str(error.args[0] if error.args else error)
         quoted = text.split("'")[1] if text.startswith("'") else ""
         raise ConfigError(f"{place(where, quoted if quoted in options else '')}: {name}: {text}") from error
-
-
-def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the parameters that can be given by name, and whether any other name is accepted."""
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except ValueError:
-        # A type written in C whose signature cannot be read.
-        return {}, True
-    named = {item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
-    return named, any(item.kind is item.VAR_KEYWORD for item in parameters)
 
 
 def _near_option(option: str, known: Collection[str]) -> str:

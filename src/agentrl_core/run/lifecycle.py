@@ -15,14 +15,14 @@ from agentrl_core.run.events import RunEvents
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import RunSummary, Tracker
-    from agentrl_core.run.component_checks import BuiltParts
+    from agentrl_core.run.component_checks import BuiltComponents
     from agentrl_core.run.directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
 
 def carry_out(
-    parts: BuiltParts[Any], directory: RunDirectory, work: Callable[[Store, RunEvents], RunSummary]
+    parts: BuiltComponents[Any], directory: RunDirectory, work: Callable[[Store, RunEvents], RunSummary]
 ) -> RunSummary:
     """Lock the run's folder, open log, store and trackers, do the work, and close all of them even if it fails.
 
@@ -60,7 +60,7 @@ def _before_any_step(directory: RunDirectory) -> str:
     return f"before its next step: step {saved[0][0]} is saved"
 
 
-def _trackers(parts: BuiltParts[Any], directory: RunDirectory, closing: ExitStack) -> list[Tracker]:
+def _trackers(parts: BuiltComponents[Any], directory: RunDirectory, closing: ExitStack) -> list[Tracker]:
     trackers: list[Tracker] = []
     for index, item in enumerate(parts.config.trackers):
         tracker = parts.build("trackers", f"trackers.{index}", item, run_dir=directory.path)

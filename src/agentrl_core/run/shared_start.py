@@ -23,11 +23,11 @@ from agentrl_core.stores.files import flush_to_disk, make_private
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import ResumePoint, Store
-    from agentrl_core.run.component_checks import BuiltParts
+    from agentrl_core.run.component_checks import BuiltComponents
     from agentrl_core.run.directory import RunDirectory
 
 
-async def announce(store: Store, parts: BuiltParts[Any], run_id: str) -> None:
+async def announce(store: Store, parts: BuiltComponents[Any], run_id: str) -> None:
     """Write the row of a new run into the store."""
     row = RunRow(
         id=run_id,
@@ -118,7 +118,7 @@ def loading(model_dir: Path) -> str:
     return f"loading torch and the model {near(model_dir)} ({written})"
 
 
-async def rewind(store: Store, parts: BuiltParts[Any], run_id: str, step: int) -> ResumePoint:
+async def rewind(store: Store, parts: BuiltComponents[Any], run_id: str, step: int) -> ResumePoint:
     """Void all steps after `step`, and publish the weights of `step` under a new policy version.
 
     The version is one that the run never used, so that no token of a voided step can be taken for one of the new steps.
@@ -134,7 +134,7 @@ async def rewind(store: Store, parts: BuiltParts[Any], run_id: str, step: int) -
 
 
 def model_directory(
-    parts: BuiltParts[Any], directory: RunDirectory, conversations: Callable[[], Sequence[Mapping[str, Any]]]
+    parts: BuiltComponents[Any], directory: RunDirectory, conversations: Callable[[], Sequence[Mapping[str, Any]]]
 ) -> Path:
     """Return the folder of the policy before training: `model.path`, or the folder that the builder `model.use` fills.
 
@@ -155,7 +155,6 @@ def model_directory(
                 "model",
                 builder,
                 directory=draft,
-                seed=config.seed,
                 conversations=conversations(),
             )()
     return directory.model
