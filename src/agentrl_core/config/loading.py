@@ -13,12 +13,13 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
+from agentrl_core.config.conversion import ConfigFault, InvalidError
 from agentrl_core.config.foreign_hints import counterpart
 from agentrl_core.config.merge import ConfigTree
 from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refusal
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import SftConfig
-from agentrl_core.config.structure import ConfigFault, InvalidError, default_of, hint_elsewhere, structure
+from agentrl_core.config.structure import default_of, hint_elsewhere, structure
 from agentrl_core.config.yaml_text import read_file, read_override
 from agentrl_core.errors import ConfigError
 

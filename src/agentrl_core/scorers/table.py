@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.config.conversion import convert
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, PluginError, RunError, UsageError
 from agentrl_core.plugins.catalog import default_scorer
@@ -142,12 +143,7 @@ class ScorerTable:
 
     def _part(self, given: Any, key: str) -> NormalizedScorer:
         """Return a part of another scorer, given as a name or as a component with options."""
-        if isinstance(given, str) and given:
-            given = {"use": given}
-        if not isinstance(given, Mapping) or not isinstance(given.get("use"), str) or not given["use"]:
-            where = self._where(key)
-            raise ConfigError(f"{where}: expected a scorer's name, or {{use: NAME, …options}}, found {given!r:.60}")
-        component = Component(given["use"], {option: item for option, item in given.items() if option != "use"})
+        component: Component = convert(given, Component, lambda path: self._where(f"{key}.{path}" if path else key))
         if component.use in self._sections:
             return self._alias(component, key)
         return self._make(component, component.use, key)
