@@ -106,11 +106,11 @@ def new_converter() -> Converter:
 def section_hook(
     cls: type,
     convert_option: Option,
-    unknown: Callable[[str, type], str] = lambda name, cls: did_you_mean(name, _options(cls)),
+    unknown: Callable[[str, type], str] = lambda name, cls: f"unknown option{did_you_mean(name, _options(cls))}",
 ) -> Callable[[Any, Any], Any]:
     """Return the structure hook of an attrs class, which checks all options before it raises.
 
-    `unknown(name, cls)` is a hint for an option that the class does not have.
+    `unknown(name, cls)` is the message for an option that the class does not have.
     """
     options, kinds = _options(cls), _kinds(cls)
 
@@ -122,7 +122,7 @@ def section_hook(
             for name in value:
                 if name not in options:
                     with under(name):
-                        raise InvalidError(ConfigFault((), f"unknown option{unknown(name, cls)}"))
+                        raise InvalidError(ConfigFault((), unknown(name, cls)))
             for name, attribute in options.items():
                 given, kind = value.get(name, attrs.NOTHING), kinds.get(attribute.name, Any)
                 with under(name):

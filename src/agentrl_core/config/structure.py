@@ -82,14 +82,14 @@ def _model(value: Any, _: Any) -> ModelConfig:
     return model
 
 
-def _hint(name: str, cls: type) -> str:
-    """Return a hint for an option that a section does not have; empty if there is none."""
-    known = attrs.fields_dict(cls)
+def _unknown(name: str, cls: type) -> str:
+    """Return the message for an option that a section does not have, with a hint if there is one."""
     if cls in COUNTERPARTS and name in attrs.fields_dict(COUNTERPARTS[cls]):
-        return "; it is only for `agentrl run`, because supervised fine-tuning samples nothing; remove it"
+        return "only for `agentrl run`, because supervised fine-tuning samples nothing; remove it"
+    near = did_you_mean(name, attrs.fields_dict(cls))
     if cls in COUNTERPARTS:
-        return did_you_mean(name, known) or hint_elsewhere(name, SftConfig)
-    return counterpart(name) or did_you_mean(name, known) or hint_elsewhere(name)
+        return f"unknown option{near or hint_elsewhere(name, SftConfig)}"
+    return f"unknown option{counterpart(name) or near or hint_elsewhere(name)}"
 
 
 def hint_elsewhere(name: str, schema: type = RunConfig) -> str:
@@ -126,7 +126,7 @@ def _plain_model(model: ModelConfig) -> dict[str, Any]:
 
 
 def _section_hook(cls: type) -> Any:
-    return section_hook(cls, _structure_option, _hint)
+    return section_hook(cls, _structure_option, _unknown)
 
 
 _converter = new_converter()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
-from agentrl_core.config.default_lr import with_rates
 from agentrl_core.config.schema import AUTO, Component, RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.losses import LossSection, corrected
+from agentrl_core.training.default_lr import with_rates
 
 if TYPE_CHECKING:
     from agentrl_core.api.losses import LossCalculator
