@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections.abc
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -67,7 +67,7 @@ def type_name(kind: Any) -> str:
     origin = get_origin(kind)
     if origin is Literal:
         return " or ".join(map(str, get_args(kind)))
-    if _is_union(kind):
+    if origin in (Union, types.UnionType):
         return " or ".join("null" if item is types.NoneType else type_name(item) for item in get_args(kind))
     if attrs.has(kind) or origin in _MAPPINGS:
         return "a section"
@@ -79,7 +79,9 @@ def type_name(kind: Any) -> str:
 def new_converter() -> Converter:
     """Return a converter whose hooks collect all findings, with their paths, before they raise `InvalidError`."""
     # The hooks collect the findings themselves, so cattrs' own error groups are switched off.
-    converter = Converter(detailed_validation=False, unstruct_collection_overrides={tuple: list})
+    converter = Converter(
+        detailed_validation=False, forbid_extra_keys=True, unstruct_collection_overrides={tuple: list}
+    )
     converter.register_structure_hook_factory(
         attrs.has, lambda cls: section_hook(cls, lambda value, kind, _: converter.structure(value, kind))
     )
@@ -92,14 +94,13 @@ def new_converter() -> Converter:
         Component: _component,
     }.items():
         converter.register_structure_hook(kind, hook)
-    converter.register_structure_hook_func(lambda kind: get_origin(kind) is Literal, _choice)
-    converter.register_structure_hook_func(_is_union, functools.partial(_union, converter))
-    converter.register_structure_hook_func(
-        lambda kind: (get_origin(kind) or kind) in _COLLECTIONS, functools.partial(_list, converter)
-    )
-    converter.register_structure_hook_func(
-        lambda kind: (get_origin(kind) or kind) in _MAPPINGS, functools.partial(_mapping, converter)
-    )
+    for origins, generic_hook in (
+        ((Literal,), _choice),
+        ((Union, types.UnionType), functools.partial(_union, converter)),
+        (_COLLECTIONS, functools.partial(_list, converter)),
+        (_MAPPINGS, functools.partial(_mapping, converter)),
+    ):
+        converter.register_structure_hook_func(functools.partial(_is_of, origins), generic_hook)
     return converter
 
 
@@ -181,8 +182,8 @@ def _is_section(kind: Any) -> bool:
     return attrs.has(kind) or get_origin(kind) is tuple or holds_sections
 
 
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, types.UnionType)
+def _is_of(origins: Container[Any], kind: Any) -> bool:
+    return (get_origin(kind) or kind) in origins
 
 
 def _text(value: Any, _: Any) -> str:

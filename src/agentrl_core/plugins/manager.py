@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import pluggy
@@ -65,7 +64,7 @@ class PluginManager(pluggy.PluginManager):
     def __init__(self, *, on_error: Literal["stop", "warn"] = "stop", trace: bool = False) -> None:
         super().__init__(hookspecs.PROJECT)
         self.add_hookspecs(hookspecs)
-        self.add_hookspecs(SimpleNamespace(**{f"register_{name}": kind.hook for name, kind in KINDS.items()}))
+        self.add_hookspecs(type("Kinds", (), {f"register_{name}": kind.hook for name, kind in KINDS.items()}))
         self.packages: list[Package] = []
         self._owners: dict[str, Package] = {}
         self._on_error, self._trace = on_error, trace
