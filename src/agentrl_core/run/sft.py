@@ -76,11 +76,11 @@ class FineTuner:
         return Interruption().run(self._train)
 
     def _train(self, interruption: Interruption) -> RunSummary:
-        parts = resolve(self._loaded)
+        components = resolve(self._loaded)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
-        config = attrs.evolve(parts.config, name=directory.name)
+        config = attrs.evolve(components.config, name=directory.name)
         directory.write_snapshot(configs.dump(config), self._loaded.base_dir, command=COMMAND)
-        return _run(parts, directory, interruption, resumed=False)
+        return _run(components, directory, interruption, resumed=False)
 
 
 def resume(directory: RunDirectory, overrides: Sequence[str], interruption: Interruption) -> RunSummary:
@@ -91,10 +91,10 @@ def resume(directory: RunDirectory, overrides: Sequence[str], interruption: Inte
     kept, base_dir = directory.read_snapshot()
     config = configs.parse_as(SftConfig, kept, overrides)
     directory.check_name(config.name)
-    parts = resolve(configs.LoadedConfig(config, base_dir))
+    components = resolve(configs.LoadedConfig(config, base_dir))
     with directory.locked():  # before the first change
-        directory.write_snapshot(configs.dump(parts.config), base_dir, command=COMMAND)
-    return _run(parts, directory, interruption, resumed=True)
+        directory.write_snapshot(configs.dump(components.config), base_dir, command=COMMAND)
+    return _run(components, directory, interruption, resumed=True)
 
 
 @attrs.define(kw_only=True)
@@ -171,18 +171,22 @@ def resolve(loaded: LoadedConfig[SftConfig]) -> SftComponents:
     )
 
 
-def _run(parts: SftComponents, directory: RunDirectory, interruption: Interruption, *, resumed: bool) -> RunSummary:
+def _run(
+    components: SftComponents, directory: RunDirectory, interruption: Interruption, *, resumed: bool
+) -> RunSummary:
     started = time.time()
 
     def work(store: Store, audience: RunEvents) -> RunSummary:
         step, version = 0, 0
         if not resumed:
-            asyncio.run(announce(store, parts, directory.name))
+            asyncio.run(announce(store, components, directory.name))
         checkpoint = newest_checkpoint(store, directory, audience.notice) if resumed else None
-        start = checkpoint[1] if checkpoint else model_directory(parts, directory, lambda: _conversations(parts))
+        start = (
+            checkpoint[1] if checkpoint else model_directory(components, directory, lambda: _conversations(components))
+        )
         audience.notice(loading(start))
         # The tuner comes before the check: with `epochs` the number of steps is known only from the rows.
-        tuner = _tuner(parts, start)
+        tuner = _tuner(components, start)
         if checkpoint is not None:
             step, folder = checkpoint
             check_unfinished(store, directory, step, steps=tuner.steps)
@@ -190,33 +194,33 @@ def _run(parts: SftComponents, directory: RunDirectory, interruption: Interrupti
         for line in tuner.notices:
             audience.notice(line)
         if resumed:
-            version = asyncio.run(rewind(store, parts, directory.name, step)).last_version + 1
+            version = asyncio.run(rewind(store, components, directory.name, step)).last_version + 1
             audience.notice(f"resumed after step {step}")
         else:
             asyncio.run(store.add_version(directory.name, 0, step=0))
         loop = _Loop(
-            parts, directory, store, audience, tuner, interruption, step=step, version=version, started_at=started
+            components, directory, store, audience, tuner, interruption, step=step, version=version, started_at=started
         )
         return loop.run()
 
-    return carry_out(parts, directory, work)
+    return carry_out(components, directory, work)
 
 
-def _conversations(parts: SftComponents) -> list[dict[str, Any]]:
+def _conversations(components: SftComponents) -> list[dict[str, Any]]:
     """Return the chats on which the tokenizer of a model from nothing is trained."""
-    return [row.chat for row in parts.rows if row.messages]
+    return [row.chat for row in components.rows if row.messages]
 
 
-def _tuner(parts: SftComponents, model_dir: Path) -> Tuner:
+def _tuner(components: SftComponents, model_dir: Path) -> Tuner:
     from agentrl_core.training.fine_tuning import Tuner
 
     return Tuner(
         model_dir=model_dir,
-        rows=parts.rows,
-        eval_sets=parts.eval_sets,
-        loss=parts.loss,
-        aggregation=parts.loss_section.aggregation,
-        config=parts.config,
+        rows=components.rows,
+        eval_sets=components.eval_sets,
+        loss=components.loss,
+        aggregation=components.loss_section.aggregation,
+        config=components.config,
     )
 
 
@@ -225,7 +229,7 @@ class _Loop:
 
     def __init__(
         self,
-        parts: SftComponents,
+        components: SftComponents,
         directory: RunDirectory,
         store: Store,
         audience: RunEvents,
@@ -236,7 +240,7 @@ class _Loop:
         version: int,
         started_at: float,
     ) -> None:
-        self._parts, self._config, self._directory = parts, parts.config, directory
+        self._components, self._config, self._directory = components, components.config, directory
         self._store, self._audience, self._tuner = store, audience, tuner
         self._step, self._version, self._started_at = step, version, started_at
         self._checkpoints = Checkpoints(tuner, store, directory, self._config.trainer, audience.progress, step=step)
@@ -251,7 +255,7 @@ class _Loop:
             name=self._directory.name,
             directory=str(self._directory.path),
             config=configs.dump(attrs.evolve(self._config, trainer=planned)),
-            components=dict(self._parts.used),
+            components=dict(self._components.used),
             command=COMMAND,
         )
         status, message = "failed", ""
