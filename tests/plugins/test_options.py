@@ -36,6 +36,7 @@ class Schedule:
 
     steps: Sequence[int] = ()
     names: frozenset[str] = frozenset()
+    pair: tuple[str] = ("",)
     weights: Mapping[str, float] = attrs.Factory(dict)
     bounds: tuple[Bounds, ...] = ()
     level: float | int | None = None
@@ -130,6 +131,7 @@ def test_a_wrong_option_is_refused_with_its_place(options, message):
     [
         ("steps", [1, 2], (1, 2)),
         ("names", ["a", "a"], frozenset("a")),
+        ("names", frozenset("a"), frozenset("a")),
         ("weights", {"a": 1}, {"a": 1.0}),
         ("bounds", [{"high": 2}], (Bounds(high=2.0),)),
         ("level", 2, 2),
@@ -153,6 +155,9 @@ def test_options_of_every_shape_are_converted(option, given, expected):
     ("option", "given", "message"),
     [
         ("steps", [1, "2"], '.1: expected a whole number, found the text "2"'),
+        ("steps", {1, 2}, ": expected a list, found set {1, 2}"),
+        ("pair", [1], ".0: expected a text, found 1; put it in quotes: '1'"),
+        ("pair", ["a", "b"], ": expected a list of 1, found 2"),
         ("names", "ab", ': expected a list, found the text "ab"'),
         ("weights", {"a": "x"}, '.a: expected a number, found the text "x"'),
         ("weights", [1], ": expected a section, found a list"),

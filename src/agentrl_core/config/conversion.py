@@ -86,7 +86,7 @@ def new_converter() -> Converter:
         attrs.has, lambda cls: section_hook(cls, lambda value, kind, _: converter.structure(value, kind))
     )
     for kind, hook in {
-        str: _text,
+        str: text,
         int: _whole_number,
         float: _number,
         bool: _switch,
@@ -186,11 +186,10 @@ def _is_of(origins: Container[Any], kind: Any) -> bool:
     return (get_origin(kind) or kind) in origins
 
 
-def _text(value: Any, _: Any) -> str:
+def text(value: Any, _: Any = str) -> str:
+    """Return `value` if it is a text; a structure hook."""
     if not isinstance(value, str):
         fix = f"; put it in quotes: '{value}'" if isinstance(value, int | float) else ""
-        if isinstance(value, Mapping) and "use" in value:  # a scorer with options where a name is expected
-            fix = "; write its options under `scorers:`, as `NAME: {use: …}`, and that NAME here"
         raise refusal_of(value, "a text", fix)
     return value
 
@@ -204,7 +203,10 @@ def _whole_number(value: Any, _: Any) -> int:
 def _number(value: Any, _: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise refusal_of(value, "a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise refusal_of(value, "a number") from error
 
 
 def _switch(value: Any, _: Any) -> bool:
@@ -235,7 +237,7 @@ def _component(value: Any, _: Any) -> Component:
     if "use" not in value:
         raise InvalidError(ConfigFault(("use",), "missing: the name of the component"))
     with gathering() as under, under("use"):
-        if not _text(value["use"], str):
+        if not text(value["use"]):
             raise InvalidError(ConfigFault((), "expected a name, found an empty text"))
     return Component(value["use"], {name: item for name, item in value.items() if name != "use"})
 
@@ -264,10 +266,11 @@ def _union(converter: Converter, value: Any, kind: Any) -> Any:
 
 
 def _list(converter: Converter, value: Any, kind: Any) -> Any:
-    if not isinstance(value, list | tuple | set | frozenset):
+    origin, kinds = get_origin(kind) or kind, get_args(kind) or (Any, ...)
+    make = _COLLECTIONS[origin]
+    if not isinstance(value, (list, tuple, make)):
         raise refusal_of(value, "a list")
-    make, kinds = _COLLECTIONS[get_origin(kind) or kind], get_args(kind) or (Any,)
-    if make is not tuple or len(kinds) == 1 or kinds[-1] is ...:
+    if origin is not tuple or kinds[-1] is ...:
         kinds = kinds[:1] * len(value)
     if len(value) != len(kinds):
         raise InvalidError(ConfigFault((), f"expected a list of {len(kinds)}, found {len(value)}"))
@@ -300,7 +303,7 @@ _NAMES: Mapping[Any, str] = {
     Component: "a name or a section {use: NAME, …}",
 }
 """Type -> its name in messages."""
-_COLLECTIONS: Mapping[Any, Callable[[list[Any]], Any]] = {
+_COLLECTIONS: Mapping[Any, type[list[Any] | tuple[Any, ...] | set[Any] | frozenset[Any]]] = {
     tuple: tuple,
     list: list,
     set: set,

@@ -18,6 +18,7 @@ from agentrl_core.config.conversion import (
     new_converter,
     refusal_of,
     section_hook,
+    text,
 )
 from agentrl_core.config.foreign_hints import counterpart
 from agentrl_core.config.nearest import did_you_mean
@@ -60,6 +61,13 @@ def _structure_option(value: Any, kind: Any, attribute: attrs.Attribute[Any]) ->
         except ValueError as error:
             raise InvalidError(ConfigFault((), str(error).removeprefix(f"{attribute.name}: "))) from error
     return structured
+
+
+def _text(value: Any, _: Any) -> str:
+    if isinstance(value, Mapping) and "use" in value:  # a scorer with options where a name is expected
+        fix = "; write its options under `scorers:`, as `NAME: {use: …}`, and that NAME here"
+        raise refusal_of(value, "a text", fix)
+    return text(value)
 
 
 def _model(value: Any, _: Any) -> ModelConfig:
@@ -130,6 +138,7 @@ def _section_hook(cls: type) -> Any:
 
 
 _converter = new_converter()
+_converter.register_structure_hook(str, _text)
 _converter.register_structure_hook_factory(lambda kind: attrs.has(kind) and kind is not Component, _section_hook)
 _structure_model = _section_hook(ModelConfig)
 _converter.register_structure_hook(ModelConfig, _model)

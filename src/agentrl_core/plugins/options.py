@@ -67,7 +67,7 @@ def parameters_of(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
     """Return the parameters that can be given by name, and whether any other name is accepted."""
     try:
         parameters = inspect.signature(target).parameters.values()
-    except ValueError:
+    except (TypeError, ValueError):
         # A type written in C whose signature cannot be read.
         return {}, True
     named = {item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
