@@ -186,7 +186,7 @@ def _is_of(origins: Container[Any], kind: Any) -> bool:
     return (get_origin(kind) or kind) in origins
 
 
-def text(value: Any, _: Any = str) -> str:
+def text(value: Any, _: Any) -> str:
     """Return `value` if it is a text; a structure hook."""
     if not isinstance(value, str):
         fix = f"; put it in quotes: '{value}'" if isinstance(value, int | float) else ""
@@ -237,7 +237,7 @@ def _component(value: Any, _: Any) -> Component:
     if "use" not in value:
         raise InvalidError(ConfigFault(("use",), "missing: the name of the component"))
     with gathering() as under, under("use"):
-        if not text(value["use"]):
+        if not text(value["use"], str):
             raise InvalidError(ConfigFault((), "expected a name, found an empty text"))
     return Component(value["use"], {name: item for name, item in value.items() if name != "use"})
 

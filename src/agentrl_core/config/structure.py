@@ -67,7 +67,7 @@ def _text(value: Any, _: Any) -> str:
     if isinstance(value, Mapping) and "use" in value:  # a scorer with options where a name is expected
         fix = "; write its options under `scorers:`, as `NAME: {use: …}`, and that NAME here"
         raise refusal_of(value, "a text", fix)
-    return text(value)
+    return text(value, str)
 
 
 def _model(value: Any, _: Any) -> ModelConfig:
