@@ -21,9 +21,7 @@ from agentrl_core.config import load
 from agentrl_core.config.yaml_text import read_file
 from agentrl_core.losses import cispo, dr_grpo, grpo, gspo, minirl
 from agentrl_core.losses.aggregate import AggregationConfig
-from agentrl_core.run.component_checks import ConfigSource
 from agentrl_core.run.components import resolve
-from agentrl_core.run.loss import build_loss
 
 ROOT = Path(__file__).parent.parent
 COOKBOOK = ROOT / "cookbook"
@@ -81,11 +79,9 @@ GOLDEN = json.loads((ROOT / "tests/losses/agentcpm_losses.json").read_text(encod
 
 def parts_of(recipe, *overrides):
     """The loss of a recipe, how it is put together, its advantages and its filters: as a run builds them."""
-    components = resolve(ConfigSource.from_file(load(COOKBOOK / recipe / "config.yaml", overrides)))
-    config = components.config
-    loss, section = build_loss(config.loss, components.build)
-    filters = [components.build("filters", "filters", item) for item in config.filters]
-    return loss, section.aggregation, components.build("advantages", "advantage", config.advantage), filters
+    components = resolve(load(COOKBOOK / recipe / "config.yaml", overrides))
+    (advantage,) = components.of("advantages")
+    return components.loss, components.loss_section.aggregation, advantage, components.of("filters")
 
 
 @pytest.mark.parametrize(

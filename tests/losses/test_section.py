@@ -61,7 +61,7 @@ def test_the_calculators_defaults_give_way_to_the_config(options, expected):
         ({"aggregation": "constant"}, "horizon"),
         ({"horizon": 5}, "horizon"),
         ({"aggregation": "constant", "horizon": 0}, "horizon"),
-        ({"corrections": [{"cap": 2}]}, "corrections: expected a list of names or sections"),
+        ({"corrections": [{"cap": 2}]}, "corrections.0.use: missing: the name of the component"),
         ({"corrections": [3]}, "found 3"),
         ({"corrections": "kl"}, "corrections: expected a list"),
         ({"corrections": {"use": "kl"}}, "corrections: expected a list"),
@@ -79,13 +79,13 @@ def test_a_section_that_cannot_work_is_refused(options, said):
     ("options", "said"),
     [
         ({"aggregation": "mean"}, r"^loss\.aggregation: expected token_mean or .*, found the text \"mean\"$"),
-        ({"aggregation": "constant", "horizon": "x"}, r"^loss\.horizon: expected a whole number or null, found the te"),
-        ({"aggregation": "constant", "horizon": 2.5}, r"^loss\.horizon: expected a whole number or null, found 2\.5$"),
+        ({"aggregation": "constant", "horizon": "x"}, r"^loss\.horizon: expected a whole number, found the te"),
+        ({"aggregation": "constant", "horizon": 2.5}, r"^loss\.horizon: expected a whole number, found 2\.5$"),
         ({"aggregation": "constant", "horizon": -3}, r"^loss\.horizon: .*must be > 0: -3$"),
         ({"horizon": 5}, r"^loss\.horizon: .*belongs to aggregation 'constant'.*; found 5 with .*'token_mean'$"),
-        ({"reference": 3}, r"^loss\.reference: expected a text or null, found 3$"),
-        ({"reference": {"path": 3}}, r"^loss\.reference: expected a text or null, found 3$"),
-        ({"corrections": [3]}, r"^loss\.corrections: expected a list"),
+        ({"reference": 3}, r"^loss\.reference: expected a text, found 3; put it in quotes: '3'$"),
+        ({"reference": {"path": 3}}, r"^loss\.reference: expected a text, found 3; put it in quotes: '3'$"),
+        ({"corrections": [3]}, r"^loss\.corrections\.0: expected a name or a section {use: NAME, …}, found 3$"),
     ],
 )
 def test_what_is_refused_is_named_with_what_was_expected_there(options, said):

@@ -12,13 +12,13 @@ import pytest
 from agentrl_core.api.trackers import RunInfo, RunSummary, StepReport
 from agentrl_core.config.schema import Component, DataConfig, RolloutConfig, RunConfig
 from agentrl_core.errors import ConfigError
-from agentrl_core.plugins import hookspecs
+from agentrl_core.plugins import hookspecs, kinds
+from agentrl_core.plugins.kinds import KINDS
 from agentrl_core.plugins.manager import PluginManager
-from agentrl_core.plugins.registry import KINDS
 from agentrl_core.types import Record
 
 SNAPSHOT = Path(__file__).parent / "hookspecs.txt"
-HOOKS = {name: hook for name, hook in vars(hookspecs).items() if hasattr(hook, "agentrl_spec")}
+HOOKS = {name: hook for name, hook in {**vars(hookspecs), **vars(kinds)}.items() if hasattr(hook, "agentrl_spec")}
 RUN = RunInfo(name="calm-otter", directory="runs/calm-otter", config={}, components={})
 ARGUMENTS = {
     "configure": {"config": RunConfig(data=DataConfig(train="t.jsonl"), workflow=Component("x"))},

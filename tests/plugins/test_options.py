@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, RunError
 from agentrl_core.plugins.options import construct
 
@@ -20,6 +23,28 @@ if TYPE_CHECKING:
 class Bounds:
     low: float = 0.0
     high: float = 1.0
+
+
+@dataclasses.dataclass
+class Window:
+    size: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class Schedule:
+    """Options of every shape that a config can hold."""
+
+    steps: Sequence[int] = ()
+    names: frozenset[str] = frozenset()
+    pair: tuple[str] = ("",)
+    weights: Mapping[str, float] = attrs.Factory(dict)
+    bounds: tuple[Bounds, ...] = ()
+    level: float | int | None = None
+    stop: str | list[str] = ""
+    optional: Bounds | None = None
+    window: Window = attrs.Factory(Window)
+    power: Literal[1, 2] = 1
+    inner: Component | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -85,11 +110,11 @@ def test_options_become_what_the_class_declares(options, expected):
         ({"steps": True}, "loss.steps: expected a whole number, found true"),
         ({"strict": "no"}, 'loss.strict: expected true or false, found the text "no"'),
         ({"strict": 1}, "loss.strict: expected true or false, found 1"),
-        ({"names": [1]}, "loss.names: expected tuple[str, ...], found a list"),
-        ({"names": "ab"}, 'loss.names: expected tuple[str, ...], found the text "ab"'),
-        ({"betas": [1]}, "loss.betas: expected tuple[float, float], found a list"),
+        ({"names": [1]}, "loss.names.0: expected a text, found 1; put it in quotes: '1'"),
+        ({"names": "ab"}, 'loss.names: expected a list, found the text "ab"'),
+        ({"betas": [1]}, "loss.betas: expected a list of 2, found 1"),
         ({"mode": "firm"}, 'loss.mode: expected soft or hard, found the text "firm"'),
-        ({"bounds": {"lo": 1}}, "loss.bounds: expected Bounds, found a section"),
+        ({"bounds": {"lo": 1}}, "loss.bounds.lo: unknown option (did you mean low?)"),
         ({"path": 3}, "loss.path: expected a path, found 3"),
         ({"clipp": 1}, "loss.clipp: unknown option of grpo (did you mean clip?)"),
         ({"clip": -1.0}, "loss.clip: grpo: 'clip' must be > 0: -1.0"),
@@ -99,6 +124,57 @@ def test_a_wrong_option_is_refused_with_its_place(options, message):
     with pytest.raises(ConfigError) as info:
         build(options=options)
     assert str(info.value) == message
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "expected"),
+    [
+        ("steps", [1, 2], (1, 2)),
+        ("names", ["a", "a"], frozenset("a")),
+        ("names", frozenset("a"), frozenset("a")),
+        ("weights", {"a": 1}, {"a": 1.0}),
+        ("bounds", [{"high": 2}], (Bounds(high=2.0),)),
+        ("level", 2, 2),
+        ("level", 2.5, 2.5),
+        ("level", None, None),
+        ("stop", "x", "x"),
+        ("stop", ["x"], ["x"]),
+        ("optional", {"low": 1}, Bounds(low=1.0)),
+        ("window", {"size": 2}, Window(size=2)),
+        ("power", 2, 2),
+        ("inner", "grpo", Component("grpo")),
+        ("inner", {"use": "grpo", "clip": 1}, Component("grpo", {"clip": 1})),
+    ],
+)
+def test_options_of_every_shape_are_converted(option, given, expected):
+    found = getattr(build(Schedule, {option: given}), option)
+    assert (type(found), found) == (type(expected), expected)
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "message"),
+    [
+        ("steps", [1, "2"], '.1: expected a whole number, found the text "2"'),
+        ("steps", {1, 2}, ": expected a list, found set {1, 2}"),
+        ("pair", [1], ".0: expected a text, found 1; put it in quotes: '1'"),
+        ("pair", ["a", "b"], ": expected a list of 1, found 2"),
+        ("names", "ab", ': expected a list, found the text "ab"'),
+        ("weights", {"a": "x"}, '.a: expected a number, found the text "x"'),
+        ("weights", [1], ": expected a section, found a list"),
+        ("bounds", [{}, {"hihg": 1}], ".1.hihg: unknown option (did you mean high?)"),
+        ("level", "2", ': expected a number or a whole number or null, found the text "2"'),
+        ("stop", [1], ".0: expected a text, found 1; put it in quotes: '1'"),
+        ("optional", {"low": "x"}, '.low: expected a number, found the text "x"'),
+        ("window", {"size": 2, "sizes": 3}, ": expected Window, found a section"),
+        ("power", 3, ": expected 1 or 2, found 3"),
+        ("power", True, ": expected 1 or 2, found true"),
+        ("inner", {"clip": 1}, ".use: missing: the name of the component"),
+    ],
+)
+def test_a_fault_inside_of_an_option_is_named_with_its_place(option, given, message):
+    with pytest.raises(ConfigError) as info:
+        build(Schedule, {option: given})
+    assert str(info.value) == f"loss.{option}{message}"
 
 
 def test_an_unknown_option_that_is_near_nothing_lists_what_there_is():

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 import pytest
@@ -15,6 +16,10 @@ from agentrl_testing.plugins import isolated_plugins
 class Loss:
     clip: float = 0.2
     seed: int = 0
+    needs: ClassVar = frozenset()
+
+    def loss(self, batch):
+        """Never called."""
 
 
 def plugin(name, **components):

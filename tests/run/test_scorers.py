@@ -12,9 +12,9 @@ from agentrl_core.config.schema import GatewayConfig
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.plugins.registry import PROGRAM
 from agentrl_core.run.checks import check_config
-from agentrl_core.run.scorers import check_scorers
 from agentrl_core.scorers.call import normalize_scorer
-from agentrl_core.scorers.table import ScorerTable
+from agentrl_core.scorers.table import ScorerTable, check_scorers
+from agentrl_core.types import Task
 from agentrl_testing import isolated_plugins
 
 
@@ -145,7 +145,7 @@ def test_a_task_may_not_name_code_unless_the_config_allows_it(tmp_path):
 def test_tasks_that_a_data_set_brings_may_name_no_code_either(tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit", encoding="utf-8")
     with isolated_plugins() as registry, pytest.raises(PluginError, match="is code, which a task may not name"):
-        ScorerTable(registry, base_dir=tmp_path).of_task("evil.py:score")
+        ScorerTable(registry, base_dir=tmp_path).of_task(Task(id="a", data={}, scorer="evil.py:score"))
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,10 @@ def test_compositions_nest_and_name_each_other(table):
             {"a": {"use": "weighted", "parts": {"f1": {"weight": 1, "by": "letters"}}}},
             "scorers.a.parts.f1.by: expected words or characters",
         ),
-        ({"a": {"use": "gated", "gate": "f1", "then": {"used": "f1"}}}, "scorers.a.then: expected a scorer's name"),
+        (
+            {"a": {"use": "gated", "gate": "f1", "then": {"used": "f1"}}},
+            "scorers.a.then.use: missing: the name of the component",
+        ),
         ({"a": {"use": "gated", "gate": "f1", "then": "f1", "otherwise": None, "soft": True}}, "scorers.a.otherwise: "),
         ({"a": {"use": "scheduled", "by": "step"}}, "'stages': missing with by: step"),
         ({"a": {"use": "scheduled", "by": "field", "field": "x"}}, "'cases': missing with by: field"),

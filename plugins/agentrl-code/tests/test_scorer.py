@@ -19,8 +19,8 @@ from agentrl_code.scorer import Code, find_program
 from agentrl_code.verdicts import run_tests
 from agentrl_core.config.schema import GatewayConfig
 from agentrl_core.errors import ConfigError
-from agentrl_core.run.scorers import check_scorers
 from agentrl_core.scorers.call import normalize_scorer
+from agentrl_core.scorers.table import check_scorers
 from agentrl_testing import ScorerSuite
 from agentrl_testing.scorers import score_request
 

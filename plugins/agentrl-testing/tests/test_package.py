@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from agentrl_core.errors import PluginError
-from agentrl_core.plugins.registry import KINDS
+from agentrl_core.plugins.kinds import KINDS
 from agentrl_testing.scaffold.kinds import SCAFFOLDS
 from agentrl_testing.scaffold.package import write_package
 

@@ -49,12 +49,11 @@ def show(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False, as
 def _settled(loaded: LoadedConfig[C]) -> C:
     """Return the config as a run would use it; print a note and return it unchanged if its loss cannot be found."""
     from agentrl_core.plugins.manager import load_registry
-    from agentrl_core.run.component_checks import ConfigSource
     from agentrl_core.run.loss import settled
 
     plugins = loaded.run.plugins
     try:
-        return settled(ConfigSource.from_file(loaded), load_registry(plugins.block, on_error=plugins.on_error))
+        return settled(loaded, load_registry(plugins.block, on_error=plugins.on_error))
     except PluginError as error:
         typer.echo(f"note: {error}", err=True)
         return loaded.run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -13,8 +13,11 @@ from agentrl_core.cli import HelpSwitch, PluginsGroup  # typer reads annotations
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
+from agentrl_core.plugins.kinds import KINDS
 from agentrl_core.plugins.manager import load_registry
-from agentrl_core.plugins.registry import KINDS, Entry, Package, Registry
+
+if TYPE_CHECKING:
+    from agentrl_core.plugins.registry import Entry, Package, Registry
 
 # Plain help: importing rich would take longer than the command itself.
 app = typer.Typer(

@@ -13,12 +13,13 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from agentrl_core.config.aliases import FOREIGN_SECTIONS, NativeSpelling
+from agentrl_core.config.conversion import ConfigFault, InvalidError
 from agentrl_core.config.foreign_hints import counterpart
 from agentrl_core.config.merge import ConfigTree
 from agentrl_core.config.nodes import Assignment, Node, Place, Problem, assignments, describe, from_python, refusal
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.config.sft import SftConfig
-from agentrl_core.config.structure import ConfigFault, InvalidError, default_of, hint_elsewhere, structure
+from agentrl_core.config.structure import default_of, hint_elsewhere, structure
 from agentrl_core.config.yaml_text import read_file, read_override
 from agentrl_core.errors import ConfigError
 
@@ -27,23 +28,19 @@ C = TypeVar("C", bound=RunConfig | SftConfig)
 
 @attrs.frozen
 class LoadedConfig(Generic[C]):
-    """Config that was read from a file, with the place of each of its options."""
+    """Checked config, with the place of each of its options if it was read from a file."""
 
     run: C
-    path: Path
-    _tree: ConfigTree = attrs.field(repr=False)
-
-    @property
-    def base_dir(self) -> Path:
-        """Folder of the file; relative paths in the config start from it."""
-        return self.path.parent
+    base_dir: Path
+    """Folder from which relative paths in the config start: that of its file."""
+    _tree: ConfigTree | None = attrs.field(default=None, repr=False)
 
     def where(self, key: str) -> str:
-        """Return `config.yaml:12: trainer.lr` for a dotted key: the beginning of a message about it.
+        """Return the beginning of a message about a dotted key: `config.yaml:12: trainer.lr`, or the key alone.
 
         An option that is not set has the place of the nearest section around it that is.
         """
-        return f"{self._tree.find(key.split('.')).place.text}: {key}"
+        return key if self._tree is None else f"{self._tree.find(key.split('.')).place.text}: {key}"
 
     def places(self, key: str) -> Callable[[str], str]:
         """Return the function `where` for the options of the component at `key`; "" stands for the component itself."""
@@ -71,7 +68,7 @@ def load_as(
             Assignment(("name",), Node(name, Place(f"command line: --name {name}", _LAST, is_override=True)), "name")
         )
     run, tree = _assemble(schema, root, Place(str(path)), late, problems)
-    return LoadedConfig(run, path, tree)
+    return LoadedConfig(run, path.parent, tree)
 
 
 def parse(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:

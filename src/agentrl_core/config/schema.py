@@ -415,4 +415,7 @@ SHORTHAND: Mapping[str, str] = {
     "data": "train",
     **{name: "use" for name, kind in get_type_hints(RunConfig).items() if kind is Component},
 }
-"""Sections that may be written as a bare string, and the option that it sets: `loss: grpo` is `{use: grpo}`."""
+"""Sections of which a bare string sets one option and leaves the others: `loss: grpo` sets `loss.use`.
+
+`workflow` is none of them: its bare string replaces the section, because another agent has other options.
+"""

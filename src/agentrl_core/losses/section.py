@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import attrs
 from attrs import field, validators
 
-from agentrl_core.config.schema import Component
+from agentrl_core.config.schema import Component  # noqa: TC001 - the type of an option, read at run time
 from agentrl_core.errors import ConfigError
 from agentrl_core.losses.aggregate import AggregationConfig
 from agentrl_core.plugins.options import Where, construct, place
@@ -16,7 +16,7 @@ from agentrl_core.plugins.options import Where, construct, place
 ProximalMethod: TypeAlias = Literal["recompute", "loglinear"]
 
 _AGGREGATION = frozenset(item.name for item in attrs.fields(AggregationConfig))
-_COMMON = frozenset({"corrections", "proximal", "reference"})
+_COMMON = ("corrections", "proximal", "reference")
 _METHODS = ("recompute", "loglinear")
 
 
@@ -44,17 +44,16 @@ class LossSection:
 
         Raises `ConfigError` for a wrong common option. The calculator checks its own options later.
         """
-        policies = {name: options[name] for name in ("proximal", "reference") if name in options}
-        if isinstance(policies.get("reference"), Mapping):
-            policies["reference"] = _path(policies["reference"], where)
-        section: LossSection = construct(cls, policies, name="loss", where=where, injected={})
+        common = {name: options[name] for name in _COMMON if options.get(name) is not None}
+        if isinstance(common.get("reference"), Mapping):
+            common["reference"] = _path(common["reference"], where)
+        section: LossSection = construct(cls, common, name="loss", where=where, injected={})
         return attrs.evolve(
             section,
-            options={name: value for name, value in options.items() if name not in _AGGREGATION | _COMMON},
+            options={name: value for name, value in options.items() if name not in _AGGREGATION.union(_COMMON)},
             aggregation=construct(
                 AggregationConfig, _aggregation(options, defaults or {}), name="loss", where=where, injected={}
             ),
-            corrections=_corrections(options.get("corrections") or (), where),
         )
 
 
@@ -66,26 +65,6 @@ def _aggregation(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     own = {name: value for name, value in options.items() if name in _AGGREGATION}
     same = own.get("aggregation", defaults.get("aggregation")) == defaults.get("aggregation")
     return {**(defaults if same else {}), **own}
-
-
-def _corrections(items: Any, where: Where) -> tuple[Component, ...]:
-    if not isinstance(items, Sequence) or isinstance(items, str):
-        raise _no_corrections(items, where)
-    return tuple(_component(item, where) for item in items)
-
-
-def _component(item: Any, where: Where) -> Component:
-    if isinstance(item, str) and item:
-        return Component(item)
-    if not (isinstance(item, Mapping) and isinstance(item.get("use"), str) and item["use"]):
-        raise _no_corrections(item, where)
-    return Component(item["use"], {name: value for name, value in item.items() if name != "use"})
-
-
-def _no_corrections(found: Any, where: Where) -> ConfigError:
-    return ConfigError(
-        f"{place(where, 'corrections')}: expected a list of names or sections {{use: NAME, …}}, found {found!r:.60}"
-    )
 
 
 def _path(value: Mapping[str, Any], where: Where) -> Any:

@@ -102,14 +102,9 @@ def register_advantages(register: Register[Any]) -> None:
 @hookimpl
 def register_credits(register: Register[Any]) -> None:
     """Register the ways to share a record's reward among its interactions."""
-    register(
-        "tree", "agentrl_core.batching.credit:TreeCredit", summary="discounted from every branch's leaf to its root"
-    )
-    register(
-        "insertion_order",
-        "agentrl_core.batching.credit:InsertionOrderCredit",
-        summary="discounted along the order of the calls",
-    )
+    credit = "agentrl_core.batching.credit"
+    register("tree", f"{credit}:TreeCredit", summary="discounted from every branch's leaf to its root")
+    register("insertion_order", f"{credit}:InsertionOrderCredit", summary="discounted along the order of the calls")
 
 
 @hookimpl
@@ -125,34 +120,21 @@ def register_shapings(register: Register[Any]) -> None:
 @hookimpl
 def register_filters(register: Register[Any]) -> None:
     """Register the rules that choose groups, or records, to train on."""
-    register(
-        "zero_variance",
-        "agentrl_core.batching.filters:ZeroVariance",
-        summary="drops groups whose rewards are all equal",
-    )
-    register(
-        "balance_sample",
-        "agentrl_core.batching.filters:BalanceSample",
-        summary="trains about as many wrong records as right ones",
-    )
-    register(
-        "overlong", "agentrl_core.batching.filters:Overlong", summary="drops records that were cut at their length"
-    )
-    register("min_turns", "agentrl_core.batching.filters:MinTurns", summary="drops right records of too few calls")
+    filters = "agentrl_core.batching.filters"
+    register("zero_variance", f"{filters}:ZeroVariance", summary="drops groups whose rewards are all equal")
+    register("balance_sample", f"{filters}:BalanceSample", summary="trains about as many wrong records as right ones")
+    register("overlong", f"{filters}:Overlong", summary="drops records that were cut at their length")
+    register("min_turns", f"{filters}:MinTurns", summary="drops right records of too few calls")
 
 
 @hookimpl
 def register_engines(register: Register[Any]) -> None:
     """Register the engine in this process, and the scripted one for tests."""
-    register(
-        "embedded", "agentrl_core.engines.embedded:EmbeddedEngine", summary="any Hugging Face causal LM, in process"
-    )
-    register(
-        "openai_compatible",
-        "agentrl_core.engines.remote:OpenAICompatibleEngine",
-        summary="now `sglang` and `vllm`, of packages",
-    )
-    register("scripted", "agentrl_core.engines.scripted:ScriptedEngine", summary="plays replies that a test wrote down")
+    engines = "agentrl_core.engines"
+    register("embedded", f"{engines}.embedded:EmbeddedEngine", summary="any Hugging Face causal LM, in process")
+    moved = f"{engines}.remote:OpenAICompatibleEngine"
+    register("openai_compatible", moved, summary="now `sglang` and `vllm`, of packages")
+    register("scripted", f"{engines}.scripted:ScriptedEngine", summary="plays replies that a test wrote down")
 
 
 @hookimpl

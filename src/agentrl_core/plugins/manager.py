@@ -22,8 +22,9 @@ from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import AgentRLError, PluginError, RunError
 from agentrl_core.plugins import hookspecs
 from agentrl_core.plugins.discovery import CORE, GROUP, Distribution, block_rule, core_version, find_distributions
+from agentrl_core.plugins.kinds import KINDS
 from agentrl_core.plugins.references import one_line
-from agentrl_core.plugins.registry import KINDS, Entry, Package, Registry
+from agentrl_core.plugins.registry import Entry, Package, Registry
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class PluginManager(pluggy.PluginManager):
     def __init__(self, *, on_error: Literal["stop", "warn"] = "stop", trace: bool = False) -> None:
         super().__init__(hookspecs.PROJECT)
         self.add_hookspecs(hookspecs)
+        self.add_hookspecs(type("Kinds", (), {f"register_{name}": kind.hook for name, kind in KINDS.items()}))
         self.packages: list[Package] = []
         self._owners: dict[str, Package] = {}
         self._on_error, self._trace = on_error, trace
@@ -164,7 +166,7 @@ class PluginManager(pluggy.PluginManager):
 
     def _note_near_misses(self, package: Package, plugin: object) -> None:
         """Note functions that look like hook implementations but are none."""
-        hooks = [name for name in vars(hookspecs) if self.parse_hookspec_opts(hookspecs, name) is not None]
+        hooks = [name for name, caller in vars(self.hook).items() if caller.has_spec()]
         own_module = getattr(plugin, "__name__", "")
         for name in dir(plugin):
             options = self.parse_hookimpl_opts(plugin, name)
@@ -203,14 +205,15 @@ class PluginManager(pluggy.PluginManager):
 
 def registrar(package: Package, kind: str) -> hookspecs.Register[Any]:
     """Return the `register` callable of one package and kind."""
+    singular = KINDS[kind].singular
 
     def register(name: str, obj: object, *, summary: str = "") -> None:
         if not _NAME.fullmatch(name):
-            raise PluginError(f"{KINDS[kind]} '{name}': a name is lower-case letters, digits, '_' and '-'")
+            raise PluginError(f"{singular} '{name}': a name is lower-case letters, digits, '_' and '-'")
         if isinstance(obj, str) and not _LAZY.fullmatch(obj):
-            raise PluginError(f"{KINDS[kind]} '{name}': '{obj}' is not of the form module:attr")
+            raise PluginError(f"{singular} '{name}': '{obj}' is not of the form module:attr")
         if any((entry.kind, entry.name) == (kind, name) for entry in package.entries):
-            raise PluginError(f"{KINDS[kind]} '{name}' is registered twice")
+            raise PluginError(f"{singular} '{name}' is registered twice")
         package.entries.append(
             Entry(
                 kind=kind,

@@ -7,17 +7,12 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias, cast
 
 from agentrl_core.config.foreign_hints import counterpart
 from agentrl_core.config.nearest import did_you_mean
-from agentrl_core.config.nodes import describe
 from agentrl_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from cattrs import Converter
 
 Where: TypeAlias = str | Callable[[str], str]
 """Place of a component in messages: a fixed text (`loss`, `config.yaml:9: loss`), or a function that returns
@@ -50,7 +45,7 @@ def bind(
             option = next(iter(options))
             raise ConfigError(f"{place(where, option)}: {name} is an object, not a class: it takes no options")
         return {}
-    named, open_ended = _parameters(target)
+    named, open_ended = parameters_of(target)
     # A function's positional parameters are its arguments (a task, a group), not options.
     own = {key: item for key, item in named.items() if inspect.isclass(target) or item.kind is item.KEYWORD_ONLY}
     unknown = [key for key in options if key not in own and (key in named or not open_ended)]
@@ -59,13 +54,24 @@ def bind(
         raise ConfigError(f"{place(where, unknown[0])}: unknown option of {name}{hint}")
     values = {key: item for key, item in injected.items() if open_ended or key in named}
     for key, value in options.items():
-        values[key] = _checked(value, _type_of(target, own[key]), place(where, key)) if key in own else value
+        values[key] = _checked(value, _type_of(target, own[key]), where, key) if key in own else value
     for key, parameter in own.items():
         if parameter.default is parameter.empty and key not in values:
             kind = _type_of(target, parameter)
-            expected = "" if kind is _ANY else f", {_kind_name(kind)}"
+            expected = "" if kind is _ANY else f", {_named(kind)}"
             raise ConfigError(f"{place(where)}: {name} needs the option '{key}'{expected}")
     return values
+
+
+def parameters_of(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return the parameters that can be given by name, and whether any other name is accepted."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        # A type written in C whose signature cannot be read.
+        return {}, True
+    named = {item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
+    return named, any(item.kind is item.VAR_KEYWORD for item in parameters)
 
 
 def place(where: Where, option: str = "") -> str:
@@ -84,17 +90,6 @@ def _call(target: type, values: Mapping[str, Any], options: Mapping[str, Any], n
         text = str(error.args[0] if error.args else error)
         quoted = text.split("'")[1] if text.startswith("'") else ""
         raise ConfigError(f"{place(where, quoted if quoted in options else '')}: {name}: {text}") from error
-
-
-def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the parameters that can be given by name, and whether any other name is accepted."""
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except ValueError:
-        # A type written in C whose signature cannot be read.
-        return {}, True
-    named = {item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
-    return named, any(item.kind is item.VAR_KEYWORD for item in parameters)
 
 
 def _near_option(option: str, known: Collection[str]) -> str:
@@ -126,66 +121,16 @@ def _namespace(target: Any, name: str) -> dict[str, Any]:
     return vars(sys.modules[next(owners, constructor).__module__])
 
 
-def _checked(value: Any, kind: Any, where: str) -> Any:
-    """Return `value` as a `kind`.
-
-    Ints are accepted as floats, lists as tuples, mappings as attrs classes; text is never accepted as a number.
-    """
+def _checked(value: Any, kind: Any, where: Where, option: str) -> Any:
+    """Return the value of an option as a `kind`, see `conversion.convert`."""
     if kind in (_ANY, Any, object) or (inspect.isclass(kind) and type(value) is kind):
         return value
-    from cattrs.errors import StructureHandlerNotFoundError
+    from agentrl_core.config.conversion import convert  # imports cattrs, which most commands do without
 
-    refusal = f"{where}: expected {_kind_name(kind)}, found {describe(value)}"
-    # Otherwise each letter of the text would become an item.
-    if isinstance(value, str) and _is_list(kind):
-        raise ConfigError(refusal)
-    try:
-        return _converter().structure(value, kind)
-    except StructureHandlerNotFoundError:
-        # A protocol or a callable: only the constructor can check it.
-        return value
-    except Exception as error:
-        raise ConfigError(refusal) from error
+    return convert(value, kind, lambda path: place(where, f"{option}.{path}" if path else option))
 
 
-def _is_list(kind: Any) -> bool:
-    """Return whether `kind` is a collection type that does not accept a text."""
-    members = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
-    origins = [typing.get_origin(member) for member in members]
-    return str not in members and any(inspect.isclass(item) and issubclass(item, Iterable) for item in origins)
+def _named(kind: Any) -> str:
+    from agentrl_core.config.conversion import type_name
 
-
-def _kind_name(kind: Any) -> str:
-    names = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", Path: "a path"}
-    if inspect.isclass(kind) and not typing.get_args(kind):
-        return names.get(kind, kind.__name__)
-    if typing.get_origin(kind) is typing.Literal:
-        return " or ".join(map(str, typing.get_args(kind)))
-    origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join("null" if item is types.NoneType else _kind_name(item) for item in typing.get_args(kind))
-    if inspect.isclass(origin) and issubclass(origin, Mapping):
-        return "a section"
-    return str(kind).replace("typing.", "")
-
-
-@functools.cache
-def _converter() -> Converter:
-    """Return a converter that never reads one kind of scalar as another."""
-    from cattrs import Converter
-    from cattrs.strategies import configure_union_passthrough
-
-    converter = Converter(forbid_extra_keys=True)
-    for kind, accepted in ((bool, bool), (int, int), (float, int | float), (str, str), (Path, str | Path)):
-        converter.register_structure_hook(kind, _strictly(kind, accepted))
-    configure_union_passthrough(str | bool | int | float | None, converter)
-    return converter
-
-
-def _strictly(kind: Callable[[Any], Any], accepted: Any) -> Callable[[Any, Any], Any]:
-    def structure(value: Any, _: Any) -> Any:
-        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            raise TypeError(f"not a {kind}")
-        return kind(value)
-
-    return structure
+    return type_name(kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,33 +13,14 @@ from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import PluginError
 from agentrl_core.plugins.catalog import providers
 from agentrl_core.plugins.discovery import canonical
-from agentrl_core.plugins.options import Where, construct, place
+from agentrl_core.plugins.kinds import KINDS
+from agentrl_core.plugins.options import Where, bind, construct, parameters_of, place
 from agentrl_core.plugins.references import Reference, is_reference, one_line, resolve, user_folders
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import Component
+    from agentrl_core.plugins.kinds import Kind
     from agentrl_core.plugins.manager import PluginManager
-
-KINDS: Mapping[str, str] = {
-    "workflows": "workflow",
-    "scorers": "scorer",
-    "losses": "loss",
-    "corrections": "correction",
-    "advantages": "advantage",
-    "credits": "credit",
-    "shapings": "shaping",
-    "filters": "filter",
-    "engines": "engine",
-    "stores": "store",
-    "trackers": "tracker",
-    "tool_parsers": "tool parser",
-    "models": "model",
-    "datasets": "dataset",
-    "adapters": "adapter",
-    "worker_adapters": "worker adapter",
-    "commands": "command",
-}
-"""Kind of component -> its name in the singular, for messages."""
 
 
 @attrs.frozen(kw_only=True)
@@ -140,7 +121,7 @@ class Registry:
         if len(usable) > 1:
             raise PluginError(f"{prefix}{_ambiguity([entry for _, entry in usable])}")
         for package, entry in usable or named:
-            _refuse_unusable(package, f"{prefix}{KINDS[kind]} '{entry.name}'")
+            _refuse_unusable(package, f"{prefix}{KINDS[kind].singular} '{entry.name}'")
             return entry
         raise self._unknown(kind, name, prefix)
 
@@ -150,23 +131,39 @@ class Registry:
         prefix = _prefix(where)
         value = entry.value
         if isinstance(value, str) and entry.distribution:
-            source = f"{KINDS[kind]} '{entry.name}' comes from {entry.distribution} {entry.version}"
+            source = f"{KINDS[kind].singular} '{entry.name}' comes from {entry.distribution} {entry.version}"
             value = _resolve(value, (), f"{prefix}{source}, which failed to load: ").value
-        if not callable(value) and kind not in ("workflows", "commands"):
+        if not callable(value) and KINDS[kind].is_callable:
             found = f"{type(value).__name__} {value!r:.60}"
-            raise PluginError(f"{prefix}'{ref}' is {found}, which cannot be called as a {KINDS[kind]}")
+            raise PluginError(f"{prefix}'{ref}' is {found}, which cannot be called as a {KINDS[kind].singular}")
         return value
 
     def build(
-        self, kind: str, component: Component, *, where: Where = "", base_dir: Path | None = None, **injected: Any
+        self, kind: str, component: Component, *, where: Where = "", base_dir: Path | None = None, **arguments: Any
     ) -> Any:
-        """Construct a component from its options, and from those of `injected` that its signature accepts.
+        """Construct a component from its options, and from those of `arguments` that its signature accepts.
 
-        A class becomes an instance; a function is returned with its keyword-only options bound. Raises `PluginError` as
-        `load` does, and `ConfigError` for the options; messages start with `where`.
+        A class becomes an instance; a function gets its keyword-only options bound, and is wrapped if components of the
+        kind have a method. Raises `PluginError` as `load` does and for an object that is no component of the kind, and
+        `ConfigError` for the options; messages start with `where`.
         """
-        target = self.load(kind, component.use, base_dir=base_dir, where=where)
-        return construct(target, component.options, name=component.use, where=where or KINDS[kind], injected=injected)
+        facts = KINDS[kind]
+        target, arguments = self._target(facts, component, where, base_dir, arguments)
+        where = where or _unplaced(facts, component)
+        built = construct(target, component.options, name=component.use, where=where, injected=arguments)
+        return _checked(built, facts, component.use, place(where))
+
+    def check(self, kind: str, component: Component, *, where: Where = "", base_dir: Path | None = None) -> None:
+        """Raise what `build` would raise without calling the component's constructor."""
+        facts = KINDS[kind]
+        target, arguments = self._target(facts, component, where, base_dir, dict.fromkeys(facts.arguments))
+        bind(
+            target,
+            component.options,
+            name=component.use,
+            where=where or _unplaced(facts, component),
+            injected=arguments,
+        )
 
     def describe(self, kind: str, ref: str, *, base_dir: Path | None = None) -> str:
         """Return the origin of `ref`: `dist==version module:attr`, or `module:attr (file)` if it is in no package."""
@@ -193,13 +190,25 @@ class Registry:
         hint = did_you_mean(wanted, [canonical(package.distribution) for package in self.packages])
         raise PluginError(f"{_prefix(where)}no package '{distribution}' that plugs into agentrl is installed{hint}")
 
+    def _target(
+        self, kind: Kind, component: Component, where: Where, base_dir: Path | None, arguments: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Import a component; return it with the arguments that it gets beside its options."""
+        target = self.load(kind.name, component.use, base_dir=base_dir, where=where)
+        if kind.only_declared:
+            declared = parameters_of(target)[0]
+            arguments = {name: value for name, value in arguments.items() if name in declared}
+        return target, arguments
+
     def _find_in(self, package: Package, kind: str, name: str, prefix: str) -> Entry:
-        _refuse_unusable(package, f"{prefix}{KINDS[kind]} '{name}'")
+        _refuse_unusable(package, f"{prefix}{KINDS[kind].singular} '{name}'")
         for entry in _named(package, kind, name):
             return entry
         known = [entry.name for entry in package.entries if entry.kind == kind]
         hint = did_you_mean(name, known) or (f" (it has {', '.join(sorted(known))})" if known else "")
-        raise PluginError(f"{prefix}{package.distribution} {package.version} has no {KINDS[kind]} '{name}'{hint}")
+        raise PluginError(
+            f"{prefix}{package.distribution} {package.version} has no {KINDS[kind].singular} '{name}'{hint}"
+        )
 
     def _unknown(self, kind: str, name: str, prefix: str) -> PluginError:
         """Return the error for an unknown name, with the nearest one, unusable packages, and the package to install."""
@@ -210,9 +219,29 @@ class Registry:
         package = providers(kind).get(name)
         if package and package not in [canonical(item.distribution) for item in self.packages if item.status == "ok"]:
             others += f"; {pip_install(package)}"
-        error = PluginError(f"{prefix}no {KINDS[kind]} named '{name}'{hint}{others}")
+        error = PluginError(f"{prefix}no {KINDS[kind].singular} named '{name}'{hint}{others}")
         error.__cause__ = next((package.error for package in absent if package.error is not None), None)
         return error
+
+
+def _checked(built: Any, kind: Kind, name: str, where: str) -> Any:
+    """Return a built component, made of it if it is a function; raise `PluginError` if it is none of its kind."""
+    if kind.from_function:
+        built = resolve(kind.from_function).value(built, name, where=where)  # type: ignore[operator]  # a function
+    if kind.method and not callable(getattr(built, kind.method, None)):
+        found = getattr(built, "__qualname__", type(built).__qualname__)
+        raise PluginError(
+            f"{where}: '{name}' builds {found}, which has no method `{kind.method}`; expected a class or an object "
+            f"with `{kind.method}(…)`"
+        )
+    if kind.problem and (problem := resolve(kind.problem).value(built)):  # type: ignore[operator]  # a function
+        raise PluginError(f"{where}: '{name}': {problem}")
+    return built
+
+
+def _unplaced(kind: Kind, component: Component) -> Where:
+    """Return the place for messages about a component that stands in no config."""
+    return lambda option: f"{kind.singular}.{option}" if option else f"{kind.singular} '{component.use}'"
 
 
 def _named(package: Package, kind: str, name: str) -> list[Entry]:
@@ -229,7 +258,7 @@ def _refuse_unusable(package: Package, what: str) -> None:
 def _ambiguity(entries: Sequence[Entry]) -> str:
     owners = " and ".join(entry.distribution for entry in entries)
     spellings = " or ".join(f"{entry.distribution}/{entry.name}" for entry in entries)
-    return f"{KINDS[entries[0].kind]} '{entries[0].name}' is registered by {owners}; write {spellings}"
+    return f"{KINDS[entries[0].kind].singular} '{entries[0].name}' is registered by {owners}; write {spellings}"
 
 
 def _prefix(where: Where) -> str:

@@ -24,7 +24,7 @@ from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import resolve_workflow, with_options
-from agentrl_core.run.component_checks import ConfigSource, PartChecks, problems_of
+from agentrl_core.run.component_checks import ComponentChecks, problems_of
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
 from agentrl_core.scorers.table import ScorerTable
@@ -49,32 +49,34 @@ def check_config(loaded: LoadedConfig[RunConfig]) -> tuple[Sequence[str], Sequen
     only the names of the options are checked.
     """
     run = loaded.run
-    checks = Checks(ConfigSource.from_file(loaded), load_registry(run.plugins.block, on_error=run.plugins.on_error))
+    checks = Checks(loaded, load_registry(run.plugins.block, on_error=run.plugins.on_error))
     return list(dict.fromkeys([*checks.all(), *checks.workflow()])), checks.notes
 
 
-class Checks(PartChecks[RunConfig]):
+class Checks(ComponentChecks[RunConfig]):
     """Checks of the config of `agentrl run`; each check yields one line per problem."""
 
     def __init__(
-        self, given: ConfigSource[RunConfig], registry: Registry, *, load_datasets: bool = False, binds: bool = True
+        self, loaded: LoadedConfig[RunConfig], registry: Registry, *, load_datasets: bool = False, binds: bool = True
     ) -> None:
         """Prepare the checks.
 
         `load_datasets` loads registered data sets instead of only finding them. `binds` also tries whether the
         gateway's port is free.
         """
-        super().__init__(given, registry)
+        super().__init__(loaded, registry)
         self._load_datasets, self._binds = load_datasets, binds
         self.notes: list[str] = unknown_variables(os.environ, named_variables(configs.dump(self._run)))
         self.task_sets: dict[str, Sequence[Task]] = {}
         """Tasks that `tasks` has read, by `data.train`, `data.eval` or `data.eval.NAME`."""
+        data = self._run.data
         self.scorers = ScorerTable(
             registry,
             self._run.scorers,
-            base_dir=given.base_dir,
-            places=given.places,
-            allow_code=self._run.data.allow_code,
+            default=data.default_scorer,
+            base_dir=loaded.base_dir,
+            where=loaded.where,
+            allow_code=data.allow_code,
         )
 
     def all(self) -> Iterator[str]:
@@ -92,11 +94,11 @@ class Checks(PartChecks[RunConfig]):
         workflow = self._run.workflow
         if workflow is not None and self._run.rollout.agent.mode == "inline" and is_reference(workflow.use):
             with contextlib.suppress(PluginError):  # reported where the agent is resolved
-                self._registry.find("workflows", workflow.use, base_dir=self._given.base_dir)
+                self._registry.find("workflows", workflow.use, base_dir=self._loaded.base_dir)
 
     def modes(self) -> Iterator[str]:
         """Yield options that are valid by themselves but not in this version or this combination."""
-        where, run = self._given.where, self._run
+        where, run = self._loaded.where, self._run
         if run.launcher.use != "local":
             yield f"{where('launcher')}: no launcher '{run.launcher.use}' is installed, only 'local'"
         if run.sampling.temperature == 0:
@@ -114,7 +116,7 @@ class Checks(PartChecks[RunConfig]):
 
     def _sampling(self) -> Iterator[str]:
         """Yield sampling options that contradict each other."""
-        where, sampling = self._given.where("sampling.min_tokens"), self._run.sampling
+        where, sampling = self._loaded.where("sampling.min_tokens"), self._run.sampling
         if sampling.min_tokens and sampling.stop:
             yield f"{where}: sampling.stop could end a reply before {sampling.min_tokens} tokens; leave one of them out"
         if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
@@ -131,7 +133,7 @@ class Checks(PartChecks[RunConfig]):
 
     def _groups(self) -> Iterator[str]:
         """Yield options of groups that have no effect as they are set."""
-        where, rollout = self._given.where, self._run.rollout
+        where, rollout = self._loaded.where, self._run.rollout
         if rollout.dynamic_sampling and not self._run.filters:
             yield (
                 f"{where('rollout.dynamic_sampling')}: replaces groups that `filters` drop, but there are no filters; "
@@ -145,7 +147,7 @@ class Checks(PartChecks[RunConfig]):
 
     def _admission(self) -> Iterator[str]:
         """Check the gateway's admin key, and that no other machine can reach a gateway without one."""
-        where, gateway = self._given.where, self._run.gateway
+        where, gateway = self._loaded.where, self._run.gateway
         yield from (
             f"{where('gateway.admin_key_env')}: {text}"
             for text in problems_of(lambda: key_from_environment(gateway.admin_key_env))
@@ -157,21 +159,8 @@ class Checks(PartChecks[RunConfig]):
     def _note_keys(self) -> None:
         for name, upstream in self._run.gateway.upstreams.items():
             if upstream.api_key_env is not None and not os.environ.get(upstream.api_key_env):
-                where = self._given.where(f"gateway.upstreams.{name}.api_key_env")
+                where = self._loaded.where(f"gateway.upstreams.{name}.api_key_env")
                 self.notes.append(f"{where}: the environment variable {upstream.api_key_env} is not set")
-
-    def components(self) -> Iterator[str]:
-        """Check every component that the config names."""
-        run = self._run
-        yield from self._with_options("engines", "engine", run.engine.use, run.engine.options)
-        yield from self.common()
-        if run.gateway.tool_parser != "auto":
-            yield from self._with_options("tool_parsers", "gateway.tool_parser", run.gateway.tool_parser, {})
-        yield from self._built("credits", "credit", run.credit, turn_discount=run.rollout.agent.turn_discount)
-        for index, item in enumerate(run.shaping):
-            yield from self._built("shapings", f"shaping.{index}", item)
-        for index, item in enumerate(run.filters):
-            yield from self._built("filters", f"filters.{index}", item)
 
     def _chat(self, folder: Path) -> Chat:
         if self._run.gateway.tool_parser != "auto":  # `components` checks it
@@ -182,13 +171,13 @@ class Checks(PartChecks[RunConfig]):
         """Build the agent, and end its worker processes again."""
         if self._run.rollout.agent.mode == "online":
             if self._run.workflow is not None:
-                yield f"{self._given.where('workflow')}: {ONLINE_WORKFLOW}"
+                yield f"{self._loaded.where('workflow')}: {ONLINE_WORKFLOW}"
             return
         if self._run.workflow is None:
-            yield f"{self._given.where('workflow')}: {NO_WORKFLOW}"
+            yield f"{self._loaded.where('workflow')}: {NO_WORKFLOW}"
             return
         component = self._run.workflow
-        yield from problems_of(lambda: resolve_agent(self._given, self._registry, component).close_now())
+        yield from problems_of(lambda: resolve_agent(self._loaded, self._registry, component).close_now())
 
     def tasks(self) -> Iterator[str]:
         """Read the task files, and check that each task has a scorer that can score it."""
@@ -197,7 +186,7 @@ class Checks(PartChecks[RunConfig]):
         if data.train is not None:
             sources["data.train"] = data.train
         elif self._run.rollout.agent.mode != "online":
-            yield f"{self._given.where('data.train')}: {NO_TASKS}"
+            yield f"{self._loaded.where('data.train')}: {NO_TASKS}"
         if isinstance(data.eval, str):
             sources["data.eval"] = data.eval
         else:
@@ -213,14 +202,14 @@ class Checks(PartChecks[RunConfig]):
 
     def _read(self, key: str, source: str) -> Sequence[Task]:
         """Read a task file or a registered data set; without `load_datasets` only look whether the data set exists."""
-        path = self._given.base_dir / Path(source).expanduser()
+        path = self._loaded.base_dir / Path(source).expanduser()
         if path.is_file():
             return load_tasks(path)
         if path.is_dir():
-            raise DataError(f"{self._given.where(key)}: {path} is a folder; expected a .jsonl file of tasks")
+            raise DataError(f"{self._loaded.where(key)}: {path} is a folder; expected a .jsonl file of tasks")
         if source.endswith((".jsonl", ".json")):
-            raise DataError(f"{self._given.where(key)}: no such task file: {path}")
-        loader: Callable[[], Sequence[Task]] = self._find("datasets", source, self._given.where(key))
+            raise DataError(f"{self._loaded.where(key)}: no such task file: {path}")
+        loader: Callable[[], Sequence[Task]] = self._load("datasets", source, self._loaded.where(key))
         return loader() if self._load_datasets else ()
 
     def _scorers(self, source: str, tasks: Sequence[Task]) -> Iterator[str]:
@@ -230,8 +219,7 @@ class Checks(PartChecks[RunConfig]):
             by_scorer.setdefault(task.scorer, []).append(task)
         for name, its_tasks in by_scorer.items():
             try:
-                default = self._run.data.default_scorer or default_scorer()
-                scorer = self.scorers.get(default) if name is None else self.scorers.of_task(name)
+                scorer = self.scorers.of_task(its_tasks[0])
             except UsageError as error:
                 if name is None:
                     yield from self._without_default(source, len(its_tasks), error)
@@ -250,7 +238,7 @@ class Checks(PartChecks[RunConfig]):
 
     def _task_place(self, source: str, task: Task) -> str:
         """Return the place of a task for messages, with the line if it is from a file."""
-        path = self._given.base_dir / Path(source).expanduser()
+        path = self._loaded.base_dir / Path(source).expanduser()
         line = line_of(path, task.id) if path.is_file() else None
         return f"{source}: task '{task.id}'" if line is None else f"{path}:{line}: task '{task.id}'"
 
@@ -281,33 +269,36 @@ class Checks(PartChecks[RunConfig]):
             # Whether a user's own workflow returns rewards is known only when it runs.
             return False
         try:
-            target = self._find("workflows", workflow.use, self._given.where("workflow"))
+            target = self._load("workflows", workflow.use, self._loaded.where("workflow"))
         except PluginError:  # reported where the agent is resolved
             return False
         return getattr(target, "leaves_scoring", False) and workflow.options.get("reward_fn") is None
+
+    def _load(self, kind: str, name: str, where: str) -> Any:
+        return self._registry.load(kind, name, base_dir=self._loaded.base_dir, where=where)
 
     def _loss(self) -> Iterator[str]:
         """Build the loss, and the advantage that the loss or the config chooses."""
         yield from super()._loss()
         chosen = self._run.advantage
         try:
-            advantage = settled(self._given, self._registry).advantage
+            advantage = settled(self._loaded, self._registry).advantage
         except UsageError as error:
             # The same error may have been reported by `super()._loss()`; the callers drop duplicates.
             yield str(error)
             advantage = chosen
         if advantage.use != AUTO:
-            where, loss = self._given.where("loss"), self._run.loss.use
+            where, loss = self._loaded.where("loss"), self._run.loss.use
             asks = f"{where}: '{loss}': its `advantage_default` names {advantage.use}: "
             for problem in problems_of(lambda: self._build_advantage(advantage)):
                 yield asks + problem if chosen.use == AUTO else problem
 
     def _build_advantage(self, chosen: Component) -> None:
-        built = self._build("advantages", "advantage", chosen)
+        built = self.built.build_early("advantages", "advantage", chosen)
         for index, item in enumerate(self._run.filters):
             if item.use == "zero_variance" and getattr(built, "compares_groups", False):
                 self.notes.append(
-                    f"{self._given.where(f'filters.{index}')}: drops groups in which every record got 0, although "
+                    f"{self._loaded.where(f'filters.{index}')}: drops groups in which every record got 0, although "
                     f"advantage '{chosen.use}' compares groups with each other; `filters: []` keeps them"
                 )
 
@@ -316,13 +307,13 @@ class Checks(PartChecks[RunConfig]):
         yield from self.scorers.problems()
         name = self._run.data.default_scorer
         if name is not None and name not in self._run.scorers:
-            where = self._given.where("data.default_scorer")
+            where = self._loaded.where("data.default_scorer")
             for problem in problems_of(lambda: self.scorers.get(name)):
                 yield f"{where}: {problem}"
 
 
 def resolve_agent(
-    given: ConfigSource[RunConfig],
+    loaded: LoadedConfig[RunConfig],
     registry: Registry,
     chosen: object,
     workflow_options: Mapping[str, Any] | None = None,
@@ -331,19 +322,19 @@ def resolve_agent(
 
     With `rollout.agent.mode: subproc` the worker processes have started when this returns; the caller ends them.
     """
-    where, config = given.places("workflow"), given.run
+    where, config = loaded.places("workflow"), loaded.run
     if config.rollout.agent.mode != "subproc":
         return resolve_workflow(
-            chosen, registry=registry, base_dir=given.base_dir, where=where, options=workflow_options, run=config
+            chosen, registry=registry, base_dir=loaded.base_dir, where=where, options=workflow_options, run=config
         )
     # Keep the admin key out of the environment of the processes that start from now on: agents must not have it.
     withhold(config.gateway.admin_key_env)
     return resolve_in_workers(
         with_options(chosen, workflow_options or {}, where=where),
         registry=registry,
-        base_dir=given.base_dir,
+        base_dir=loaded.base_dir,
         where=where,
         rollout=config.rollout,
-        agent_where=given.places("rollout.agent"),
+        agent_where=loaded.places("rollout.agent"),
         block=config.plugins.block,
     )

@@ -1,4 +1,4 @@
-"""Resolve a run's config into objects: tasks, agent, scorers. Finds every error that would stop the run later."""
+"""Resolve a run's config into objects: tasks, agent, components. Finds every error that would stop the run later."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ import attrs
 
 from agentrl_core import config as configs
 from agentrl_core.config.schema import RunConfig
-from agentrl_core.errors import ConfigError, DataError, RunError, UsageError
-from agentrl_core.plugins.catalog import default_scorer
+from agentrl_core.errors import ConfigError, DataError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checks import NO_WORKFLOW, ONLINE_WORKFLOW, Checks, resolve_agent
-from agentrl_core.run.component_checks import BuiltParts, ConfigSource
+from agentrl_core.run.component_checks import BuiltComponents
 from agentrl_core.run.cpu_budget import wait_without_spinning
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
-from agentrl_core.run.scorers import check_scorers
+from agentrl_core.scorers.table import check_scorers
 
 if TYPE_CHECKING:
+    from agentrl_core.config import LoadedConfig
     from agentrl_core.plugins.registry import Registry
     from agentrl_core.rollout.episode_source import EpisodeSource
-    from agentrl_core.scorers.call import NormalizedScorer
     from agentrl_core.scorers.table import ScorerTable
     from agentrl_core.types import Task
 
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @attrs.define(kw_only=True)
-class Components(BuiltParts[RunConfig]):
+class RunComponents(BuiltComponents[RunConfig]):
     """Objects that the config of `agentrl run` names."""
 
     workflow: EpisodeSource | None
@@ -46,32 +45,20 @@ class Components(BuiltParts[RunConfig]):
         if self.workflow is not None:
             self.workflow.close_now()
 
-    def scorer_for(self, task: Task) -> NormalizedScorer:
-        """Return the scorer of a task whose workflow returned no reward; raise `RunError` if it is not installed."""
-        default = self.config.data.default_scorer or default_scorer()
-        try:
-            return self.scorers.of_task(task.scorer) if task.scorer else self.scorers.get(default)
-        except UsageError as error:
-            needs = "" if task.scorer else f" names no scorer, so it needs data.default_scorer '{default}'"
-            raise RunError(
-                f"task '{task.id}'{needs}: the workflow returned no reward, and {error}. Return a reward from the "
-                "workflow, name another `scorer` in the task, or set data.default_scorer"
-            ) from error
-
 
 def resolve(
-    given: ConfigSource[RunConfig], *, workflow: object | None = None, workflow_kwargs: Mapping[str, Any] | None = None
-) -> Components:
+    loaded: LoadedConfig[RunConfig], *, workflow: object | None = None, workflow_kwargs: Mapping[str, Any] | None = None
+) -> RunComponents:
     """Load the registry, the tasks and the workflow; raise one `UsageError` for everything that would fail later.
 
     `workflow` replaces the config's workflow. `workflow_kwargs` are its options, in addition to those of the config.
-    In the mode `subproc` the worker processes run when this returns; `Components.close` ends them.
+    In the mode `subproc` the worker processes run when this returns; `RunComponents.close` ends them.
     """
     wait_without_spinning()
-    config = given.run
+    config = loaded.run
     registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
     registry.hooks.notify("configure", config=config)
-    checks = Checks(given, registry, load_datasets=True)
+    checks = Checks(loaded, registry, load_datasets=True)
     if problems := list(dict.fromkeys(checks.all())):
         raise ConfigError("\n".join(problems))
     unknown = unknown_variables(os.environ, named_variables(configs.dump(config)))
@@ -84,28 +71,29 @@ def resolve(
     }
     for name, tasks in eval_sets.items():
         if not tasks:
-            raise DataError(f"{given.where('data.eval')}: the task set '{name}' is empty; expected at least one task")
-    given = attrs.evolve(given, run=settled(given, registry))
-    resolved = _workflow(given, registry, config.workflow if workflow is None else workflow, workflow_kwargs)
+            raise DataError(f"{loaded.where('data.eval')}: the task set '{name}' is empty; expected at least one task")
+    loaded = attrs.evolve(loaded, run=settled(loaded, registry))
+    resolved = _workflow(loaded, registry, config.workflow if workflow is None else workflow, workflow_kwargs)
     used = {} if resolved is None else {"workflow": resolved.name}
     used |= {f"scorers:{name}": description for name, description in checks.scorers.used.items()}
-    return Components(
-        given=given,
+    return RunComponents(
+        loaded=loaded,
         registry=registry,
+        early=checks.built.early,
+        used=used | checks.built.used,
         workflow=resolved,
         tasks=checks.task_sets.get("data.train", ()),
         eval_sets=eval_sets,
         scorers=checks.scorers,
-        used=used,
     )
 
 
 def _workflow(
-    given: ConfigSource[RunConfig], registry: Registry, chosen: object | None, options: Mapping[str, Any] | None
+    loaded: LoadedConfig[RunConfig], registry: Registry, chosen: object | None, options: Mapping[str, Any] | None
 ) -> EpisodeSource | None:
-    online = given.run.rollout.agent.mode == "online"
+    online = loaded.run.rollout.agent.mode == "online"
     if online != (chosen is None):
-        raise ConfigError(f"{given.where('workflow')}: {ONLINE_WORKFLOW if online else NO_WORKFLOW}")
+        raise ConfigError(f"{loaded.where('workflow')}: {ONLINE_WORKFLOW if online else NO_WORKFLOW}")
     if chosen is None:
         return None
-    return resolve_agent(given, registry, chosen, options)
+    return resolve_agent(loaded, registry, chosen, options)

@@ -22,7 +22,6 @@ from agentrl_core.plugins.discovery import core_version
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import one_line
 from agentrl_core.run.checks import Checks
-from agentrl_core.run.component_checks import ConfigSource
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.in_process import InProcessSampling
@@ -31,8 +30,9 @@ from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
+    from agentrl_core.config import LoadedConfig
     from agentrl_core.config.schema import RunConfig
-    from agentrl_core.run.components import Components
+    from agentrl_core.run.components import RunComponents
     from agentrl_core.types import Record, Task
 
 _PYTHONS = ((3, 11), (3, 14))
@@ -67,7 +67,7 @@ def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterat
         yield _port("127.0.0.1", 0)
         return
     try:
-        given = ConfigSource.from_file(configs.load(config, overrides))
+        loaded = configs.load(config, overrides)
     except AgentRLError as error:
         yield _wrong(
             "config",
@@ -75,14 +75,14 @@ def examine(config: Path | None = None, overrides: Sequence[str] = ()) -> Iterat
             f"correct the file; `{command_line('config', 'show', str(config))}` prints all options with their defaults",
         )
         return
-    port = _port(given.run.gateway.host, given.run.gateway.port)
+    port = _port(loaded.run.gateway.host, loaded.run.gateway.port)
     yield port
-    yield _disk(Path(given.run.output_dir))
+    yield _disk(Path(loaded.run.output_dir))
     if not port.ok:
         # The port is reported already. Try the rest on a free port, so that one problem does not hide the others.
-        gateway = attrs.evolve(given.run.gateway, host="127.0.0.1", port=0)
-        given = attrs.evolve(given, run=attrs.evolve(given.run, gateway=gateway))
-    yield from _run(given, config)
+        gateway = attrs.evolve(loaded.run.gateway, host="127.0.0.1", port=0)
+        loaded = attrs.evolve(loaded, run=attrs.evolve(loaded.run, gateway=gateway))
+    yield from _run(loaded, config)
 
 
 def _versions() -> Finding:
@@ -151,9 +151,9 @@ def _disk(output_dir: Path) -> Finding:
     )
 
 
-def _run(given: ConfigSource[RunConfig], config: Path) -> Iterator[Finding]:
+def _run(loaded: LoadedConfig[RunConfig], config: Path) -> Iterator[Finding]:
     """Check everything that the config names, and run one episode."""
-    checks = Checks(given, load_registry(given.run.plugins.block), load_datasets=True, binds=False)
+    checks = Checks(loaded, load_registry(loaded.run.plugins.block), load_datasets=True, binds=False)
     problems = list(dict.fromkeys([*checks.all(), *checks.workflow()]))
     for problem in problems:
         yield Finding(
@@ -168,7 +168,7 @@ def _run(given: ConfigSource[RunConfig], config: Path) -> Iterator[Finding]:
     for note in checks.notes:
         yield Finding(check="config", ok=True, told=f"note: {note}")
     try:
-        components = resolve(given)
+        components = resolve(loaded)
     except AgentRLError as error:
         yield _wrong("agent", error, "correct the agent that `workflow` names in the config")
         return
@@ -177,7 +177,7 @@ def _run(given: ConfigSource[RunConfig], config: Path) -> Iterator[Finding]:
     yield from _rehearsal(components)
 
 
-def _rehearsal(components: Components) -> Iterator[Finding]:
+def _rehearsal(components: RunComponents) -> Iterator[Finding]:
     """Build all parts of a run in a temporary folder, and run one episode."""
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder, ExitStack() as closing:
         directory = RunDirectory.create(Path(folder), "doctor")
@@ -216,7 +216,7 @@ def _rehearsal(components: Components) -> Iterator[Finding]:
                 )
 
 
-def _call(components: Components, side: InProcessSampling, store: Store, run_id: str) -> Iterator[Finding]:
+def _call(components: RunComponents, side: InProcessSampling, store: Store, run_id: str) -> Iterator[Finding]:
     task = _first_task(components)
     if task is None or components.workflow is None:
         yield Finding(
@@ -246,12 +246,12 @@ def _judged(record: Record, task: Task, calls: int) -> Finding:
     )
 
 
-def _name(components: Components) -> str:
+def _name(components: RunComponents) -> str:
     model = components.config.model
     return model.path or f"a new model, built from nothing by '{model.use}'"
 
 
-def _first_task(components: Components) -> Task | None:
+def _first_task(components: RunComponents) -> Task | None:
     for tasks in (components.tasks, *components.eval_sets.values()):
         if tasks:
             return tasks[0]

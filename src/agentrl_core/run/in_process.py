@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.weights import WeightSource
     from agentrl_core.rollout.episode_source import EpisodeSource
-    from agentrl_core.run.components import Components
+    from agentrl_core.run.components import RunComponents
     from agentrl_core.run.start import Start
     from agentrl_core.stores.queue import OvertakeLimits
     from agentrl_core.types import Evaluation, Group, Record, Task
@@ -55,7 +55,7 @@ class InProcessSampling(SamplingSide):
 
     def __init__(
         self,
-        components: Components,
+        components: RunComponents,
         start: Start,
         run_id: str,
         *,
@@ -87,8 +87,6 @@ class InProcessSampling(SamplingSide):
                 "engine",
                 config.engine,
                 model_dir=start.model_dir,
-                seed=config.seed,
-                dtype=config.model.dtype,
             )
             undo.callback(self.engine.close)
             self.engine.start()
@@ -109,7 +107,7 @@ class InProcessSampling(SamplingSide):
                     source=source,
                     gateway=self.gateway,
                     store=start.store,
-                    scorer_for=components.scorer_for,
+                    scorer_for=components.scorers.for_task,
                     config=config.rollout,
                     run_id=run_id,
                 ),
@@ -269,7 +267,7 @@ async def _ended(task: asyncio.Task[None]) -> None:
         logger.info("sampling ended with %s", error)
 
 
-def _gateway(components: Components, start: Start, engine: Engine, run_id: str, admin_key_file: Path) -> Gateway:
+def _gateway(components: RunComponents, start: Start, engine: Engine, run_id: str, admin_key_file: Path) -> Gateway:
     config = components.config
     parser = None
     if config.gateway.tool_parser != "auto":

@@ -15,25 +15,25 @@ from agentrl_core.run.events import RunEvents
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import RunSummary, Tracker
-    from agentrl_core.run.component_checks import BuiltParts
+    from agentrl_core.run.component_checks import BuiltComponents
     from agentrl_core.run.directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
 
 def carry_out(
-    parts: BuiltParts[Any], directory: RunDirectory, work: Callable[[Store, RunEvents], RunSummary]
+    components: BuiltComponents[Any], directory: RunDirectory, work: Callable[[Store, RunEvents], RunSummary]
 ) -> RunSummary:
     """Lock the run's folder, open log, store and trackers, do the work, and close all of them even if it fails.
 
     Raises `KeyboardInterrupt` with the command that resumes the run, and `RunError` for an unexpected exception.
     """
     with directory.locked(), directory.private(), directory.logging_to("run"), ExitStack() as closing:
-        closing.callback(parts.close)
+        closing.callback(components.close)
         try:
-            audience = RunEvents(_trackers(parts, directory, closing), parts.registry.hooks.notify)
-            store: Store = parts.build("stores", "store", parts.config.store, path=directory.database)
-            # Callbacks run in reverse order: the store closes before the trackers, and the parts close last.
+            audience = RunEvents(_trackers(components, directory, closing), components.registry.hooks.notify)
+            store: Store = components.build("stores", "store", components.config.store, path=directory.database)
+            # Callbacks run in reverse order: the store closes before the trackers, and the components close last.
             closing.callback(lambda: asyncio.run(store.close()))
             with _status(store, directory.name):
                 return work(store, audience)
@@ -60,10 +60,10 @@ def _before_any_step(directory: RunDirectory) -> str:
     return f"before its next step: step {saved[0][0]} is saved"
 
 
-def _trackers(parts: BuiltParts[Any], directory: RunDirectory, closing: ExitStack) -> list[Tracker]:
+def _trackers(components: BuiltComponents[Any], directory: RunDirectory, closing: ExitStack) -> list[Tracker]:
     trackers: list[Tracker] = []
-    for index, item in enumerate(parts.config.trackers):
-        tracker = parts.build("trackers", f"trackers.{index}", item, run_dir=directory.path)
+    for index, item in enumerate(components.config.trackers):
+        tracker = components.build("trackers", f"trackers.{index}", item, run_dir=directory.path)
         closing.callback(tracker.close)
         trackers.append(tracker)
     return trackers

@@ -19,7 +19,7 @@ from agentrl_core.run.step_warnings import StepWarnings, answers_found
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentrl_core.run.components import Components
+    from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
     from agentrl_core.run.interruption import Interruption
@@ -37,7 +37,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        components: Components,
+        components: RunComponents,
         directory: RunDirectory,
         start: Start,
         sampling: SamplingSide,

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
-from agentrl_core.config.default_lr import with_rates
 from agentrl_core.config.schema import AUTO, Component, RunConfig
 from agentrl_core.config.sft import SftConfig
 from agentrl_core.errors import ConfigError, PluginError
 from agentrl_core.losses import LossSection, corrected
+from agentrl_core.training.default_lr import with_rates
 
 if TYPE_CHECKING:
     from agentrl_core.api.losses import LossCalculator
+    from agentrl_core.config import LoadedConfig
     from agentrl_core.config.schema import SamplingConfig
     from agentrl_core.plugins.registry import Registry
-    from agentrl_core.run.component_checks import ConfigSource
 
 C = TypeVar("C", bound=RunConfig | SftConfig)
 
@@ -27,42 +27,42 @@ class _Build(Protocol):
         """Construct the component at a dotted key of the config."""
 
 
-def settled(given: ConfigSource[C], registry: Registry) -> C:
+def settled(loaded: LoadedConfig[C], registry: Registry) -> C:
     """Return the config with its open options written out: learning rates, aggregation, horizon and advantage.
 
     Learning rates depend on the model. The other three come from the loss calculator's attributes
     `aggregation_defaults` and `advantage_default`, where the config does not set them. Raises `UsageError` if the loss
     cannot be found or its section is wrong.
     """
-    run = with_rates(attrs.evolve(given.run, loss=settled_loss(given, registry)))
+    run = with_rates(attrs.evolve(loaded.run, loss=settled_loss(loaded, registry)))
     if not isinstance(run, RunConfig):
         return run
-    default = _default(_calculator(given, registry), given, "advantage_default", {"use": "grpo"})
+    default = _default(_calculator(loaded, registry), loaded, "advantage_default", {"use": "grpo"})
     return attrs.evolve(run, advantage=_advantage(run.advantage, default))
 
 
-def settled_loss(given: ConfigSource[Any], registry: Registry) -> Component:
+def settled_loss(loaded: LoadedConfig[Any], registry: Registry) -> Component:
     """Return the section `loss` with its aggregation, unit and horizon written out; raises like `settled`."""
-    loss: Component = given.run.loss
-    defaults = _default(_calculator(given, registry), given, "aggregation_defaults", {})
+    loss: Component = loaded.run.loss
+    defaults = _default(_calculator(loaded, registry), loaded, "aggregation_defaults", {})
     options = dict(loss.options)
     chosen = options.get("aggregation", defaults.get("aggregation", "token_mean"))
     if chosen == "constant" and "horizon" not in {**defaults, **options}:
         # A fine-tuning's config has no section `sampling`.
-        sampling: SamplingConfig | None = getattr(given.run, "sampling", None)
+        sampling: SamplingConfig | None = getattr(loaded.run, "sampling", None)
         if sampling is None or sampling.max_tokens is None:
             raise ConfigError(
-                f"{given.where('loss')}: {loss.use} divides by a constant number of tokens per sequence, which is not "
+                f"{loaded.where('loss')}: {loss.use} divides by a constant number of tokens per sequence, which is not "
                 f"given; set loss.horizon{'' if sampling is None else ', or sampling.max_tokens, its default'}"
             )
         options["horizon"] = sampling.max_tokens
     try:
-        aggregation = LossSection.read(options, defaults, where=given.places("loss")).aggregation
+        aggregation = LossSection.read(options, defaults, where=loaded.places("loss")).aggregation
     except ConfigError as error:
         # Who is at fault? Without the loss's defaults this raises only if the config itself is wrong; if it passes,
         # the fault is in the defaults, and the error must name the loss's package.
-        LossSection.read(options, where=given.places("loss"))
-        name = f"{given.where('loss')}: '{loss.use}': its `aggregation_defaults` are wrong, {defaults}"
+        LossSection.read(options, where=loaded.places("loss"))
+        name = f"{loaded.where('loss')}: '{loss.use}': its `aggregation_defaults` are wrong, {defaults}"
         raise PluginError(f"{name}: {error}") from error
     written: dict[str, Any] = {"aggregation": aggregation.aggregation, "unit": aggregation.unit}
     if aggregation.horizon is not None:
@@ -70,17 +70,17 @@ def settled_loss(given: ConfigSource[Any], registry: Registry) -> Component:
     return Component(loss.use, {**options, **written})
 
 
-def _calculator(given: ConfigSource[Any], registry: Registry) -> Any:
-    return registry.load("losses", given.run.loss.use, base_dir=given.base_dir, where=given.places("loss"))
+def _calculator(loaded: LoadedConfig[Any], registry: Registry) -> Any:
+    return registry.load("losses", loaded.run.loss.use, base_dir=loaded.base_dir, where=loaded.places("loss"))
 
 
-def _default(calculator: Any, given: ConfigSource[Any], name: str, otherwise: Mapping[str, Any]) -> dict[str, Any]:
+def _default(calculator: Any, loaded: LoadedConfig[Any], name: str, otherwise: Mapping[str, Any]) -> dict[str, Any]:
     """Return the mapping that a calculator's class has under `name`; `otherwise` if it has none."""
     found = getattr(calculator, name, otherwise)
     if not isinstance(found, Mapping):
         raise PluginError(
-            f"{given.where('loss')}: '{given.run.loss.use}': its `{name}` is {found!r:.60}; expected a mapping, as an "
-            "attribute of the class"
+            f"{loaded.where('loss')}: '{loaded.run.loss.use}': its `{name}` is {found!r:.60}; expected a mapping, as "
+            "an attribute of the class"
         )
     return dict(found)
 

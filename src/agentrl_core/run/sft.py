@@ -18,12 +18,12 @@ from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError, UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run.checkpoints import Checkpoints
-from agentrl_core.run.component_checks import BuiltParts, ConfigSource, PartChecks, problems_of
+from agentrl_core.run.component_checks import BuiltComponents, ComponentChecks, problems_of
 from agentrl_core.run.cpu_budget import wait_without_spinning
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.lifecycle import carry_out
-from agentrl_core.run.loss import build_loss, settled, settled_loss
+from agentrl_core.run.loss import settled
 from agentrl_core.run.shared_start import (
     announce,
     check_unfinished,
@@ -56,16 +56,16 @@ class FineTuner:
         self, config: SftConfig | Mapping[str, Any] | str | Path, *, overrides: Sequence[str] = (), name: str = ""
     ) -> None:
         if isinstance(config, str | Path):
-            self._given = ConfigSource.from_file(configs.load_as(SftConfig, Path(config), overrides, name=name or None))
+            self._loaded = configs.load_as(SftConfig, Path(config), overrides, name=name or None)
         else:
             plain = configs.dump(config) if isinstance(config, SftConfig) else config
             run = configs.parse_as(SftConfig, plain, [*overrides, *([f"name={name}"] if name else [])])
-            self._given = ConfigSource.from_python(run, Path.cwd())
+            self._loaded = configs.LoadedConfig(run, Path.cwd())
 
     @property
     def config(self) -> SftConfig:
         """The config with overrides applied."""
-        return self._given.run
+        return self._loaded.run
 
     def train(self) -> RunSummary:
         """Train in a new run directory, and block until the end.
@@ -76,11 +76,11 @@ class FineTuner:
         return Interruption().run(self._train)
 
     def _train(self, interruption: Interruption) -> RunSummary:
-        parts = resolve(self._given)
+        components = resolve(self._loaded)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
-        config = attrs.evolve(parts.config, name=directory.name)
-        directory.write_snapshot(configs.dump(config), self._given.base_dir, command=COMMAND)
-        return _run(parts, directory, interruption, resumed=False)
+        config = attrs.evolve(components.config, name=directory.name)
+        directory.write_snapshot(configs.dump(config), self._loaded.base_dir, command=COMMAND)
+        return _run(components, directory, interruption, resumed=False)
 
 
 def resume(directory: RunDirectory, overrides: Sequence[str], interruption: Interruption) -> RunSummary:
@@ -91,34 +91,34 @@ def resume(directory: RunDirectory, overrides: Sequence[str], interruption: Inte
     kept, base_dir = directory.read_snapshot()
     config = configs.parse_as(SftConfig, kept, overrides)
     directory.check_name(config.name)
-    parts = resolve(ConfigSource.from_python(config, base_dir))
+    components = resolve(configs.LoadedConfig(config, base_dir))
     with directory.locked():  # before the first change
-        directory.write_snapshot(configs.dump(parts.config), base_dir, command=COMMAND)
-    return _run(parts, directory, interruption, resumed=True)
+        directory.write_snapshot(configs.dump(components.config), base_dir, command=COMMAND)
+    return _run(components, directory, interruption, resumed=True)
 
 
 @attrs.define(kw_only=True)
-class SftParts(BuiltParts[SftConfig]):
+class SftComponents(BuiltComponents[SftConfig]):
     """Objects that the config of `agentrl sft` names."""
 
     rows: Sequence[Demonstration]
     eval_sets: Mapping[str, Sequence[Demonstration]]
 
 
-class SftChecks(PartChecks[SftConfig]):
+class SftChecks(ComponentChecks[SftConfig]):
     """Checks of the config of `agentrl sft`."""
 
-    def __init__(self, given: ConfigSource[SftConfig], registry: Registry) -> None:
-        super().__init__(given, registry)
+    def __init__(self, loaded: LoadedConfig[SftConfig], registry: Registry) -> None:
+        super().__init__(loaded, registry)
         self.sets: dict[str, Sequence[Demonstration]] = {}
         """`data.train`, `data.eval`, `data.eval.NAME` -> the rows there."""
 
     def all(self) -> list[str]:
         """Return a line for each problem."""
-        found = [*self.imports(), *self.model(), *self.common()]
+        found = [*self.imports(), *self.model(), *self.components()]
         trainer = self._run.trainer
         if trainer.steps and trainer.epochs:
-            found.append(f"{self._given.where('trainer.epochs')}: give either steps or epochs, found both")
+            found.append(f"{self._loaded.where('trainer.epochs')}: give either steps or epochs, found both")
         sources = {"data.train": self._run.data.train}
         if isinstance(self._run.data.eval, str):
             sources["data.eval"] = self._run.data.eval
@@ -126,9 +126,9 @@ class SftChecks(PartChecks[SftConfig]):
             sources |= {f"data.eval.{name}": source for name, source in (self._run.data.eval or {}).items()}
         for key, source in sources.items():
             try:
-                self.sets[key] = load_demonstrations(self._given.base_dir / Path(source).expanduser())
+                self.sets[key] = load_demonstrations(self._loaded.base_dir / Path(source).expanduser())
             except UsageError as error:
-                found.append(f"{self._given.where(key)}: {error}" if "\n" not in str(error) else str(error))
+                found.append(f"{self._loaded.where(key)}: {error}" if "\n" not in str(error) else str(error))
         return list(dict.fromkeys(found))
 
     def _loss(self) -> Iterator[str]:
@@ -138,44 +138,55 @@ class SftChecks(PartChecks[SftConfig]):
     def _supervised_loss(self) -> None:
         from agentrl_core.training.supervised import check_supervised
 
-        check_supervised(build_loss(settled_loss(self._given, self._registry), self._build)[0])
+        check_supervised(self.built.build_loss()[0])
 
 
 def check_config(loaded: LoadedConfig[SftConfig]) -> Sequence[str]:
     """Return one line for each problem that can be found before a fine-tuning starts."""
     plugins = loaded.run.plugins
-    return SftChecks(ConfigSource.from_file(loaded), load_registry(plugins.block, on_error=plugins.on_error)).all()
+    return SftChecks(loaded, load_registry(plugins.block, on_error=plugins.on_error)).all()
 
 
-def resolve(given: ConfigSource[SftConfig]) -> SftParts:
+def resolve(loaded: LoadedConfig[SftConfig]) -> SftComponents:
     """Load the registry and the data; raise one `UsageError` for everything that would fail later."""
     wait_without_spinning()
-    config = given.run
+    config = loaded.run
     registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
-    checks = SftChecks(given, registry)
+    checks = SftChecks(loaded, registry)
     if problems := checks.all():
         raise ConfigError("\n".join(problems))
-    given = attrs.evolve(given, run=settled(given, registry))
+    loaded = attrs.evolve(loaded, run=settled(loaded, registry))
     evals = {
         key.removeprefix("data.").removeprefix("eval."): rows
         for key, rows in checks.sets.items()
         if key != "data.train"
     }
-    return SftParts(given=given, registry=registry, used={}, rows=checks.sets["data.train"], eval_sets=evals)
+    return SftComponents(
+        loaded=loaded,
+        registry=registry,
+        early=checks.built.early,
+        used=checks.built.used,
+        rows=checks.sets["data.train"],
+        eval_sets=evals,
+    )
 
 
-def _run(parts: SftParts, directory: RunDirectory, interruption: Interruption, *, resumed: bool) -> RunSummary:
+def _run(
+    components: SftComponents, directory: RunDirectory, interruption: Interruption, *, resumed: bool
+) -> RunSummary:
     started = time.time()
 
     def work(store: Store, audience: RunEvents) -> RunSummary:
         step, version = 0, 0
         if not resumed:
-            asyncio.run(announce(store, parts, directory.name))
+            asyncio.run(announce(store, components, directory.name))
         checkpoint = newest_checkpoint(store, directory, audience.notice) if resumed else None
-        start = checkpoint[1] if checkpoint else model_directory(parts, directory, lambda: _conversations(parts))
+        start = (
+            checkpoint[1] if checkpoint else model_directory(components, directory, lambda: _conversations(components))
+        )
         audience.notice(loading(start))
         # The tuner comes before the check: with `epochs` the number of steps is known only from the rows.
-        tuner = _tuner(parts, start)
+        tuner = _tuner(components, start)
         if checkpoint is not None:
             step, folder = checkpoint
             check_unfinished(store, directory, step, steps=tuner.steps)
@@ -183,35 +194,33 @@ def _run(parts: SftParts, directory: RunDirectory, interruption: Interruption, *
         for line in tuner.notices:
             audience.notice(line)
         if resumed:
-            version = asyncio.run(rewind(store, parts, directory.name, step)).last_version + 1
+            version = asyncio.run(rewind(store, components, directory.name, step)).last_version + 1
             audience.notice(f"resumed after step {step}")
         else:
             asyncio.run(store.add_version(directory.name, 0, step=0))
         loop = _Loop(
-            parts, directory, store, audience, tuner, interruption, step=step, version=version, started_at=started
+            components, directory, store, audience, tuner, interruption, step=step, version=version, started_at=started
         )
         return loop.run()
 
-    return carry_out(parts, directory, work)
+    return carry_out(components, directory, work)
 
 
-def _conversations(parts: SftParts) -> list[dict[str, Any]]:
+def _conversations(components: SftComponents) -> list[dict[str, Any]]:
     """Return the chats on which the tokenizer of a model from nothing is trained."""
-    return [row.chat for row in parts.rows if row.messages]
+    return [row.chat for row in components.rows if row.messages]
 
 
-def _tuner(parts: SftParts, model_dir: Path) -> Tuner:
+def _tuner(components: SftComponents, model_dir: Path) -> Tuner:
     from agentrl_core.training.fine_tuning import Tuner
 
-    config = parts.config
-    loss, section = build_loss(config.loss, parts.build)
     return Tuner(
         model_dir=model_dir,
-        rows=parts.rows,
-        eval_sets=parts.eval_sets,
-        loss=loss,
-        aggregation=section.aggregation,
-        config=config,
+        rows=components.rows,
+        eval_sets=components.eval_sets,
+        loss=components.loss,
+        aggregation=components.loss_section.aggregation,
+        config=components.config,
     )
 
 
@@ -220,7 +229,7 @@ class _Loop:
 
     def __init__(
         self,
-        parts: SftParts,
+        components: SftComponents,
         directory: RunDirectory,
         store: Store,
         audience: RunEvents,
@@ -231,7 +240,7 @@ class _Loop:
         version: int,
         started_at: float,
     ) -> None:
-        self._parts, self._config, self._directory = parts, parts.config, directory
+        self._components, self._config, self._directory = components, components.config, directory
         self._store, self._audience, self._tuner = store, audience, tuner
         self._step, self._version, self._started_at = step, version, started_at
         self._checkpoints = Checkpoints(tuner, store, directory, self._config.trainer, audience.progress, step=step)
@@ -246,7 +255,7 @@ class _Loop:
             name=self._directory.name,
             directory=str(self._directory.path),
             config=configs.dump(attrs.evolve(self._config, trainer=planned)),
-            components=dict(self._parts.used),
+            components=dict(self._components.used),
             command=COMMAND,
         )
         status, message = "failed", ""

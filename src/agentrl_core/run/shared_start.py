@@ -23,18 +23,18 @@ from agentrl_core.stores.files import flush_to_disk, make_private
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import ResumePoint, Store
-    from agentrl_core.run.component_checks import BuiltParts
+    from agentrl_core.run.component_checks import BuiltComponents
     from agentrl_core.run.directory import RunDirectory
 
 
-async def announce(store: Store, parts: BuiltParts[Any], run_id: str) -> None:
+async def announce(store: Store, components: BuiltComponents[Any], run_id: str) -> None:
     """Write the row of a new run into the store."""
     row = RunRow(
         id=run_id,
         created_at=time.time(),
         status="running",
-        config=configs.dump(parts.config),
-        components=parts.used,
+        config=configs.dump(components.config),
+        components=components.used,
     )
     await store.create_run(row)
     await store.flush()
@@ -118,14 +118,14 @@ def loading(model_dir: Path) -> str:
     return f"loading torch and the model {near(model_dir)} ({written})"
 
 
-async def rewind(store: Store, parts: BuiltParts[Any], run_id: str, step: int) -> ResumePoint:
+async def rewind(store: Store, components: BuiltComponents[Any], run_id: str, step: int) -> ResumePoint:
     """Void all steps after `step`, and publish the weights of `step` under a new policy version.
 
     The version is one that the run never used, so that no token of a voided step can be taken for one of the new steps.
     """
     if run_id not in {run.id for run in await store.runs()}:
         # The first process was killed after it had made the folder and before it had written the run's row.
-        await announce(store, parts, run_id)
+        await announce(store, components, run_id)
     await store.void_after(run_id, step)
     point = await store.resume_point(run_id, step)
     await store.update_run(run_id, status="running")
@@ -134,28 +134,27 @@ async def rewind(store: Store, parts: BuiltParts[Any], run_id: str, step: int) -
 
 
 def model_directory(
-    parts: BuiltParts[Any], directory: RunDirectory, conversations: Callable[[], Sequence[Mapping[str, Any]]]
+    components: BuiltComponents[Any], directory: RunDirectory, conversations: Callable[[], Sequence[Mapping[str, Any]]]
 ) -> Path:
     """Return the folder of the policy before training: `model.path`, or the folder that the builder `model.use` fills.
 
     A builder trains its tokenizer on `conversations`. A resumed run keeps the folder that it has built.
     """
-    config, where = parts.config, parts.where
+    config, where = components.config, components.where
     if config.model.path is not None:
-        if problem := no_model_in(config.model.path, parts.base_dir):
+        if problem := no_model_in(config.model.path, components.base_dir):
             raise ConfigError(f"{where('model.path')}: {problem}")
-        return (parts.base_dir / Path(config.model.path).expanduser()).resolve()
+        return (components.base_dir / Path(config.model.path).expanduser()).resolve()
     if config.model.use is None:
         raise ConfigError(f"{where('model')}: the model is missing; set `path: FOLDER` or `use: tiny`")
     if not (directory.model / "config.json").is_file():
         with _appearing(directory.model) as draft:
             builder = Component(config.model.use, config.model.options)
-            parts.build(
+            components.build(
                 "models",
                 "model",
                 builder,
                 directory=draft,
-                seed=config.seed,
                 conversations=conversations(),
             )()
     return directory.model

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.batching.filters import as_filter
-from agentrl_core.batching.shaping import as_shaping
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.config.schema import WarmStartConfig
     from agentrl_core.data.demonstrations import Demonstration
-    from agentrl_core.run.components import Components
+    from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
     from agentrl_core.training.learner import Learner
@@ -54,7 +52,7 @@ class Start:
     """Earlier submission indices that no step consumed, with the number of unusable groups that each has had."""
 
 
-def fresh_start(components: Components, directory: RunDirectory, store: Store, audience: RunEvents) -> Start:
+def fresh_start(components: RunComponents, directory: RunDirectory, store: Store, audience: RunEvents) -> Start:
     """Start a new run: build or find the policy, and warm-start it if the config says so."""
     asyncio.run(announce(store, components, directory.name))
     model_dir, learner = _initial_policy(components, directory, audience)
@@ -62,7 +60,7 @@ def fresh_start(components: Components, directory: RunDirectory, store: Store, a
     return Start(model_dir=model_dir, learner=learner, store=store)
 
 
-def untrained_start(components: Components, directory: RunDirectory, store: Store) -> Start:
+def untrained_start(components: RunComponents, directory: RunDirectory, store: Store) -> Start:
     """Start for `agentrl doctor`: build or find the policy, without the warm start, which may take minutes."""
     asyncio.run(announce(store, components, directory.name))
     model_dir = model_directory(components, directory, lambda: _conversations(components))
@@ -71,16 +69,13 @@ def untrained_start(components: Components, directory: RunDirectory, store: Stor
     return Start(model_dir=model_dir, learner=learner, store=store)
 
 
-def check_reference(components: Components, directory: RunDirectory) -> None:
+def check_reference(components: RunComponents, directory: RunDirectory) -> None:
     """Raise `ConfigError` if a resumed run's loss needs a reference policy that the run did not keep.
 
     This happens when an override adds a correction such as `kl` to a run that began with a warm start and without it.
     """
-    from agentrl_core.run.loss import build_loss
-
-    config = components.config
-    loss, section = build_loss(config.loss, components.build)
-    if "reference" not in loss.needs or section.reference is not None or config.warm_start is None:
+    named = components.loss_section.reference
+    if "reference" not in components.loss.needs or named is not None or components.config.warm_start is None:
         return
     if directory.all_checkpoints() and not (directory.warm_started / "config.json").is_file():
         raise ConfigError(
@@ -90,7 +85,7 @@ def check_reference(components: Components, directory: RunDirectory) -> None:
         )
 
 
-def resumed_start(components: Components, directory: RunDirectory, store: Store, audience: RunEvents) -> Start:
+def resumed_start(components: RunComponents, directory: RunDirectory, store: Store, audience: RunEvents) -> Start:
     """Restore the newest checkpoint and void the steps after it; without a checkpoint, start from step 0."""
     checkpoint = newest_checkpoint(store, directory, audience.notice)
     if checkpoint is None:
@@ -117,7 +112,7 @@ def resumed_start(components: Components, directory: RunDirectory, store: Store,
     )
 
 
-def _initial_policy(components: Components, directory: RunDirectory, audience: RunEvents) -> tuple[Path, Learner]:
+def _initial_policy(components: RunComponents, directory: RunDirectory, audience: RunEvents) -> tuple[Path, Learner]:
     """Return the folder of the policy before the first step, and its learner; run the warm start if there is one."""
     if builder := components.config.model.use:
         audience.notice(f"building the policy '{builder}'")
@@ -142,22 +137,21 @@ def _initial_policy(components: Components, directory: RunDirectory, audience: R
     return model_dir, learner
 
 
-def _learner(components: Components, directory: RunDirectory, model_dir: Path) -> Learner:
-    from agentrl_core.run.loss import build_loss
+def _learner(components: RunComponents, directory: RunDirectory, model_dir: Path) -> Learner:
     from agentrl_core.training.learner import Learner  # imports torch, so after the notices and the cheap checks
 
-    config = components.config
-    loss, section = build_loss(config.loss, components.build)
+    config, loss, section = components.config, components.loss, components.loss_section
+    (advantage,), (credit,) = components.of("advantages"), components.of("credits")
     return Learner(
         model_dir=model_dir,
         loss=loss,
         aggregation=section.aggregation,
         proximal=section.proximal,
         reference=_reference(components, directory, section.reference) if "reference" in loss.needs else None,
-        advantage=components.build("advantages", "advantage", config.advantage),
-        credit=components.build("credits", "credit", config.credit, turn_discount=config.rollout.agent.turn_discount),
-        shaping=[as_shaping(components.build("shapings", "shaping", item), item.use) for item in config.shaping],
-        filters=[as_filter(components.build("filters", "filters", item), item.use) for item in config.filters],
+        advantage=advantage,
+        credit=credit,
+        shaping=components.of("shapings"),
+        filters=components.of("filters"),
         export_style=config.rollout.agent.export_style,
         config=attrs.evolve(config.trainer, threads=learner_threads(config, usable_cores())[0]),
         seed=config.seed,
@@ -165,7 +159,7 @@ def _learner(components: Components, directory: RunDirectory, model_dir: Path) -
     )
 
 
-def _reference(components: Components, directory: RunDirectory, path: str | None) -> Path:
+def _reference(components: RunComponents, directory: RunDirectory, path: str | None) -> Path:
     """Return the folder of the reference policy: `loss.reference`, else the policy before the first step."""
     if path is not None:
         return (components.base_dir / Path(path).expanduser()).resolve()
@@ -174,12 +168,12 @@ def _reference(components: Components, directory: RunDirectory, path: str | None
     return model_directory(components, directory, lambda: _conversations(components))
 
 
-def _conversations(components: Components) -> list[dict[str, Any]]:
+def _conversations(components: RunComponents) -> list[dict[str, Any]]:
     """Return the chats on which a built tokenizer is trained: the demonstrations, else the tasks' own messages."""
     if components.config.warm_start is not None:
         return [row.chat for row in _demonstrations(components, components.config.warm_start) if row.messages]
     return [{"messages": list(task.data["messages"])} for task in components.tasks]
 
 
-def _demonstrations(components: Components, config: WarmStartConfig) -> list[Demonstration]:
+def _demonstrations(components: RunComponents, config: WarmStartConfig) -> list[Demonstration]:
     return load_demonstrations(components.base_dir / Path(config.data).expanduser())

@@ -14,8 +14,7 @@ from agentrl_core.config.schema import AUTO, RunConfig
 from agentrl_core.errors import UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run import sft
-from agentrl_core.run.component_checks import ConfigSource
-from agentrl_core.run.components import Components, resolve
+from agentrl_core.run.components import RunComponents, resolve
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.in_process import InProcessSampling
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 _DECIDED = ("aggregation", "unit", "horizon")
 """Options of the section `loss` that the loss sets if the config does not; it also chooses the advantage."""
-Begin: TypeAlias = "Callable[[Components, RunDirectory, Store, RunEvents], Start]"
+Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents], Start]"
 """Function that makes a run's start: `fresh_start` or `resumed_start`."""
 
 
@@ -50,16 +49,16 @@ class Trainer:
         self, config: RunConfig | Mapping[str, Any] | str | Path, *, overrides: Sequence[str] = (), name: str = ""
     ) -> None:
         if isinstance(config, str | Path):
-            self._given = ConfigSource.from_file(configs.load(Path(config), overrides, name=name or None))
+            self._loaded = configs.load(Path(config), overrides, name=name or None)
         else:
             run = config if isinstance(config, RunConfig) else configs.parse(config, overrides)
             named = configs.parse(configs.dump(run) | {"name": name}) if name else run
-            self._given = ConfigSource.from_python(named, Path.cwd())
+            self._loaded = configs.LoadedConfig(named, Path.cwd())
 
     @property
     def config(self) -> RunConfig:
         """The config with overrides applied."""
-        return self._given.run
+        return self._loaded.run
 
     def train(self, workflow: object | None = None, *, workflow_kwargs: Mapping[str, Any] | None = None) -> RunSummary:
         """Train in a new run directory, and block until the end; `workflow` replaces the config's workflow.
@@ -75,10 +74,10 @@ class Trainer:
     def _train(
         self, workflow: object | None, workflow_kwargs: Mapping[str, Any] | None, interruption: Interruption
     ) -> RunSummary:
-        components = resolve(self._given, workflow=workflow, workflow_kwargs=workflow_kwargs)
+        components = resolve(self._loaded, workflow=workflow, workflow_kwargs=workflow_kwargs)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         directory.write_snapshot(
-            configs.dump(attrs.evolve(components.config, name=directory.name)), self._given.base_dir
+            configs.dump(attrs.evolve(components.config, name=directory.name)), self._loaded.base_dir
         )
         return _run(components, directory, fresh_start, interruption)
 
@@ -116,7 +115,7 @@ def _resume(
     if config.loss.use != kept["loss"]["use"]:
         config = configs.parse(_unsettled(kept, base_dir), overrides)
     directory.check_name(config.name)
-    components = resolve(ConfigSource.from_python(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
+    components = resolve(configs.LoadedConfig(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
     check_reference(components, directory)
     with directory.locked():  # a run that is being trained keeps its snapshot
         directory.write_snapshot(configs.dump(components.config), base_dir)
@@ -130,10 +129,10 @@ def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
     choice, and stays.
     """
     silent = {name: value for name, value in kept["loss"].items() if name not in _DECIDED}
-    given = ConfigSource.from_python(configs.parse({**kept, "loss": silent, "advantage": AUTO}), base_dir)
-    plugins = given.run.plugins
+    loaded = configs.LoadedConfig(configs.parse({**kept, "loss": silent, "advantage": AUTO}), base_dir)
+    plugins = loaded.run.plugins
     try:
-        decided = configs.dump(settled(given, load_registry(plugins.block, on_error=plugins.on_error)))
+        decided = configs.dump(settled(loaded, load_registry(plugins.block, on_error=plugins.on_error)))
     except UsageError:  # the old loss is not installed any more, so its defaults are unknown
         return dict(kept)
     said = {name: value for name, value in kept["loss"].items() if decided["loss"].get(name) != value}
@@ -144,7 +143,7 @@ def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
     }
 
 
-def _run(components: Components, directory: RunDirectory, begin: Begin, interruption: Interruption) -> RunSummary:
+def _run(components: RunComponents, directory: RunDirectory, begin: Begin, interruption: Interruption) -> RunSummary:
     """Run both sides in this process, inside the frame of `carry_out`."""
     started = time.time()
 

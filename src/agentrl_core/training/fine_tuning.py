@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl_core.config.default_lr import SFT
 from agentrl_core.errors import DataError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
+from agentrl_core.training.default_lr import SFT
 from agentrl_core.training.demonstrations import Demonstrations
 from agentrl_core.training.policy import Policy
 from agentrl_core.training.supervised import SupervisedTrainer, TrainingPlan, held_out_loss

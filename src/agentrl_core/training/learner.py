@@ -20,9 +20,9 @@ from agentrl_core.api.weights import ModuleWeights
 from agentrl_core.batching.packing import pack, split_updates
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.batching.signal import Signal, finished, training_signal
-from agentrl_core.config.default_lr import RL
 from agentrl_core.errors import ConfigError
 from agentrl_core.training.checkpoint import Companions, prune, restore_checkpoint, save_checkpoint
+from agentrl_core.training.default_lr import RL
 from agentrl_core.training.diagnosis import Guard, LogprobGap
 from agentrl_core.training.metrics import Means, ratio_shares, rollout_metrics
 from agentrl_core.training.optimizer import PreStep, Updater, adamw, set_lr

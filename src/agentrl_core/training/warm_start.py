@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl_core.config.default_lr import WARM_START
+from agentrl_core.training.default_lr import WARM_START
 from agentrl_core.training.demonstrations import Demonstrations
 from agentrl_core.training.supervised import SupervisedTrainer, TrainingPlan
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.config.schema import Component
-from agentrl_core.errors import AgentRLError, ConfigError
+from agentrl_core.errors import AgentRLError, ConfigError, PluginError
 from agentrl_core.plugins.references import one_line
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def component_problems(entry: Entry, registry: Registry) -> list[str]:
     # Options are missing, not wrong: the component is sound, but only its author can choose their values.
     except ConfigError:
         return []
+    except PluginError as error:
+        return [str(error)]
     try:
         check(built)
     except (AssertionError, AgentRLError) as error:
@@ -72,17 +74,15 @@ def _credit(credit: Any) -> None:
 
 
 def _filter(group_filter: Any) -> None:
-    from agentrl_core.batching.filters import as_filter
     from agentrl_testing.filters import check_filter
 
-    check_filter(as_filter(group_filter, "filter"))
+    check_filter(group_filter)
 
 
 def _shaping(shaping: Any) -> None:
-    from agentrl_core.batching.shaping import as_shaping
     from agentrl_testing.shapings import check_shaping
 
-    check_shaping(as_shaping(shaping, "shaping"))
+    check_shaping(shaping)
 
 
 def _tool_parser(parser: Any) -> None:

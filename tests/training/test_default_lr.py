@@ -3,8 +3,8 @@
 import pytest
 
 from agentrl_core.config import parse, parse_as
-from agentrl_core.config.default_lr import with_rates
 from agentrl_core.config.sft import SftConfig
+from agentrl_core.training.default_lr import with_rates
 
 BUILT, LOADED = {"use": "tiny"}, {"path": "models/qwen"}
 
