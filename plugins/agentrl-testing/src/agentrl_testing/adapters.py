@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentrl_core.plugins.registry import Registry
-    from agentrl_core.rollout.workflows import ResolvedWorkflow
+    from agentrl_core.rollout.workflow_call import ResolvedWorkflow
     from agentrl_core.types import Episode
 
 _NUM_CONCURRENT = 8
