@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from agentrl_core.batching.signal import Signal
-from agentrl_core.stores.queue import OvertakeLimits
+from agentrl_core.api.group_queue import OvertakeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import Components
     from agentrl_core.run.start import Start
-    from agentrl_core.stores.queue import OvertakeLimits
+    from agentrl_core.api.group_queue import OvertakeLimits
     from agentrl_core.types import Evaluation, Group, Record, Task
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from agentrl_core.api.stores import RecordUsage, ResumePoint, RunRow, SessionRow, StepRow, Store
 from agentrl_core.errors import StoreError
-from agentrl_core.stores.queue import OvertakeLimits
+from agentrl_core.api.group_queue import OvertakeLimits
 from agentrl_core.types import FinishReason, Grammar, Group, Interaction, Outcome, Record, Sampling, Task, run_lengths
 from agentrl_testing.base import ConformanceSuite
 
