@@ -40,8 +40,9 @@ class Server:
             time.sleep(0.05)
 
     def stop(self, sign=signal.SIGTERM):
-        self._process.send_signal(sign)
-        self._process.wait(30)
+        if self._process.poll() is None:
+            self._process.send_signal(sign)
+            self._process.wait(30)
 
     def kill(self):
         self.stop(signal.SIGKILL)
@@ -56,19 +57,25 @@ def python():
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory, request):
+def server_of(python):
+    """Start a server on the data in a folder, with these options."""
+    return lambda folder, *options: Server(folder, python, *options)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, server_of):
     """A server that all tests share."""
-    made = Server(tmp_path_factory.mktemp("server"), request.getfixturevalue("python"))
+    made = server_of(tmp_path_factory.mktemp("server"))
     yield made
-    made.stop(signal.SIGKILL)
+    made.kill()
 
 
 @pytest.fixture
-def own_server(tmp_path, python):
+def own_server(tmp_path, server_of):
     """A server that one test may kill."""
-    made = Server(tmp_path, python)
+    made = server_of(tmp_path, "--sync-on-commit")
     yield made
-    made.stop(signal.SIGKILL)
+    made.kill()
 
 
 @pytest.fixture

@@ -21,6 +21,10 @@ class Suite(StoreSuite):
     def reopen(self, store, open_store):
         return open_store
 
+    @pytest.fixture
+    def read(self, store, open_store):
+        return lambda: open_store(MongoStore.read)
+
 
 class TestWithMotor(Suite):
     pass

@@ -102,6 +102,11 @@ class RunReader(Protocol):
     database that cannot be reached or read raises `StoreError`, which names it without a password, and the fix.
     """
 
+    @property
+    def location(self) -> str:
+        """Path or address of the database for messages, without a password."""
+        ...
+
     async def runs(self) -> list[RunRow]:
         """Return all runs, oldest first."""
         ...
@@ -152,8 +157,8 @@ class Store(RunReader, Protocol):
     """Database of a run; its methods can be awaited on several event loops and threads of one process.
 
     A store's class is built from the options of the config's section `store`, and from `path` and `run` if its
-    constructor has them: a file in the run's folder that the store may use, and the run's name. Its class method
-    `read` takes the same arguments and returns a `RunReader` that changes nothing.
+    constructor has them: a file in the run's folder that the store may use, and the run's name. Its attribute `read`,
+    a class method or a class, takes the same arguments and returns a `RunReader` that changes nothing.
 
     A refused write (full disk, lost file) raises `StoreError`, which names the path and the fix. A value that cannot
     be stored raises its subclass `UnstorableError`; the store stays usable for other values.

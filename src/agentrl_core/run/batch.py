@@ -9,8 +9,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from agentrl_core.batching.signal import Signal
 from agentrl_core.api.group_queue import OvertakeLimits
+from agentrl_core.batching.signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

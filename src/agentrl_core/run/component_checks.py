@@ -44,7 +44,7 @@ _OF_FUNCTIONS = {"filters": as_filter, "shapings": as_shaping}
 """Wrapper that turns a plain function into a component, for the kinds that accept functions."""
 _INJECTED = {
     "engines": ("model_dir", "seed", "dtype"),
-    "stores": ("path",),
+    "stores": ("path", "run"),
     "trackers": ("run_dir",),
     "models": ("directory", "seed", "conversations"),
 }

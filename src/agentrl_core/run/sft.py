@@ -79,7 +79,7 @@ class FineTuner:
         parts = resolve(self._given)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         config = attrs.evolve(parts.config, name=directory.name)
-        directory.write_snapshot(configs.dump(config), self._given.base_dir, command=COMMAND)
+        directory.write_snapshot(configs.dump_without_passwords(config), self._given.base_dir, command=COMMAND)
         return _run(parts, directory, interruption, resumed=False)
 
 
@@ -93,7 +93,7 @@ def resume(directory: RunDirectory, overrides: Sequence[str], interruption: Inte
     directory.check_name(config.name)
     parts = resolve(ConfigSource.from_python(config, base_dir))
     with directory.locked():  # before the first change
-        directory.write_snapshot(configs.dump(parts.config), base_dir, command=COMMAND)
+        directory.write_snapshot(configs.dump_without_passwords(parts.config), base_dir, command=COMMAND)
     return _run(parts, directory, interruption, resumed=True)
 
 
@@ -245,7 +245,7 @@ class _Loop:
         info = RunInfo(
             name=self._directory.name,
             directory=str(self._directory.path),
-            config=configs.dump(attrs.evolve(self._config, trainer=planned)),
+            config=configs.dump_without_passwords(attrs.evolve(self._config, trainer=planned)),
             components=dict(self._parts.used),
             command=COMMAND,
         )

@@ -10,7 +10,7 @@ import attrs
 
 _FORM = re.compile(
     r"(?P<scheme>mongodb(?:\+srv)?://)(?:(?P<user>[^:@/]*)(?::(?P<password>[^@/]*))?@)?"
-    r"(?P<hosts>[^@/?\s]+)(?:/(?P<database>[^?/\s]*))?(?P<options>\?\S*)?"
+    r"(?P<hosts>[^@/?\s]+)(?:/(?P<database>[^@?/\s]*))?(?P<options>\?\S*)?"
 )
 _LONGEST_NAME = 63
 """Longest name of a database in bytes, by MongoDB's limits."""
@@ -18,6 +18,9 @@ _LONGEST_NAME = 63
 
 class AddressError(ValueError):
     """The url is not that of a MongoDB server; the message does not quote it, because it may contain a password."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(f"'url' {fault}")  # so the registry names the option's place in the config
 
 
 @attrs.frozen(kw_only=True)
@@ -42,15 +45,15 @@ class Address:
         match = _FORM.fullmatch(url)
         if match is None:
             raise AddressError(
-                "expected mongodb://USER:PASSWORD@HOST:PORT/DATABASE, where all but the host may be left out; write "
-                "special characters of user and password as in any URL, such as %40 for @"
+                "is not an address: expected mongodb://USER:PASSWORD@HOST:PORT/DATABASE (only the host is needed); "
+                "write special characters of user and password as in any URL, such as %40 for @"
             )
         user, own = match["user"], match["password"]
         secrets = {own, unquote_plus(own)} if own else set()
         if user and own is None and "authMechanism=MONGODB-" not in (match["options"] or ""):
             if not password:
                 raise AddressError(
-                    f"it has a user and no password, which a run's folder never keeps; set the environment variable "
+                    f"has a user and no password, which a run's folder never keeps; set the environment variable "
                     f"{password_env}, or give the whole url again, as in store.url=mongodb://USER:PASSWORD@HOST"
                 )
             own = quote_plus(password)

@@ -39,7 +39,7 @@ _SELECTION_S, _CONNECT_S, _REPLY_S = 2.0, 5.0, 60.0
 """Longest time that the driver looks for a server, connects, and waits for a reply; then the call is repeated."""
 _LAST_CALLS_S = 5.0
 """Longest time that `close` waits for calls that are running."""
-_AUTHENTICATION_FAILED, _UNAUTHORIZED = 18, 13
+_AUTHENTICATION_FAILED, _UNAUTHORIZED, _TOO_LARGE = 18, 13, 10334
 
 
 class Connection:
@@ -206,7 +206,7 @@ class Connection:
         message = f"{self.where}: cannot {what}: {self._reason(error)}"
         if isinstance(error, DuplicateKeyError):
             return StoreError(f"{self.where}: cannot {what}: {DUPLICATE}")
-        if isinstance(error, DocumentTooLarge):
+        if isinstance(error, DocumentTooLarge) or getattr(error, "code", None) == _TOO_LARGE:
             return UnstorableError(f"{message}; MongoDB keeps documents of up to 16 MiB")
         if isinstance(error, BSONError | OverflowError | UnicodeEncodeError):
             return UnstorableError(f"{message}; expected values that JSON and UTF-8 can represent")

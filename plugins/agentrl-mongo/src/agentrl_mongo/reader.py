@@ -46,14 +46,10 @@ class MongoReader:
         password_env: str = "MONGO_PASSWORD",  # noqa: S107 - the name of a variable
         patience_s: float = 60.0,
     ) -> None:
-        try:
-            address = Address.of(url, password=os.environ.get(password_env), password_env=password_env)
-        except AddressError as error:
-            # Without the cause: nothing may quote the url.
-            raise StoreError(f"store.url: {error}") from None
+        address = Address.of(url, password=os.environ.get(password_env), password_env=password_env)
         name = database or address.database or (database_of(run) if run else "")
         if not name:
-            raise StoreError("store.url: it names no database and there is no run; expected mongodb://HOST/DATABASE")
+            raise AddressError("names no database, and there is no run; expected mongodb://HOST/DATABASE")
         self._connection = Connection(
             address, name, driver=driver, patience_s=min(max(0.0, patience_s), self._longest_patience_s)
         )
@@ -61,6 +57,11 @@ class MongoReader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where})"
+
+    @property
+    def location(self) -> str:
+        """Address of the database without user and password."""
+        return self._where
 
     async def runs(self) -> list[RunRow]:
         """Return all runs, oldest first."""

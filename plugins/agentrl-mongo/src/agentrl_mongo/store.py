@@ -11,7 +11,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from agentrl_core.api.stores import ResumePoint, RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError
@@ -78,8 +78,10 @@ class MongoStore(MongoReader):
             try:
                 await database["tasks"].insert_many(values, ordered=False)
             except BulkWriteError as error:
-                if any(fault["code"] != _DUPLICATE_KEY for fault in error.details["writeErrors"]):
-                    raise
+                faults = error.details["writeErrors"] or error.details["writeConcernErrors"]
+                for fault in faults:
+                    if fault["code"] != _DUPLICATE_KEY:
+                        raise OperationFailure(fault["errmsg"], fault["code"]) from None
 
         await self._connection.call(f"add tasks of run '{run_id}'", insert)
 
