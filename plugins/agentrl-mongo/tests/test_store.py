@@ -187,6 +187,13 @@ def test_a_newer_schema_and_a_foreign_database_are_refused(store, raw, url, data
     asyncio.run(foreign.close())
 
 
+def test_a_damaged_document_is_told(store, raw):
+    asyncio.run(announce(store))
+    raw["records"].update_one({"_id": "record"}, {"$unset": {"outcome": ""}})
+    with pytest.raises(StoreError, match=r"cannot list records: a document is damaged \(KeyError: 'outcome'\)"):
+        asyncio.run(store.records(RUN.id))
+
+
 def test_reading_creates_nothing(url, database, driver, raw):
     reader = MongoStore.read(url=url, database=database, driver=driver)
     assert asyncio.run(reader.runs()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import struct
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -168,6 +169,13 @@ class Connection:
                     raise self._refused(what, error) from None
             except (PyMongoError, BSONError, OverflowError, UnicodeEncodeError) as error:
                 raise self._refused(what, error) from None
+            except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
+                if writes:
+                    raise
+                raise StoreError(
+                    f"{self.where}: cannot {what}: a document is damaged ({type(error).__name__}: {error}); put back "
+                    "a copy of the database, or start a new run"
+                ) from error
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 

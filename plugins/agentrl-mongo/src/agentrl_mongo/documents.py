@@ -209,6 +209,7 @@ def interaction_from(kept: Document, parts: Iterable[Document], tools: Sequence[
     ordered = list(parts)
     binary = {name: b"".join(part.get(name, b"") for part in ordered) for name in (*dict(_ARRAYS), *_TEXTS)}
     texts = {name: restored(kept[name]) if name in kept else json.loads(binary[name]) for name in _TEXTS}
+    arrays: Document = {name: _unpack(kind, binary[name]) for name, kind in _ARRAYS}
     return Interaction(
         id=kept["id"],
         record_id=kept["record_id"],
@@ -222,7 +223,7 @@ def interaction_from(kept: Document, parts: Iterable[Document], tools: Sequence[
         requested=restored(kept["requested"]),
         finish_reason=FinishReason(kept["finish_reason"]),
         **{name: restored(kept[name]) for name in _SIMPLE},
-        **{name: _unpack(kind, binary[name]) for name, kind in _ARRAYS},
+        **arrays,
     )
 
 
@@ -279,7 +280,7 @@ def _sampling_to(sampling: Sampling) -> Document:
 
 
 def _sampling_from(kept: Document) -> Sampling:
-    values = {name: tuple(item) if isinstance(item, list) else item for name, item in kept.items()}
+    values: Document = {name: tuple(item) if isinstance(item, list) else item for name, item in kept.items()}
     if "grammar" in values:
         values["grammar"] = Grammar(**values["grammar"])
     return Sampling(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,7 +116,10 @@ class MongoReader:
     async def usage(self, run_id: str) -> Mapping[str, RecordUsage]:
         """Return the LLM calls and tokens so far by record id; records without a call are left out."""
         sums = {"prompt": {"$sum": "$prompt_tokens"}, "output": {"$sum": "$output_tokens"}}
-        pipeline = [{"$match": {"run_id": run_id}}, {"$group": {"_id": "$record_id", "calls": {"$sum": 1}, **sums}}]
+        pipeline: list[Document] = [
+            {"$match": {"run_id": run_id}},
+            {"$group": {"_id": "$record_id", "calls": {"$sum": 1}, **sums}},
+        ]
         return {
             kept["_id"]: RecordUsage(
                 calls=int(kept["calls"]), prompt_tokens=int(kept["prompt"]), output_tokens=int(kept["output"])
@@ -125,7 +129,7 @@ class MongoReader:
 
     async def last_outputs(self, run_id: str) -> Mapping[str, Message]:
         """Return the message sampled by each record's last LLM call by record id, for records that have a call."""
-        pipeline = [
+        pipeline: list[Document] = [
             {"$match": {"run_id": run_id}},
             {"$sort": {"record_id": 1, "seq": 1}},
             {"$group": {"_id": "$record_id", "last": {"$last": "$_id"}}},
@@ -133,7 +137,7 @@ class MongoReader:
         last = {kept["last"]: kept["_id"] for kept in await self._aggregated("find last replies", pipeline)}
         found: dict[str, Message] = {}
         for ids in _slices(list(last)):
-            wanted = {"_id": {"$in": ids}}, []
+            wanted: queries.Query = ({"_id": {"$in": ids}}, [])
             fields = {"record_id": 1, "output": 1}
             for kept in await self._found("read last replies", "interactions", wanted, documents.restored, fields):
                 if "output" in kept:
@@ -150,9 +154,8 @@ class MongoReader:
         """Read the interactions of records with their arrays and, once for all of them, the tools that they share."""
         found: list[Episode] = []
         for some in _slices(records):
-            found += await self._connection.call(
-                "read interactions", lambda database, some=some: _read_episodes(database, some), writes=False
-            )
+            read = functools.partial(_read_episodes, records=some)
+            found += await self._connection.call("read interactions", read, writes=False)
         return found
 
     async def _found(
