@@ -91,6 +91,8 @@ def without_password(text: str) -> str:
 
 def with_user_alone(text: str) -> str:
     """Return a database's address with its user, and without its password and secret options."""
+    if "://" not in text:
+        return text
     text = re.sub(r"(://[^/:@\s]*):\S*@", r"\1@", text)
     return re.sub(r"(?i)(?<=[?&])[^&]*(password|token|secret)[^&]*&?", "", text)
 

@@ -129,6 +129,10 @@ class Connection:
             if self._closed and task is not None and not task.cancelling():  # by `close`, not by the caller
                 raise self._closed_error(what) from None
             raise
+        except RuntimeError:  # the loop was closed meanwhile
+            if self._closed:
+                raise self._closed_error(what) from None
+            raise
 
     async def _counted(self, work: Coroutine[Any, Any, _T]) -> _T:
         task = asyncio.current_task()
@@ -181,7 +185,10 @@ class Connection:
 
     async def _database(self, *, writes: bool, creates: bool) -> Any:
         if self._driver is None:
-            self._driver = DRIVERS[self._driver_name](self._address.url, **self._client_options())
+            try:
+                self._driver = DRIVERS[self._driver_name](self._address.url, **self._client_options())
+            except ValueError as error:  # such as a port that is none
+                raise StoreError(f"{self.where}: {self._reason(error)}; correct store.url") from None
         database = self._driver.client[self._name]
         if not self._is_store:
             self._is_store = await schema.is_store(database, self.where)
