@@ -321,9 +321,8 @@ def test_an_absent_server_is_told_without_the_password(driver, caplog):
         assert "hush" not in text
 
 
-@pytest.mark.parametrize("address", ["mongodb://me:hush@h:99999", "mongodb://me:hush@h/?w=majority&tls=maybe"])
-def test_a_faulty_address_is_told_without_the_password(driver, address):
-    store = MongoStore(url=address, database="d", driver=driver)
+def test_a_faulty_address_is_told_without_the_password(driver):
+    store = MongoStore(url="mongodb://me:hush@h:99999", database="d", driver=driver)
     with pytest.raises(StoreError, match=r"correct store\.url") as refusal:
         asyncio.run(store.runs())
     asyncio.run(store.close())
