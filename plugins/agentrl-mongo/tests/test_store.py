@@ -333,15 +333,16 @@ def test_a_faulty_address_is_told_without_the_password(driver):
 def guarded(server_of, tmp_path_factory):
     """Address of a server that knows the user `me` with the password `hush@1`."""
     folder = tmp_path_factory.mktemp("guarded")
-    server = server_of(folder)
+    server = server_of(folder, "--sync-on-commit")
     with pymongo.MongoClient(server.url) as client:
         client["admin"].command("createUser", "me", pwd="hush@1", roles=["root"])
-    server.stop()
+    server.kill()
     server = server_of(folder, "--auth")
     yield f"mongodb://me@127.0.0.1:{server.port}/?authSource=admin"
     server.kill()
 
 
+@pytest.mark.slow
 def test_a_wrong_password_is_told_and_a_right_one_works(guarded, driver, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     for password, works in (("wrong-one", False), ("hush@1", True)):

@@ -201,7 +201,7 @@ class Connection:
         """Return the options of the client; those that the url sets are left to it."""
         given = {
             "appname": "agentrl",
-            "serverSelectionTimeoutMS": int(1000 * _SELECTION_S),
+            "serverSelectionTimeoutMS": 1 + int(1000 * min(_SELECTION_S, self._patience_s)),
             "connectTimeoutMS": int(1000 * _CONNECT_S),
             "socketTimeoutMS": int(1000 * _REPLY_S),
             # A write returns when it is on the disks of most servers, so that it survives their power cut.
