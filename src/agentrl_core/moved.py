@@ -60,6 +60,7 @@ MOVED: Mapping[str, str] = {
     "agentrl_core.server_client": "agentrl_core.http.server_client",
     "agentrl_core.shared_client": "agentrl_core.http.shared_client",
     "agentrl_core.stores.base": "agentrl_core.api.stores",
+    "agentrl_core.stores.queue": "agentrl_core.api.group_queue",
     "agentrl_core.stores.wakeups": "agentrl_core.concurrency.wakeups",
     "agentrl_core.testing": "agentrl_testing",
     "agentrl_core.testing.adapters": "agentrl_testing.adapters",

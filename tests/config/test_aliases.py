@@ -54,8 +54,8 @@ PAIRS = [
     ("skip_length_normalization=true", "loss.aggregation=token_mean"),
     ("db_connection_string=sqlite:///runs/a.db", "store={use: sqlite, path: runs/a.db}"),
     ("db_connection_string=sqlite:////var/a.db", "store={use: sqlite, path: /var/a.db}"),
-    ("db_connection_string=mongodb://u:p@h:1/run", "store={use: mongo, uri: 'mongodb://u:p@h:1/run'}"),
-    ("db_connection_string=mongodb+srv://h/run", "store={use: mongo, uri: mongodb+srv://h/run}"),
+    ("db_connection_string=mongodb://u:p@h:1/run", "store={use: mongo, url: 'mongodb://u:p@h:1/run'}"),
+    ("db_connection_string=mongodb+srv://h/run", "store={use: mongo, url: mongodb+srv://h/run}"),
     ("output_dir=output", "output_dir=output"),
 ]
 
@@ -150,10 +150,10 @@ def test_an_alias_and_its_native_spelling_may_agree(run_config):
             ),
         ),
         (
-            "store: {uri: 'mongodb://u:first@h/a', use: mongo}\ndb_connection_string: mongodb://u:second@h/b\n",
+            "store: {url: 'mongodb://u:first@h/a', use: mongo}\ndb_connection_string: mongodb://u:second@h/b\n",
             (
-                'config.yaml:2: db_connection_string sets store.uri to the text "mongodb://***@h/b", '
-                'but store.uri (config.yaml:1) sets it to the text "mongodb://***@h/a"; keep one of them'
+                'config.yaml:2: db_connection_string sets store.url to the text "mongodb://***@h/b", '
+                'but store.url (config.yaml:1) sets it to the text "mongodb://***@h/a"; keep one of them'
             ),
         ),
         (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_core.config import dump, parse
+from agentrl_core.config import dump, dump_without_passwords, parse
 from agentrl_core.config.schema import (
     AgentConfig,
     Component,
@@ -72,6 +72,23 @@ configs = st.builds(
 @given(configs)
 def test_a_dumped_config_parses_to_an_equal_one(config):
     assert parse(dump(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("mongodb://me:hush@h:1/d", "mongodb://me@h:1/d"),
+        ("mongodb://me:hu/s@h@h:1", "mongodb://me@h:1"),
+        ("mongodb://h/?tlsCertificateKeyFilePassword=hush&w=1", "mongodb://h/?w=1"),
+        ("mongodb://h/?w=1&authMechanismProperties=AWS_SESSION_TOKEN:hush", "mongodb://h/?w=1&"),
+        ("mongodb://h", "mongodb://h"),
+        ("folder:with@signs?token=x", "folder:with@signs?token=x"),
+    ],
+)
+def test_what_is_kept_of_a_config_has_no_password_of_the_store(given, kept):
+    config = parse({"data": "a.jsonl", "workflow": "x", "store": {"use": "mongo", "url": given, "more": [given]}})
+    assert dump_without_passwords(config) == {**dump(config), "store": {"use": "mongo", "url": kept, "more": [kept]}}
+    assert dump(config)["store"]["url"] == given
 
 
 sections = st.sampled_from(

@@ -178,9 +178,9 @@ def test_a_named_use_of_a_broken_package_raises_from_the_original(install, use):
 def test_an_unknown_name_tells_of_packages_that_could_not_say_what_they_have(install):
     install("agentrl-gone", {"agentrl": {"gone": "reg_gone"}}, {"reg_gone.py": "import a_package_that_is_not_here"})
     with pytest.raises(
-        PluginError, match=r"no store named 'mongo'.*; agentrl-gone 1\.0 failed to load: ModuleNot"
+        PluginError, match=r"no store named 'couch'.*; agentrl-gone 1\.0 failed to load: ModuleNot"
     ) as info:
-        load_registry(environ={}).find("stores", "mongo")
+        load_registry(environ={}).find("stores", "couch")
     assert isinstance(info.value.__cause__, ModuleNotFoundError)
 
 

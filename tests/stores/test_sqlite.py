@@ -35,6 +35,10 @@ class TestSQLiteStore(StoreSuite):
     def reopen(self, store, tmp_path):
         return lambda: SQLiteStore(path=tmp_path / "agentrl.db")
 
+    @pytest.fixture
+    def read(self, store, tmp_path):
+        return lambda: SQLiteStore.read(tmp_path / "agentrl.db")
+
 
 @pytest.fixture
 def path(tmp_path):

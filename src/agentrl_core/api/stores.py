@@ -1,4 +1,4 @@
-"""The `Store` protocol, for authors of stores, and the rows that it exchanges.
+"""The `Store` protocol and its reading half `RunReader`, for authors of stores, and the rows that they exchange.
 
 A store keeps the runs, tasks, records, interactions, groups and steps of an experiment. Sampling and training meet
 only here: the sampler adds groups, the learner takes them. A store is append-only. A record changes its state once,
@@ -14,8 +14,8 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.stores.queue import OvertakeLimits
-    from agentrl_core.types import Episode, Group, Interaction, Record, Task
+    from agentrl_core.api.group_queue import OvertakeLimits
+    from agentrl_core.types import Episode, Group, Interaction, Message, Record, Task
 
 
 @attrs.frozen(kw_only=True)
@@ -95,8 +95,70 @@ class SessionRow:
     """Interaction id -> reward, for the rewards received so far."""
 
 
-class Store(Protocol):
+class RunReader(Protocol):
+    """Reading half of a store: enough for every command that shows, compares or exports runs.
+
+    Its methods can be awaited on several event loops and threads of one process, also while the run goes on. A
+    database that cannot be reached or read raises `StoreError`, which names it without a password, and the fix.
+    """
+
+    @property
+    def location(self) -> str:
+        """Path or address of the database for messages, without a password."""
+        ...
+
+    async def runs(self) -> list[RunRow]:
+        """Return all runs, oldest first."""
+        ...
+
+    async def tasks(self, run_id: str, *, task_set: str | None = None) -> list[Task]:
+        """Return the task rows of a run, or of one of its task sets, in the order in which they were added."""
+        ...
+
+    async def sessions(self, run_id: str) -> list[SessionRow]:
+        """Return the sessions of a run in the order in which they were opened."""
+        ...
+
+    async def steps(self, run_id: str) -> list[StepRow]:
+        """Return the steps in the order in which they were made, including voided steps."""
+        ...
+
+    async def last_version(self, run_id: str) -> int:
+        """Return the highest version ever published in the run, -1 if none."""
+        ...
+
+    async def records(
+        self, run_id: str, *, task_id: str | None = None, is_eval: bool | None = None, limit: int | None = None
+    ) -> list[Record]:
+        """Return the first `limit` records of a run in the order of their start."""
+        ...
+
+    async def episode(self, record_id: str) -> Episode | None:
+        """Return a record, by id or unique id prefix, with its interactions; None if there is none.
+
+        Raises `StoreError` if several ids have the prefix. Only this method fills `score_details`, which may be long.
+        """
+        ...
+
+    async def usage(self, run_id: str) -> Mapping[str, RecordUsage]:
+        """Return the LLM calls and tokens so far by record id, for records that have a call."""
+        ...
+
+    async def last_outputs(self, run_id: str) -> Mapping[str, Message]:
+        """Return the message sampled by each record's last LLM call by record id, for records that have a call."""
+        ...
+
+    async def close(self) -> None:
+        """Release the database; further calls do nothing."""
+        ...
+
+
+class Store(RunReader, Protocol):
     """Database of a run; its methods can be awaited on several event loops and threads of one process.
+
+    A store's class is built from the options of the config's section `store`, and from `path` and `run` if its
+    constructor has them: a file in the run's folder that the store may use, and the run's name. Its attribute `read`,
+    a class method or a class, takes the same arguments and returns a `RunReader` that changes nothing.
 
     A refused write (full disk, lost file) raises `StoreError`, which names the path and the fix. A value that cannot
     be stored raises its subclass `UnstorableError`; the store stays usable for other values.
@@ -110,19 +172,11 @@ class Store(Protocol):
         """Set the run's status."""
         ...
 
-    async def runs(self) -> list[RunRow]:
-        """Return all runs, oldest first."""
-        ...
-
     async def add_tasks(self, run_id: str, tasks: Sequence[Task], *, task_set: str = "train") -> None:
         """Keep the tasks of one of a run's task sets; leave a task that is already there unchanged.
 
         Ids are unique only within a set: a training task and an evaluation task may have the same id.
         """
-        ...
-
-    async def tasks(self, run_id: str, *, task_set: str | None = None) -> list[Task]:
-        """Return the task rows of a run, or of one of its task sets, in the order in which they were added."""
         ...
 
     async def add_group(
@@ -154,10 +208,6 @@ class Store(Protocol):
         """Write the state and rewards of a record's session; once this returns, they survive a killed process."""
         ...
 
-    async def sessions(self, run_id: str) -> list[SessionRow]:
-        """Return the sessions of a run in the order in which they were opened."""
-        ...
-
     async def finish_record(self, record: Record) -> bool:
         """Move a running record to its final outcome; return False and change nothing if it was not running.
 
@@ -178,7 +228,7 @@ class Store(Protocol):
 
         The order is that of submission, by version and index. An open group holds back the groups after it; a
         dropped group does not. With `ahead`, ready groups may overtake open ones by the rule of
-        `stores.queue.next_groups`. Each group is returned to one caller only. Fewer than `count` groups are returned
+        `api.group_queue.next_groups`. Each group is returned to one caller only. Fewer than `count` groups are returned
         only after `close_sampling`.
         """
         ...
@@ -208,33 +258,8 @@ class Store(Protocol):
         """Return the position from which sampling and versions continue; only live steps up to `step` count."""
         ...
 
-    async def steps(self, run_id: str) -> list[StepRow]:
-        """Return the steps in the order in which they were made, including voided steps."""
-        ...
-
     async def add_version(self, run_id: str, version: int, *, step: int) -> None:
         """Record a weight publication; raise `StoreError` unless `version` exceeds all earlier ones of the run."""
-        ...
-
-    async def last_version(self, run_id: str) -> int:
-        """Return the highest version ever published in the run, -1 if none."""
-        ...
-
-    async def records(
-        self, run_id: str, *, task_id: str | None = None, is_eval: bool | None = None, limit: int | None = None
-    ) -> list[Record]:
-        """Return the first `limit` records of a run in the order of their start."""
-        ...
-
-    async def episode(self, record_id: str) -> Episode | None:
-        """Return a record, by id or unique id prefix, with its interactions; None if there is none.
-
-        Raises `StoreError` if several ids have the prefix. Only this method fills `score_details`, which may be long.
-        """
-        ...
-
-    async def usage(self, run_id: str) -> Mapping[str, RecordUsage]:
-        """Return the LLM calls and tokens so far by record id; records without a call are left out."""
         ...
 
     async def flush(self) -> None:

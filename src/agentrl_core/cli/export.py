@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import attrs
 import typer
 
-from agentrl_core.cli.find_run import RunsOption, find_database, model_directory, open_run
+from agentrl_core.cli.find_run import RunsOption, find_run, open_run
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.stores.files import private_opener
@@ -46,10 +46,11 @@ def export(
     selection = Selection(min_reward=min_reward, best_of_group=best_of_group, evaluations=evaluations)
     num_rows = num_records = num_tokens = 0
     altered = []
-    with open_run(run, runs) as (store, row), _opened(output) as file:
+    place = find_run(run, runs)
+    with open_run(place) as (store, row), _opened(output) as file:
         again = taken_again(asyncio.run(store.steps(row.id)))
         records = [record for record in asyncio.run(store.records(row.id)) if record.id not in again]
-        tokenizer = _tokenizer(find_database(run, runs), row)
+        tokenizer = _tokenizer(place.model_directory(row))
         chosen = _chosen(selection, records, row)
         for record in chosen:
             episode = asyncio.run(store.episode(record.id))
@@ -89,11 +90,10 @@ def _chosen(selection: Selection, records: Sequence[Record], row: RunRow) -> lis
     return chosen
 
 
-def _tokenizer(database: Path, row: RunRow) -> str:
+def _tokenizer(folder: Path | None) -> str:
     """Return the digest of the policy's tokenizer; empty if its folder does not exist any more."""
     from agentrl_core.training.demonstrations import tokenizer_digest
 
-    folder = model_directory(database, row)
     return "" if folder is None else tokenizer_digest(folder)
 
 

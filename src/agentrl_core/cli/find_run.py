@@ -1,32 +1,67 @@
-"""Find a run on disk by its name, folder or database (default: the newest one), and open its store for reading."""
+"""Find a run by its name, folder or database file (default: the newest one), and open its store for reading."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+import attrs
 import typer
 
 from agentrl_core.config.invocation import command_line
 from agentrl_core.config.nearest import did_you_mean
-from agentrl_core.errors import StoreError, UsageError
-from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.errors import AgentRLError, UsageError
+from agentrl_core.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentrl_core.api.stores import RunRow
-
-DATABASE_NAME = "agentrl.db"
+    from agentrl_core.api.stores import RunReader, RunRow
 
 RunsOption: TypeAlias = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
 
 
+@attrs.frozen
+class RunPlace:
+    """Place of a run: its folder, and a database file if the user named one."""
+
+    directory: Path
+    file: Path | None = None
+
+    @property
+    def last_write(self) -> float:
+        """Time of the run's last write in Unix seconds, as its own files tell."""
+        database = self.file or RunDirectory(self.directory).database
+        if not database.is_file():  # the store is elsewhere, so the other files have to tell
+            files = itertools.chain(self.directory.iterdir(), self.directory.glob("logs/*"))
+            return max((path.stat().st_mtime for path in files), default=self.directory.stat().st_mtime)
+        written = database.stat().st_mtime
+        # Recent writes of SQLite are in its write-ahead log.
+        with contextlib.suppress(FileNotFoundError):
+            found = database.with_name(f"{database.name}-wal").stat()
+            if found.st_size:  # a reader that writes nothing leaves an empty log with a new time
+                written = max(written, found.st_mtime)
+        return written
+
+    def model_directory(self, row: RunRow) -> Path | None:
+        """Return a folder with the run's tokenizer and chat template, from the run itself or from its config.
+
+        None if none of them exists any more.
+        """
+        folders = [self.directory / "model", *sorted((self.directory / "checkpoints").glob("step-*"))]
+        snapshot, named = self.directory / "config.json", (row.config.get("model") or {}).get("path")
+        if named and snapshot.is_file():
+            base_dir = json.loads(snapshot.read_text(encoding="utf-8"))["base_dir"]
+            folders.append(Path(base_dir) / Path(named).expanduser())
+        return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
+
+
 def find_directory(run: str, runs: Path) -> Path:
-    """Return the folder of a run, given its name in `runs`, its path or its database's path.
+    """Return the folder of a run, given its name in `runs`, its path or the path of a file in it.
 
     Raises `UsageError`, with similar names, if there is no such run.
     """
@@ -35,82 +70,56 @@ def find_directory(run: str, runs: Path) -> Path:
             return path
         if path.is_file():
             return path.parent
-    names = sorted(path.parent.name for path in runs.glob(f"*/{DATABASE_NAME}"))
+    names = sorted(place.directory.name for place in places_of(runs))
     known = did_you_mean(run, names) or (f" (runs there: {', '.join(names)})" if names else f" ({runs} has no runs)")
     raise UsageError(
         f"no run '{run}' in {runs}{known}; give a name that `{command_line('runs', 'list')}` prints, or a folder"
     )
 
 
-def databases_of(runs: Path) -> list[Path]:
-    """Return the databases of all runs, sorted by last write, the newest last."""
-    return sorted(runs.glob(f"*/{DATABASE_NAME}"), key=last_write)
+def places_of(runs: Path) -> list[RunPlace]:
+    """Return all runs, sorted by last write, the newest last."""
+    folders = [path for path in runs.glob("*") if _is_run(path)]
+    return sorted(map(RunPlace, folders), key=lambda place: place.last_write)
 
 
-def newest_database(runs: Path) -> Path:
-    """Return the database that was written last; raise `UsageError` if there is none."""
-    databases = databases_of(runs)
-    if not databases:
-        raise UsageError(
-            f"no runs in {runs.absolute()}; start one with `{command_line('run', 'CONFIG')}`, or give --runs DIR"
-        )
-    return databases[-1]
-
-
-def last_write(database: Path) -> float:
-    """Return the time of a database's last write in Unix seconds; recent writes are in its write-ahead log."""
-    written = database.stat().st_mtime
-    log = database.with_name(f"{database.name}-wal")
-    with contextlib.suppress(FileNotFoundError):
-        found = log.stat()
-        if found.st_size:  # a reader that writes nothing leaves an empty log with a new time
-            written = max(written, found.st_mtime)
-    return written
-
-
-def find_database(run: str | None, runs: Path) -> Path:
-    """Return the database of `run`, or of the run that was written last if `run` is None."""
+def find_run(run: str | None, runs: Path) -> RunPlace:
+    """Return the place of `run`, or of the run that was written last if `run` is None."""
     if run is None:
-        return newest_database(runs)
-    named = Path(run)
-    database = named if named.is_file() else find_directory(run, runs) / DATABASE_NAME
-    if not database.is_file():
+        places = places_of(runs)
+        if not places:
+            raise UsageError(
+                f"no runs in {runs.absolute()}; start one with `{command_line('run', 'CONFIG')}`, or give --runs DIR"
+            )
+        return places[-1]
+    if (named := Path(run)).is_file():
+        return RunPlace(named.parent, named)
+    directory = find_directory(run, runs)
+    if not _is_run(directory):
         raise UsageError(
-            f"{database.parent} contains no {DATABASE_NAME}: it is not a run directory, or its run uses another store"
+            f"{directory} contains no {RunDirectory(directory).database.name} and no config.json: "
+            "it is not a run directory"
         )
-    return database
+    return RunPlace(directory)
 
 
-def model_directory(database: Path, row: RunRow) -> Path | None:
-    """Return a folder with a run's tokenizer and chat template, from the run itself or from its config.
-
-    None if none of them exists any more.
-    """
-    folders = [database.parent / "model", *sorted((database.parent / "checkpoints").glob("step-*"))]
-    snapshot, named = database.parent / "config.json", (row.config.get("model") or {}).get("path")
-    if named and snapshot.is_file():
-        base_dir = json.loads(snapshot.read_text(encoding="utf-8"))["base_dir"]
-        folders.append(Path(base_dir) / Path(named).expanduser())
-    return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
-
-
-def find_record(record: str, runs: Path) -> Path:
-    """Return the database of the newest run that contains a record, given its id or the first characters of it.
+def find_record(record: str, runs: Path) -> RunPlace:
+    """Return the newest run that contains a record, given its id or the first characters of it.
 
     Raises `UsageError` if no run contains it.
     """
-    newest_first = databases_of(runs)[::-1] or [newest_database(runs)]
+    newest_first = places_of(runs)[::-1] or [find_run(None, runs)]
     known: list[str] = []
     broken: list[str] = []
-    for database in newest_first:
+    for place in newest_first:
         with contextlib.ExitStack() as closing:
             try:
-                store, row = closing.enter_context(open_run(str(database), runs))
-            except (UsageError, StoreError) as error:  # another run may contain it
+                store, row = closing.enter_context(open_run(place))
+            except AgentRLError as error:  # another run may contain it
                 broken.append(f"; {error}")
                 continue
             if asyncio.run(store.episode(record)) is not None:
-                return database
+                return place
             known += [item.id for item in asyncio.run(store.records(row.id))]
     raise UsageError(
         f"no record '{record}' in any run of {runs}{did_you_mean(record, known)}; "
@@ -119,17 +128,23 @@ def find_record(record: str, runs: Path) -> Path:
 
 
 @contextlib.contextmanager
-def open_run(run: str | None, runs: Path) -> Iterator[tuple[SQLiteStore, RunRow]]:
-    """Open the store of a run for reading, and yield it with the run's row; the run may still be going.
+def open_run(place: RunPlace) -> Iterator[tuple[RunReader, RunRow]]:
+    """Open the store of a run for reading, and yield it with the run's row; the run may still be going."""
+    from agentrl_core.run.stores import open_reader
 
-    `run` as None means the run that was written last.
-    """
-    database = find_database(run, runs)
-    store = SQLiteStore.read(database)
+    directory = RunDirectory(place.directory)
+    reader = open_reader(directory, place.file)
     try:
-        rows = asyncio.run(store.runs())
+        rows = asyncio.run(reader.runs())
         if not rows:
-            raise UsageError(f"{database}: this database does not contain a run yet")
-        yield store, next((row for row in rows if row.id == database.absolute().parent.name), rows[-1])
+            raise UsageError(f"{reader.location}: this database does not contain a run yet")
+        name = directory.path.absolute().name
+        yield reader, next((row for row in rows if row.id == name), rows[-1])
     finally:
-        asyncio.run(store.close())
+        asyncio.run(reader.close())
+
+
+def _is_run(path: Path) -> bool:
+    """Return whether a folder has what a run writes first: its config snapshot or its database."""
+    directory = RunDirectory(path)
+    return directory.database.is_file() or directory.snapshot.is_file()

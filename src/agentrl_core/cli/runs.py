@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl_core.cli.find_run import DATABASE_NAME, RunsOption, find_directory, last_write, open_run
+from agentrl_core.cli.find_run import RunsOption, find_directory, find_run, open_run, places_of
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import AgentRLError
 from agentrl_core.stores.folder_lock import is_abandoned
@@ -18,8 +18,8 @@ from agentrl_core.stores.folder_lock import is_abandoned
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.api.stores import RunRow, StepRow
-    from agentrl_core.stores.sqlite import SQLiteStore
+    from agentrl_core.api.stores import RunReader, RunRow, StepRow
+    from agentrl_core.cli.find_run import RunPlace
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
@@ -37,8 +37,7 @@ def runs() -> None:
 @app.command("list")
 def list_(*, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
     """List the runs, the newest last."""
-    databases = sorted(runs.glob(f"*/{DATABASE_NAME}"), key=last_write)
-    found = [_summary(database) for database in databases]
+    found = [_summary(place) for place in places_of(runs)]
     if as_json:
         print_json(found)
     elif not found:
@@ -50,10 +49,11 @@ def list_(*, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
 @app.command()
 def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
     """Show one run: status, steps, last reward, records by outcome, components."""
-    with open_run(run, runs) as (store, row):
+    place = find_run(run, runs)
+    with open_run(place) as (store, row):
         steps = asyncio.run(store.steps(row.id))
         records = asyncio.run(store.records(row.id))
-        facts = _facts(store, row, steps)
+        facts = _facts(place, store, row, steps)
     outcomes = Counter(record.outcome.value + (f"({record.reason})" if record.reason else "") for record in records)
     if as_json:
         details = {"outcomes": dict(outcomes), "components": row.components, "config": row.config, "all_steps": steps}
@@ -103,24 +103,24 @@ def _chosen(section: object) -> str:
     return f"{name} ({options})" if name and options else str(name)
 
 
-def _summary(database: Path) -> dict[str, Any]:
-    """Return a summary of one run; an unreadable database gives its name and the reason."""
+def _summary(place: RunPlace) -> dict[str, Any]:
+    """Return a summary of one run; an unreadable store gives its name and the reason."""
     try:
-        with open_run(str(database), database.parent.parent) as (store, row):
-            return _facts(store, row, asyncio.run(store.steps(row.id)))
+        with open_run(place) as (store, row):
+            return _facts(place, store, row, asyncio.run(store.steps(row.id)))
     except AgentRLError as error:
-        return {"name": database.parent.name, "status": f"unreadable: {error}", "last_write": last_write(database)}
+        return {"name": place.directory.name, "status": f"unreadable: {error}", "last_write": place.last_write}
 
 
-def _facts(store: SQLiteStore, row: RunRow, steps: Sequence[StepRow]) -> dict[str, Any]:
+def _facts(place: RunPlace, store: RunReader, row: RunRow, steps: Sequence[StepRow]) -> dict[str, Any]:
     live = [step for step in steps if not step.voided]
     return {
         "name": row.id,
-        "status": _status(store, row),
+        "status": _status(place, store, row),
         "error": row.error,
-        "directory": str(store.path.parent),
+        "directory": str(place.directory),
         "created_at": row.created_at,
-        "last_write": last_write(store.path),
+        "last_write": place.last_write,
         "steps": live[-1].step if live else 0,
         "voided_steps": len(steps) - len(live),
         "version": asyncio.run(store.last_version(row.id)),
@@ -129,12 +129,12 @@ def _facts(store: SQLiteStore, row: RunRow, steps: Sequence[StepRow]) -> dict[st
     }
 
 
-def _status(store: SQLiteStore, row: RunRow) -> str:
+def _status(place: RunPlace, store: RunReader, row: RunRow) -> str:
     """Return the status of a run; `killed` if its process ended without writing one.
 
     That happens after kill -9 or when the machine goes down. The store then still says `running`.
     """
-    if row.status != "running" or not is_abandoned(store.path.parent):
+    if row.status != "running" or not is_abandoned(place.directory):
         return row.status
     now = next((each.status for each in asyncio.run(store.runs()) if each.id == row.id), row.status)
     # The run may have ended normally between the reading of `row` and the look at its lock, so read again.

@@ -15,7 +15,7 @@ import typer
 from agentrl_core.api.stores import RecordUsage
 from agentrl_core.cli.episode_text import content_text, episode_lines, fidelity_text, printable
 from agentrl_core.cli.export import export
-from agentrl_core.cli.find_run import RunsOption, find_database, find_record, model_directory, open_run
+from agentrl_core.cli.find_run import RunsOption, find_record, find_run, open_run
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.config.invocation import command_line
 from agentrl_core.config.nearest import did_you_mean
@@ -26,7 +26,6 @@ from agentrl_core.weights.witness import NOTHING, verify
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentrl_core.api.stores import RunRow
     from agentrl_core.chat.facade import Chat
     from agentrl_core.types import Message, Record
 
@@ -79,7 +78,7 @@ def list_(
 
     `--sort reward` begins with the worst episodes, `--sort=-tokens` with the longest.
     """
-    with open_run(run, runs) as (store, row):
+    with open_run(find_run(run, runs)) as (store, row):
         records = asyncio.run(store.records(row.id, task_id=task))
         usage = asyncio.run(store.usage(row.id))
         replies = {} if as_json else asyncio.run(store.last_outputs(row.id))
@@ -117,8 +116,8 @@ def show(
 
     Also shows where a prompt differs from what the chat template would render (drift).
     """
-    database = find_database(run, runs) if run else find_record(record, runs)
-    with open_run(str(database), runs) as (store, row):
+    place = find_run(run, runs) if run else find_record(record, runs)
+    with open_run(place) as (store, row):
         episode = asyncio.run(store.episode(record))
         if episode is None:
             known = [item.id for item in asyncio.run(store.records(row.id))]
@@ -133,7 +132,7 @@ def show(
             {"record": episode.record, "task": tasks[0] if tasks else None, "interactions": episode.interactions}
         )
         return
-    for line in episode_lines(episode, tasks[0] if tasks else None, _chat(row, database)):
+    for line in episode_lines(episode, tasks[0] if tasks else None, _chat(place.model_directory(row))):
         typer.secho(line.text, bold=line.heading)
 
 
@@ -149,7 +148,7 @@ def verify_(
     The exit code is 1 if any token differs.
     """
     verdicts = []
-    with open_run(run, runs) as (store, row):
+    with open_run(find_run(run, runs)) as (store, row):
         for record in asyncio.run(store.records(row.id)):
             episode = asyncio.run(store.episode(record.id))
             if episode is not None:
@@ -168,12 +167,11 @@ def verify_(
         raise typer.Exit(1)
 
 
-def _chat(row: RunRow, database: Path) -> Chat | None:
+def _chat(directory: Path | None) -> Chat | None:
     """Return the policy's tokenizer and chat template; None if its model directory does not exist any more."""
     from agentrl_core.chat import Chat
     from agentrl_core.chat.parsers.hermes import HermesParser
 
-    directory = model_directory(database, row)
     # Any parser: replies were read when they were sampled.
     return None if directory is None else Chat.from_directory(directory, parser=HermesParser())
 

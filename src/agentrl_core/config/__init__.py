@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrl_core.config.loading import LoadedConfig, load, load_as, parse, parse_as
-    from agentrl_core.config.structure import dump
+    from agentrl_core.config.structure import dump, dump_without_passwords
 
-__all__ = ["LoadedConfig", "dump", "load", "load_as", "parse", "parse_as"]
+__all__ = ["LoadedConfig", "dump", "dump_without_passwords", "load", "load_as", "parse", "parse_as"]
 
 
 def __getattr__(name: str) -> Any:
     """Import on use: the registry needs only the schema, and `agentrl --help` needs neither YAML nor cattrs."""
-    if name == "dump":
-        from agentrl_core.config.structure import dump
+    if name in ("dump", "dump_without_passwords"):
+        from agentrl_core.config import structure
 
-        return dump
+        return getattr(structure, name)
     if name in __all__:
         from agentrl_core.config import loading
 

@@ -125,7 +125,7 @@ class NativeSpelling:
             yield _rename(assignment, ("store", "path"), address.removeprefix("sqlite:///"))
         elif isinstance(address, str) and re.match(r"mongodb(\+srv)?://", address):
             yield _rename(assignment, ("store", "use"), "mongo")
-            yield _rename(assignment, ("store", "uri"), address)
+            yield _rename(assignment, ("store", "url"), address)
         else:
             # Do not show the address: it may contain a password.
             self._problem(assignment, "expected sqlite:///FILE or mongodb://HOST/DATABASE")

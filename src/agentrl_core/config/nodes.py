@@ -85,7 +85,16 @@ def describe(value: Any) -> str:
 
 def without_password(text: str) -> str:
     """Return the text with user and password of database addresses replaced by `***`."""
-    return re.sub(r"://[^/@\s]*@", "://***@", text)
+    # Up to the last @, because a password that nobody escaped may have any sign.
+    return re.sub(r"://\S*@", "://***@", text)
+
+
+def with_user_alone(text: str) -> str:
+    """Return a database's address with its user, and without its password and secret options."""
+    if "://" not in text:
+        return text
+    text = re.sub(r"(://[^/:@\s]*):\S*@", r"\1@", text)
+    return re.sub(r"(?i)(?<=[?&])[^&]*(password|token|secret)[^&]*&?", "", text)
 
 
 def from_python(value: Any, place: Place) -> Node:

@@ -22,6 +22,7 @@ from agentrl_core.config.conversion import (
 )
 from agentrl_core.config.foreign_hints import counterpart
 from agentrl_core.config.nearest import did_you_mean
+from agentrl_core.config.nodes import with_user_alone
 from agentrl_core.config.schema import Component, ModelConfig, RunConfig
 from agentrl_core.config.sft import COUNTERPARTS, SftConfig
 
@@ -40,6 +41,20 @@ def structure(data: Mapping[str, Any], schema: type[C]) -> C:
 def dump(config: RunConfig | SftConfig) -> dict[str, Any]:
     """Return `config` as plain data with all defaults; `parse` turns it back into an equal config."""
     return cast("dict[str, Any]", _converter.unstructure(config))
+
+
+def dump_without_passwords(config: RunConfig | SftConfig) -> dict[str, Any]:
+    """Return `config` as `dump` does, for files and trackers: the address of the store has no password."""
+    dumped = dump(config)
+    return {**dumped, "store": _without_passwords(dumped["store"])}
+
+
+def _without_passwords(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_passwords(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_passwords(item) for item in value]
+    return with_user_alone(value) if isinstance(value, str) else value
 
 
 def default_of(name: str) -> Any:

@@ -209,11 +209,11 @@ def register_engines(register: Register[Callable[..., Engine]]) -> None:
     """
 
 
-@kind("store", option="store", arguments={"path": ""})
+@kind("store", option="store", arguments={"path": "", "run": ""})
 def register_stores(register: Register[Callable[..., Store]]) -> None:
     """Register stores: storage of runs, records and interactions, chosen by `store: {use: NAME}`.
 
-    Built with `path`, the run's database file, beside the config's options. Added in 0.1.
+    Built with `path`, the run's database file, and `run`, its name, beside the config's options. Added in 0.1.
 
         from agentrl_core import hookimpl
 

@@ -47,7 +47,9 @@ def bind(
         return {}
     named, open_ended = parameters_of(target)
     # A function's positional parameters are its arguments (a task, a group), not options.
-    own = {key: item for key, item in named.items() if inspect.isclass(target) or item.kind is item.KEYWORD_ONLY}
+    # Those of a class, or of a class method that builds one, are.
+    builds = inspect.isclass(target) or inspect.isclass(getattr(target, "__self__", None))
+    own = {key: item for key, item in named.items() if builds or item.kind is item.KEYWORD_ONLY}
     unknown = [key for key in options if key not in own and (key in named or not open_ended)]
     if unknown:
         hint = counterpart(unknown[0]) or _near_option(unknown[0], own.keys() - injected.keys())

@@ -26,6 +26,7 @@ from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.in_process import InProcessSampling
 from agentrl_core.run.start import untrained_start
+from agentrl_core.run.stores import check_store, scratch_store
 from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
@@ -182,12 +183,13 @@ def _rehearsal(components: RunComponents) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder, ExitStack() as closing:
         directory = RunDirectory.create(Path(folder), "doctor")
         try:
-            store: Store = components.build("stores", "store", components.config.store, path=directory.database)
+            check_store(components, directory)
         except AgentRLError as error:
             yield _wrong("store", error, "correct the config's `store`")
             return
-        closing.callback(lambda: asyncio.run(store.close()))
         yield Finding(check="store", ok=True, told=components.used[f"stores:{components.config.store.use}"])
+        store = scratch_store(directory)
+        closing.callback(lambda: asyncio.run(store.close()))
         try:
             start = untrained_start(components, directory, store)
             notices: list[str] = []

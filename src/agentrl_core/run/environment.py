@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 _KNOWN = ("AGENTRL_ADMIN_KEY", "AGENTRL_BLOCK_PLUGINS", "AGENTRL_LOAD_PLUGINS", "AGENTRL_TRACE_PLUGINS")
-_OTHERS = re.compile(r"AGENTRL_SUBPROC_WORKER|AGENTRL_\w+_PYTHON|AGENTRL_BENCH_\w+")
+_OTHERS = re.compile(r"AGENTRL_SUBPROC_WORKER|AGENTRL_\w+_PYTHON|AGENTRL_(BENCH|TEST)_\w+")
 """Variables that no user of a run sets: for a run's worker processes, for tests of plugins that bring another Python
-interpreter, and for benchmarks."""
+interpreter or a server, and for benchmarks."""
 
 
 def unknown_variables(environment: Iterable[str], named: Collection[str]) -> list[str]:

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentrl_core.api.engines import Engine
+    from agentrl_core.api.group_queue import OvertakeLimits
     from agentrl_core.api.weights import WeightSource
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.start import Start
-    from agentrl_core.stores.queue import OvertakeLimits
     from agentrl_core.types import Evaluation, Group, Record, Task
 
 logger = logging.getLogger(__name__)

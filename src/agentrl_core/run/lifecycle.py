@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import AgentRLError, RunError, StoreError
 from agentrl_core.run.events import RunEvents
+from agentrl_core.run.stores import open_store
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
@@ -32,7 +33,7 @@ def carry_out(
         closing.callback(components.close)
         try:
             audience = RunEvents(_trackers(components, directory, closing), components.registry.hooks.notify)
-            store: Store = components.build("stores", "store", components.config.store, path=directory.database)
+            store: Store = open_store(components, directory)
             # Callbacks run in reverse order: the store closes before the trackers, and the components close last.
             closing.callback(lambda: asyncio.run(store.close()))
             with _status(store, directory.name):

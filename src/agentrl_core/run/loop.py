@@ -72,7 +72,7 @@ class TrainingLoop:
         info = RunInfo(
             name=self._directory.name,
             directory=str(self._directory.path),
-            config=configs.dump(self._config),
+            config=configs.dump_without_passwords(self._config),
             components=dict(self._components.used),
         )
         status, message = "failed", ""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
+from agentrl_core.api.group_queue import OvertakeLimits
 from agentrl_core.batching.signal import Signal
-from agentrl_core.stores.queue import OvertakeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

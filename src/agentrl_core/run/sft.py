@@ -79,7 +79,7 @@ class FineTuner:
         components = resolve(self._loaded)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         config = attrs.evolve(components.config, name=directory.name)
-        directory.write_snapshot(configs.dump(config), self._loaded.base_dir, command=COMMAND)
+        directory.write_snapshot(configs.dump_without_passwords(config), self._loaded.base_dir, command=COMMAND)
         return _run(components, directory, interruption, resumed=False)
 
 
@@ -93,7 +93,7 @@ def resume(directory: RunDirectory, overrides: Sequence[str], interruption: Inte
     directory.check_name(config.name)
     components = resolve(configs.LoadedConfig(config, base_dir))
     with directory.locked():  # before the first change
-        directory.write_snapshot(configs.dump(components.config), base_dir, command=COMMAND)
+        directory.write_snapshot(configs.dump_without_passwords(components.config), base_dir, command=COMMAND)
     return _run(components, directory, interruption, resumed=True)
 
 
@@ -254,7 +254,7 @@ class _Loop:
         info = RunInfo(
             name=self._directory.name,
             directory=str(self._directory.path),
-            config=configs.dump(attrs.evolve(self._config, trainer=planned)),
+            config=configs.dump_without_passwords(attrs.evolve(self._config, trainer=planned)),
             components=dict(self._components.used),
             command=COMMAND,
         )

@@ -33,7 +33,7 @@ async def announce(store: Store, components: BuiltComponents[Any], run_id: str) 
         id=run_id,
         created_at=time.time(),
         status="running",
-        config=configs.dump(components.config),
+        config=configs.dump_without_passwords(components.config),
         components=components.used,
     )
     await store.create_run(row)
@@ -65,7 +65,7 @@ def newest_checkpoint(store: Store, directory: RunDirectory, notice: Callable[[s
             return step, path
         gap = gap or missing
     raise UsageError(
-        f"run '{directory.name}' cannot resume from its checkpoints: {directory.database} lacks their steps "
+        f"run '{directory.name}' cannot resume from its checkpoints: {store.location} lacks their steps "
         f"({gap}), as after a power cut, so their groups would be trained a second time. Put back the database "
         f"that belongs to them, or start a new run with model.path={checkpoints[0][1]}"
     )
@@ -103,7 +103,7 @@ async def _known_status(store: Store, directory: RunDirectory) -> str:
     known = {run.id: run.status for run in await store.runs()}
     if directory.name not in known:
         raise UsageError(
-            f"{directory.path} has checkpoints, but its database {directory.database} does not contain the run "
+            f"{directory.path} has checkpoints, but its store {store.location} does not contain the run "
             f"'{directory.name}' (it contains: {', '.join(known) or 'none'}); put the right database back, or start a "
             "new run with model.path set to the checkpoint"
         )

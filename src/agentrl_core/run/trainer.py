@@ -77,7 +77,7 @@ class Trainer:
         components = resolve(self._loaded, workflow=workflow, workflow_kwargs=workflow_kwargs)
         directory = RunDirectory.create(Path(self.config.output_dir), self.config.name)
         directory.write_snapshot(
-            configs.dump(attrs.evolve(components.config, name=directory.name)), self._loaded.base_dir
+            configs.dump_without_passwords(attrs.evolve(components.config, name=directory.name)), self._loaded.base_dir
         )
         return _run(components, directory, fresh_start, interruption)
 
@@ -118,7 +118,7 @@ def _resume(
     components = resolve(configs.LoadedConfig(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
     check_reference(components, directory)
     with directory.locked():  # a run that is being trained keeps its snapshot
-        directory.write_snapshot(configs.dump(components.config), base_dir)
+        directory.write_snapshot(configs.dump_without_passwords(components.config), base_dir)
     return _run(components, directory, resumed_start, interruption)
 
 

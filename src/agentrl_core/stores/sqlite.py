@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
+from agentrl_core.api.group_queue import next_groups
 from agentrl_core.api.stores import RecordUsage, ResumePoint, RunRow, SessionRow, StepRow
 from agentrl_core.concurrency.wakeups import Wakeups
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite_file
 from agentrl_core.stores import sqlite_rows as rows
-from agentrl_core.stores.queue import next_groups
 from agentrl_core.stores.sqlite_file import BusyError, open_for_reading, open_for_writing, store_error
 from agentrl_core.stores.sqlite_queue import LEFT, QUEUE, WaitingGroup
 from agentrl_core.stores.sqlite_schema import SCHEMA_VERSION
@@ -30,7 +30,7 @@ from agentrl_core.types import Episode, Group, Interaction, Outcome, Record, Tas
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-    from agentrl_core.stores.queue import OvertakeLimits
+    from agentrl_core.api.group_queue import OvertakeLimits
     from agentrl_core.types import Message
 
 _T = TypeVar("_T")
@@ -62,6 +62,11 @@ class SQLiteStore:
         store = cls.__new__(cls)
         store._open(path, open_for_reading)  # noqa: SLF001 - a constructor of this class
         return store
+
+    @property
+    def location(self) -> str:
+        """Path of the file."""
+        return str(self.path)
 
     def _open(self, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:
         self.path = path

@@ -16,13 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl_core.api.stores import RecordUsage, ResumePoint, RunRow, SessionRow, StepRow, Store
+from agentrl_core.api.group_queue import OvertakeLimits
+from agentrl_core.api.stores import RecordUsage, ResumePoint, RunReader, RunRow, SessionRow, StepRow, Store
 from agentrl_core.errors import StoreError
-from agentrl_core.stores.queue import OvertakeLimits
 from agentrl_core.types import FinishReason, Grammar, Group, Interaction, Outcome, Record, Sampling, Task, run_lengths
 from agentrl_testing.base import ConformanceSuite
 
 Reopen: TypeAlias = Callable[[], Store]
+Read: TypeAlias = Callable[[], RunReader]
 
 _fresh = itertools.count()
 
@@ -128,9 +129,10 @@ _shared_store = settings(
 
 
 class StoreSuite(ConformanceSuite):
-    """Conformance tests of stores; define `store`, an empty store, and `reopen`, a function that opens it once more.
+    """Conformance tests of stores: define the fixtures `store`, `reopen` and `read`.
 
-    The suite closes `store`.
+    `store` is an empty store, which the suite closes; `reopen` is a function that opens it once more, and `read` one
+    that opens it for reading, as commands do.
 
     class TestSQLiteStore(StoreSuite):
         @pytest.fixture
@@ -140,6 +142,10 @@ class StoreSuite(ConformanceSuite):
         @pytest.fixture
         def reopen(self, store, tmp_path):
             return lambda: SQLiteStore(path=tmp_path / "agentrl.db")
+
+        @pytest.fixture
+        def read(self, store, tmp_path):
+            return lambda: SQLiteStore.read(tmp_path / "agentrl.db")
     """
 
     @pytest.fixture(autouse=True)
@@ -342,6 +348,33 @@ class StoreSuite(ConformanceSuite):
                 assert [row.id for row in await other.runs()] == [row.id for row in await store.runs()]
             finally:
                 await other.close()
+
+        asyncio.run(scenario())
+
+    def test_a_reader_sees_everything_while_the_run_goes_on(self, store: Store, read: Read) -> None:
+        async def scenario() -> None:
+            run = await _create_run(store)
+            await store.add_tasks(run, [Task(id="t", data={"query": "a"})])
+            record = await _add_record(store, run, await _add_group(store, run))
+            await store.add_session(_session(record))
+            await store.add_version(run, 2, step=1)
+            reader = read()
+            try:
+                for seq in range(2):
+                    await store.add_interaction(run, _call(record, seq=seq, output={"content": f"reply {seq}"}))
+                await store.add_step(_step(run, 1))
+                assert await reader.runs() == await store.runs()
+                assert await reader.tasks(run, task_set="train") == await store.tasks(run)
+                assert await reader.sessions(run) == [_session(record)]
+                assert await reader.records(run) == [record]
+                assert await reader.episode(record.id) == await store.episode(record.id)
+                assert await reader.steps(run) == [_step(run, 1)]
+                assert await reader.last_version(run) == 2
+                assert await reader.usage(run) == {record.id: RecordUsage(calls=2, prompt_tokens=4, output_tokens=2)}
+                assert await reader.last_outputs(run) == {record.id: {"content": "reply 1"}}
+                assert reader.location == store.location
+            finally:
+                await reader.close()
 
         asyncio.run(scenario())
 

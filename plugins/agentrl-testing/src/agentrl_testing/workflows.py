@@ -21,7 +21,8 @@ from agentrl_core.gateway import Gateway
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.runner import Runner
-from agentrl_core.rollout.workflow_call import ResolvedWorkflow, resolve_workflow
+from agentrl_core.rollout.workflow_call import ResolvedWorkflow
+from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Chunk, Episode, FinishReason, Outcome, Task

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl_core.api.group_queue import OvertakeLimits, next_groups
 from agentrl_core.rollout.capacity import Capacity
-from agentrl_core.stores.queue import OvertakeLimits, next_groups
 
 
 @attrs.define(eq=False)

@@ -1,0 +1,1 @@
+"""Store of agentrl in a MongoDB server, with the driver motor or its successor, `pymongo.AsyncMongoClient`."""

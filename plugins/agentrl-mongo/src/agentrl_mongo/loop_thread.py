@@ -1,0 +1,40 @@
+"""An event loop on a thread of its own, for clients that are bound to one loop while their callers have many."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """Runs coroutines for callers on any loop and thread; a caller that is cancelled cancels its coroutine."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        # A daemon: a store that nobody closed must not keep its process from ending.
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run `work` on the thread's loop and return its result."""
+        try:
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # closed meanwhile
+            work.close()
+            raise
+        return await asyncio.wrap_future(running)
+
+    def stop(self) -> None:
+        """Cancel what still runs, end the loop and wait for the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()

@@ -1,0 +1,98 @@
+"""Collections of a database, their indexes, and the version of the layout.
+
+| collection | one document for each | key |
+|---|---|---|
+| `meta` | the database: version of the layout | `schema` |
+| `runs` | run | its name |
+| `tasks` | task of a task set | |
+| `groups` | group | `RUN/GROUP` |
+| `records` | record | its id |
+| `interactions` | LLM call, without its arrays | |
+| `arrays` | LLM call (several for very long ones): token ids and logprobs as 32-bit values, little endian | |
+| `tools` | list of tools that calls were offered | `RUN/DIGEST` |
+| `sessions` | session of a record | the record's id |
+| `steps`, `versions` | optimizer step, weight publication | |
+
+Documents are only added, except that runs, groups, records, sessions and steps change their state; each change names
+the state that it expects.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from pymongo import ASCENDING, IndexModel
+
+from agentrl_core.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SCHEMA_VERSION = 1
+"""Number of the layout above."""
+
+_SCHEMA = "schema"
+
+
+def _index(*fields: str, unique: bool = False, **options: Any) -> IndexModel:
+    if unique:
+        options["unique"] = True
+    return IndexModel([(field, ASCENDING) for field in fields], **options)
+
+
+INDEXES: Mapping[str, Sequence[IndexModel]] = {
+    "tasks": [
+        _index("run_id", "task_set", "id", unique=True),
+        _index("run_id", "order"),
+        _index("run_id", "task_set", "order"),
+    ],
+    "groups": [
+        _index("run_id", "queued", "version", "index"),
+        _index("run_id", "state"),
+        _index("run_id", "is_eval", "index"),
+    ],
+    "records": [
+        _index("run_id", "started_at", "order"),
+        _index("run_id", "task_id", "started_at", "order"),
+        _index("run_id", "outcome", "group_id"),
+    ],
+    "interactions": [
+        _index("record_id", "seq", unique=True),
+        _index("run_id", "record_id", "seq", "prompt_tokens", "output_tokens"),
+    ],
+    "arrays": [_index("record_id")],
+    "sessions": [_index("run_id", "opened_at", "order")],
+    "steps": [
+        _index("run_id", "order"),
+        _index("run_id", "step", unique=True, partialFilterExpression={"voided": False}),
+    ],
+    "versions": [_index("run_id", "version")],
+}
+"""Indexes that the store's queries follow, by collection."""
+
+
+async def create(database: Any) -> None:
+    """Mark a new database as a store, and create its indexes; does no harm to a store that is there already."""
+    made = {"version": SCHEMA_VERSION, "written_by": f"agentrl-mongo {version('agentrl-mongo')}"}
+    await database["meta"].update_one({"_id": _SCHEMA}, {"$setOnInsert": made}, upsert=True)
+    for name, indexes in INDEXES.items():
+        await database[name].create_indexes(list(indexes))
+
+
+async def is_store(database: Any, where: str) -> bool:
+    """Return whether the database is a store, False if it is empty; raise `StoreError` if it is foreign or newer."""
+    kept = await database["meta"].find_one({"_id": _SCHEMA})
+    if kept is None:
+        if others := sorted(await database.list_collection_names()):
+            raise StoreError(
+                f"{where}: this is a database of another program (it has {', '.join(others[:5])}); name another with "
+                "store.database"
+            )
+        return False
+    if kept["version"] > SCHEMA_VERSION:
+        raise StoreError(
+            f"{where}: written by a newer agentrl-mongo (its schema is {kept['version']}, this one knows up to "
+            f"{SCHEMA_VERSION}); upgrade agentrl-mongo, or name another database with store.database"
+        )
+    return True

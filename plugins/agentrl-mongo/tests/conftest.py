@@ -1,0 +1,95 @@
+"""A MongoDB server in a process of its own: SecantusDB, nx-27017 or, if a variable names it, any other."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pymongo
+import pytest
+
+VARIABLE = "AGENTRL_MONGO_PYTHON"
+ADDRESS = "AGENTRL_TEST_MONGO_URI"
+
+
+class Server:
+    """SecantusDB on a port of its own; it can be killed and started again."""
+
+    def __init__(self, folder, python, *options):
+        self.folder, self._python, self._options = folder, python, options
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"mongodb://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self):
+        program = [str(Path(self._python).with_name("secantusd-py")), "--host", "127.0.0.1", "--port", str(self.port)]
+        program += ["--storage-path", str(self.folder / "data"), "--cache-size", "64M", *self._options]
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(program, stdout=log, stderr=log, cwd=self.folder)
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            assert self._process.poll() is None, (self.folder / "server.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def stop(self, sign=signal.SIGTERM):
+        if self._process.poll() is None:
+            self._process.send_signal(sign)
+            self._process.wait(30)
+
+    def kill(self):
+        self.stop(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def python():
+    found = os.environ.get(VARIABLE)
+    if not found:
+        pytest.skip(f"{VARIABLE} names no interpreter with what framework.txt lists; `nox -s tests` makes one")
+    return found
+
+
+@pytest.fixture(scope="session")
+def server_of(python):
+    """Start a server on the data in a folder, with these options."""
+    return lambda folder, *options: Server(folder, python, *options)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, server_of):
+    """A server that all tests share."""
+    made = server_of(tmp_path_factory.mktemp("server"))
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def own_server(tmp_path, server_of):
+    """A server that one test may kill."""
+    made = server_of(tmp_path, "--sync-on-commit")
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def url(request):
+    """Address of the server that the suite runs against."""
+    return os.environ.get(ADDRESS) or request.getfixturevalue("server").url
+
+
+@pytest.fixture
+def database(url):
+    """Name of an empty database; on a server that was there before, it is dropped at the end."""
+    name = f"agentrl-test-{os.getpid()}-{time.monotonic_ns()}"
+    yield name
+    if not os.environ.get(ADDRESS):
+        return
+    with pymongo.MongoClient(url) as client:
+        client.drop_database(name)

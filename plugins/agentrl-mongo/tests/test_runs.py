@@ -1,0 +1,200 @@
+"""Runs whose store is a MongoDB server: what the commands show, what their folders keep, and how they are resumed."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pymongo
+import pytest
+
+from agentrl_core import Trainer
+from agentrl_core.api.stores import RunRow, StepRow
+from agentrl_core.cli import main
+from agentrl_core.errors import ConfigError, StoreError
+from agentrl_core.run import resume
+from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.types import Interaction, Outcome, Record, Task
+from agentrl_mongo.store import MongoStore
+
+
+@pytest.fixture
+def agentrl(capsys, tmp_path, monkeypatch):
+    """Call `agentrl` with these arguments, in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def make_folder(name, **store):
+    folder = Path("runs") / name
+    folder.mkdir(parents=True)
+    kept = {"command": "run", "base_dir": str(Path.cwd()), "config": {"name": name, "store": store}}
+    (folder / "config.json").write_text(json.dumps(kept))
+    return folder
+
+
+async def fill(store, name):
+    await store.create_run(RunRow(id=name, created_at=1.0, status="finished", config={"seed": 0}, components={}))
+    await store.add_tasks(name, [Task(id="maze", data={"query": "where?"}, answer="there")])
+    await store.add_group(name, "g", "maze", index=0, size=1, version=0)
+    record = Record(id=f"{name}-a", run_id=name, task_id="maze", group_id="g", sample_index=0, started_at=1.0)
+    await store.add_record(record)
+    reply = {"role": "assistant", "content": "over there"}
+    ids = {"prompt_ids": (1, 2), "output_ids": (3,), "logprobs": (-0.5,), "versions": ((0, 1),)}
+    question = ({"role": "user", "content": "where?"},)
+    await store.add_interaction(
+        name, Interaction(id="c", record_id=record.id, seq=0, messages=question, output=reply, **ids)
+    )
+    await store.finish_record(attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0, finished_at=2.0))
+    row = StepRow(run_id=name, step=1, version=1, groups=("g",), records=(record.id,), metrics={"reward/mean": 1.0})
+    await store.add_step(row)
+    await store.add_version(name, 1, step=1)
+    await store.close()
+
+
+def test_commands_show_a_run_whose_store_is_elsewhere(agentrl, url, database):
+    folder = make_folder("calm-otter", use="mongo", url=url, database=database, driver="pymongo")
+    asyncio.run(fill(MongoStore(url=url, database=database, driver="pymongo"), "calm-otter"))
+    code, out, _ = agentrl("runs", "list")
+    assert (code, out.splitlines()[1].split()[:5]) == (0, ["calm-otter", "finished", "1", "1.000", "1"])
+    assert "records     scored 1" in agentrl("runs", "show", "calm-otter")[1]
+    assert "over there" in agentrl("trace", "list", str(folder))[1]
+    assert "over there" in agentrl("trace", "show", "calm-otter-a")[1]
+    code, out, _ = agentrl("trace", "export")
+    assert json.loads(out)["messages"][-1]["content"] == "over there"
+
+
+def test_a_server_that_is_away_hides_no_other_run(agentrl, monkeypatch):
+    monkeypatch.setenv("MONGO_PASSWORD", "hush-hush")
+    make_folder("away", use="mongo", url="mongodb://me@127.0.0.1:9", patience_s=0.1)
+    asyncio.run(fill(SQLiteStore(path=Path("runs/here/agentrl.db")), "here"))
+    code, out, _ = agentrl("runs", "list")
+    assert code == 0
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert "unreadable: mongodb://127.0.0.1:9/agentrl-away: cannot list runs: no answer" in lines["away"]
+    assert "finished" in lines["here"]
+    assert agentrl("trace", "show", "here-a")[0] == 0
+    code, out, err = agentrl("trace", "list", "away")
+    assert code == 1
+    assert "start the server or correct store.url" in err
+    assert "hush-hush" not in out + err
+
+
+def test_a_missing_password_is_told_with_its_variable(agentrl, monkeypatch):
+    monkeypatch.delenv("MONGO_PASSWORD", raising=False)
+    make_folder("away", use="mongo", url="mongodb://me@127.0.0.1:9")
+    code, _, err = agentrl("trace", "list", "away")
+    assert code == 2
+    assert "config.json: store.url: mongo: 'url' has a user and no password" in err
+    assert "MONGO_PASSWORD" in err
+
+
+AGENT = """
+async def ask(data, *, base_url, api_key, http_client):
+    body = {"model": "default", "messages": data["messages"], "max_tokens": 3}
+    reply = await http_client.post(
+        f"{base_url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {api_key}"}
+    )
+    reply.raise_for_status()
+    return float(len(reply.json()["choices"][0]["message"].get("content") or "") % 2)
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch, url):
+    """A small run with the store `mongo`, as the text of a config file."""
+    monkeypatch.chdir(tmp_path)
+    Path("agent.py").write_text(AGENT, encoding="utf-8")
+    rows = [{"id": f"t{i}", "query": f"Say {i}.", "answer": str(i)} for i in range(4)]
+    Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    name = f"mongo-{os.getpid()}-{tmp_path.name}".replace("_", "-")[:60]
+    yield {
+        "name": name,
+        "model": {"use": "tiny"},
+        "data": {"train": "tasks.jsonl", "allow_code": True},
+        "workflow": "agent.py:ask",
+        "rollout": {"group_size": 2, "tasks_per_step": 2, "timeout_s": 20.0},
+        "trainer": {"steps": 4, "lr": 1e-3, "warmup_steps": 0, "save_steps": 1},
+        "store": {"use": "mongo", "url": url},
+        "trackers": [{"use": "console"}],
+    }
+    with pymongo.MongoClient(url) as client:
+        for database in client.list_database_names():
+            if name in database:
+                client.drop_database(database)
+
+
+def test_no_file_of_a_run_has_the_password_of_its_store(config):
+    config["store"] = {
+        "use": "mongo",
+        "url": "mongodb://me:hush-hush@127.0.0.1:9/?tlsCertificateKeyFilePassword=hush-two",
+    }
+    config["store"]["patience_s"] = 0.1
+    with pytest.raises(StoreError, match="no answer") as refusal:
+        Trainer(config).train()
+    texts = [path.read_text(errors="replace") for path in Path("runs").rglob("*") if path.is_file()]
+    assert texts
+    assert not [text for text in (*texts, str(refusal.value)) if "hush" in text]
+    assert json.loads((Path("runs") / config["name"] / "config.json").read_text())["config"]["store"]["url"].startswith(
+        "mongodb://me@127.0.0.1:9"
+    )
+
+
+def test_resuming_asks_for_the_password_that_the_folder_does_not_keep(config, monkeypatch):
+    test_no_file_of_a_run_has_the_password_of_its_store(config)
+    monkeypatch.delenv("MONGO_PASSWORD", raising=False)
+    folder = Path("runs") / config["name"]
+    with pytest.raises(ConfigError, match=r"store\.url.*no password.*MONGO_PASSWORD.*store\.url="):
+        resume(folder)
+
+
+@pytest.mark.slow
+def test_a_password_in_an_override_is_not_kept_either(config):
+    test_no_file_of_a_run_has_the_password_of_its_store(config)
+    folder = Path("runs") / config["name"]
+    with pytest.raises(StoreError, match="no answer"):
+        resume(folder, ["store.url=mongodb://me:hush-three@127.0.0.1:9"])
+    assert "hush" not in (folder / "config.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["motor", "pymongo"])
+def test_a_killed_run_is_resumed_from_a_server(config, driver, url):
+    config["store"]["driver"] = driver
+    Path("config.json5").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "agentrl_core", "run", "config.json5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        seen = []
+        for line in process.stdout:
+            seen.append(line)
+            if line.split()[:2] == ["2", "2"]:
+                break
+        else:
+            pytest.fail("the run ended first:\n" + "".join(seen))
+        process.send_signal(signal.SIGKILL)
+    folder = Path("runs") / config["name"]
+    assert not (folder / "agentrl.db").exists()
+    summary = resume(folder)
+    assert (summary.status, summary.steps) == ("finished", 4)
+
+    async def read():
+        reader = MongoStore.read(url=url, run=config["name"], driver=driver)
+        steps, (run,) = await reader.steps(config["name"]), await reader.runs()
+        await reader.close()
+        return steps, run
+
+    steps, run = asyncio.run(read())
+    assert run.status == "finished"
+    assert [row.step for row in steps if not row.voided] == [1, 2, 3, 4]
+    taken = [group for row in steps if not row.voided for group in row.groups]
+    assert len(taken) == len(set(taken)) == 8

@@ -1,0 +1,90 @@
+"""Opening of a run's store: for writing by its config, for reading by its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from agentrl_core.config.schema import Component, RunConfig
+from agentrl_core.errors import PluginError, UsageError
+from agentrl_core.plugins.manager import load_registry
+from agentrl_core.plugins.options import construct
+from agentrl_core.stores.sqlite import SQLiteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from agentrl_core.api.stores import RunReader, Store
+    from agentrl_core.plugins.registry import Registry
+    from agentrl_core.run.component_checks import BuiltComponents
+    from agentrl_core.run.directory import RunDirectory
+
+
+def open_store(components: BuiltComponents[Any], directory: RunDirectory) -> Store:
+    """Open the store that the config names, for the run of this folder."""
+    store: Store = components.build(
+        "stores", "store", components.config.store, path=directory.database, run=directory.name
+    )
+    return store
+
+
+def check_store(components: BuiltComponents[Any], directory: RunDirectory) -> None:
+    """Open the store that the config names, read from it, and close it; raise `AgentRLError` if that fails."""
+
+    async def read(store: Store) -> None:
+        try:
+            await store.runs()
+        finally:
+            await store.close()
+
+    asyncio.run(read(open_store(components, directory)))
+
+
+def scratch_store(directory: RunDirectory) -> Store:
+    """Open a store that disappears with its folder, for an episode that is no part of a run."""
+    return SQLiteStore(path=directory.path / "scratch.db")
+
+
+def open_reader(directory: RunDirectory, file: Path | None = None) -> RunReader:
+    """Open the store of a run for reading; `file`, if given, is a copy of a database that a store keeps in a file.
+
+    The run's config snapshot names the store. A folder without one has what the default store wrote. Raises
+    `UsageError` if the store is not installed or its options lack something, such as a password.
+    """
+    component, base_dir, block = _named(directory)
+    if file is not None:
+        component = Component(RunConfig().store.use, {"path": str(file)})
+    registry = _registry(tuple(block))
+    where = f"{directory.snapshot}: store"
+    target = registry.load("stores", component.use, base_dir=base_dir, where=where)
+    opener = getattr(target, "read", None)
+    if not callable(opener):
+        raise PluginError(
+            f"{where}: '{component.use}' cannot be opened for reading; its class needs an attribute `read`"
+        )
+    injected = {"path": directory.database, "run": directory.name}
+    built = construct(opener, component.options, name=component.use, where=where, injected=injected)
+    reader: RunReader = built if inspect.isclass(opener) else built()
+    return reader
+
+
+def _named(directory: RunDirectory) -> tuple[Component, Path | None, Sequence[str]]:
+    """Return the store that a run's snapshot names, the folder of its relative paths, and the plugins to block."""
+    if not directory.snapshot.is_file():
+        return RunConfig().store, None, ()
+    kept, base_dir = directory.read_snapshot()
+    section = kept.get("store")
+    if section is None:
+        return RunConfig().store, base_dir, ()
+    if not isinstance(section, dict) or not isinstance(section.get("use"), str):
+        raise UsageError(f"{directory.snapshot}: store: expected a section with `use`; put the file back")
+    options = {name: value for name, value in section.items() if name != "use"}
+    return Component(section["use"], options), base_dir, (kept.get("plugins") or {}).get("block") or ()
+
+
+@functools.cache
+def _registry(block: tuple[str, ...]) -> Registry:
+    return load_registry(block)
