@@ -13,6 +13,7 @@ import attrs
 import typer
 
 from agentrl_core.cli.find_run import RunsOption, find_database, model_directory, open_run
+from agentrl_core.cli.trace_text import plain_decoder
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.stores.files import make_private_folder, private_opener
@@ -196,10 +197,8 @@ def _token_text(database: Path, row: RunRow) -> Callable[[int], str]:
     folder = model_directory(database, row)
     if folder is None:
         return lambda token: f"token_id:{token}"
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return lambda token: str(tokenizer.decode([token], skip_special_tokens=False))
+    decode = plain_decoder(folder)
+    return lambda token: decode([token])
 
 
 @contextlib.contextmanager

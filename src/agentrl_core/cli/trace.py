@@ -16,7 +16,9 @@ from agentrl_core.api.stores import RecordUsage
 from agentrl_core.cli.episode_text import content_text, episode_lines, fidelity_text, printable
 from agentrl_core.cli.export import export
 from agentrl_core.cli.find_run import RunsOption, find_database, find_record, model_directory, open_run
+from agentrl_core.cli.lineage import lineage
 from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.cli.replay import replay
 from agentrl_core.config.invocation import command_line
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import UsageError
@@ -58,6 +60,8 @@ def trace() -> None:
 
 
 app.command()(export)
+app.command()(lineage)
+app.command()(replay)
 
 
 @app.command("list")
