@@ -74,7 +74,7 @@ def _database(thing: str, run: str | None, runs: Path) -> Path:
 def _facts(
     thing: str, store: Store, row: RunRow, database: Path
 ) -> Sequence[RecordFacts | StepFacts | VersionFacts | CheckpointFacts]:
-    links = Lineage(store, row.id, database.parent)
+    links = Lineage(store, row, database.parent)
     kind, _, number = thing.partition(":")
     if kind in {"step", "version"} and number:
         if not number.isdecimal():

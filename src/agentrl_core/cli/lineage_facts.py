@@ -22,7 +22,7 @@ from agentrl_core.types import Episode, Outcome, Record
 from agentrl_core.weights.manifest import peek_manifest, read_manifest
 
 if TYPE_CHECKING:
-    from agentrl_core.api.stores import StepRow, Store
+    from agentrl_core.api.stores import RunRow, StepRow, Store
     from agentrl_core.types import Interaction
 
 
@@ -153,8 +153,10 @@ class CheckpointFacts:
 class Lineage:
     """Links of one run; `folder` is the run's folder, which has the checkpoints."""
 
-    def __init__(self, store: Store, run_id: str, folder: Path) -> None:
-        self._store, self._run_id, self._folder = store, run_id, folder
+    def __init__(self, store: Store, run: RunRow, folder: Path) -> None:
+        self._store, self._run_id, self._folder = store, run.id, folder
+        model = run.config.get("model") or {}
+        self._model = model.get("path") or model.get("use") or ""
         self.missing: list[str] = []
 
     @functools.cached_property
@@ -306,7 +308,7 @@ class Lineage:
         step: int | None = None
         voided = False
         if version == 0:
-            step, told = 0, "the policy before the first step"
+            step, told = 0, "the policy before the first step" + (f" ({self._model})" if self._model else "")
         elif version in made:
             step, voided = made[version].step, made[version].voided
             told = f"published by step {step}" + (", which a resumed run repeated" if voided else "")
