@@ -1,6 +1,9 @@
 """A small project that is really trained, for tests of the commands that look back at a run."""
 
+import contextlib
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -8,7 +11,7 @@ from agentrl_core.cli import main
 from agentrl_testing.policy import toy_policy
 
 AGENT = '''
-"""Two turns with a tool's result between them, and two calls at once about it; the reward follows from the replies."""
+"""Two turns, two calls at once, and another party's model as judge; the reward follows from all replies."""
 import asyncio
 from pathlib import Path
 
@@ -27,6 +30,9 @@ class Agent:
                 f"{base_url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {api_key}"}
             )
             reply.raise_for_status()
+            if "stream" in extra:
+                assert "good" in reply.text, reply.text
+                return None
             return reply.json()["choices"][0]["message"]
 
         messages = [{"role": "system", "content": "Speak."}, *data["messages"]]
@@ -37,7 +43,11 @@ class Agent:
         if told("more.txt"):
             await ask([*messages, second, again])
         text = "".join(reply.get("content") or "" for reply in (first, second, third))
-        return sum(map(str.isalpha, text)) / 18 + float(told("bonus.txt") or 0)
+        question = [{"role": "user", "content": f"Is this good? {ascii(text)}{told('judge.txt')}"}]
+        verdict = await ask(question, model="judge")
+        await ask(question, model="judge", stream=True)
+        good = len(verdict["content"])
+        return sum(map(str.isalpha, text)) / 18 + good + float(told("bonus.txt") or 0)
 '''
 CONFIG = {
     "name": "calm-otter",
@@ -52,6 +62,45 @@ CONFIG = {
 }
 
 
+class Judge(BaseHTTPRequestHandler):
+    """A provider's model: its verdict is longer for a longer question."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        message = {"role": "assistant", "content": "good" + "!" * (len(str(body["messages"])) % 3)}
+        choice = {"index": 0, "finish_reason": "stop"}
+        head = {"id": "x", "created": 0, "model": body["model"]}
+        if body["stream"]:
+            head |= {"object": "chat.completion.chunk", "choices": [{**choice, "delta": message}]}
+            self.reply("text/event-stream", f"data: {json.dumps(head)}\n\ndata: [DONE]\n\n")
+        else:
+            self.reply("application/json", json.dumps({**head, "choices": [{**choice, "message": message}]}))
+
+    def reply(self, kind, text):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def judge():
+    """Serve the judge, and yield its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 @pytest.fixture(scope="session")
 def trained_project(tmp_path_factory):
     """The folder of a project whose run `calm-otter` has made three steps; do not write into it."""
@@ -60,8 +109,9 @@ def trained_project(tmp_path_factory):
     (folder / "speaker.py").write_text(AGENT, encoding="utf-8")
     rows = [{"id": f"t{i}", "query": f"Say {word}.", "answer": word} for i, word in enumerate("abcd")]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (folder / "config.yaml").write_text(json.dumps(CONFIG), encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, judge() as url:
+        config = {**CONFIG, "gateway": {"upstreams": {"judge": {"url": url, "model": "large"}}}}
+        (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
         patch.chdir(folder)
         assert main(["run", "config.yaml"]) == 0
     return folder

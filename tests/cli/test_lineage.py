@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.cli.audited import trained_project  # noqa: F401  # a fixture
 
 from agentrl_core.api.stores import StepRow
 from agentrl_core.stores.sqlite import SQLiteStore
@@ -16,7 +15,7 @@ CHECKPOINTS = "runs/calm-otter/checkpoints"
 
 
 @pytest.fixture
-def project(trained_project, monkeypatch, agentrl):  # noqa: F811
+def project(trained_project, monkeypatch, agentrl):
     monkeypatch.chdir(trained_project)
     return trained_project
 
@@ -68,7 +67,7 @@ def test_the_chain_is_told_in_lines(agentrl, project):
         f"  sampled by  version 2: published by step 2, saved in {CHECKPOINTS}/step-2 "
         f"(version 2, BLAKE2b {digest(2)[:16]}…)"
     )
-    assert len(calls) == 3
+    assert len(calls) == 5
     assert trained.startswith("  trained by  step 3: ")
     assert saved == f"  saved in    {CHECKPOINTS}/step-3 (version 3, BLAKE2b {digest(3)[:16]}…)"
     for thing in ("step:1", "version:0", f"{CHECKPOINTS}/step-3"):

@@ -3,17 +3,16 @@
 import json
 
 import pytest
-from tests.cli.audited import trained_project  # noqa: F401  # a fixture
 
 from agentrl_core.cli import main
 
 
 @pytest.fixture
-def project(trained_project, monkeypatch, agentrl):  # noqa: F811
+def project(trained_project, monkeypatch, agentrl):
     """The trained project as working directory; what a test tells the agent is forgotten at its end."""
     monkeypatch.chdir(trained_project)
     yield trained_project
-    for name in ("door.txt", "more.txt", "bonus.txt"):
+    for name in ("door.txt", "more.txt", "bonus.txt", "judge.txt"):
         (trained_project / name).unlink(missing_ok=True)
 
 
@@ -27,7 +26,7 @@ def test_every_episode_of_a_run_repeats_itself(agentrl, records):
     for record in (records[0], records[-1], next(item for item in records if item["is_eval"])):
         done = agentrl("trace", "replay", record["id"][:10])
         assert done.out == (
-            f"record {record['id']}: identical: 3 calls, scored, reward {record['reward']:g} as recorded\n"
+            f"record {record['id']}: identical: 5 calls, scored, reward {record['reward']:g} as recorded\n"
         )
         assert done.code == 0
 
@@ -60,13 +59,21 @@ def test_a_call_more_and_another_reward_are_told(agentrl, records, project):
     (project / "bonus.txt").write_text("1", encoding="utf-8")
     done = agentrl("trace", "replay", record)
     assert done.code == 1
-    assert f"record {record}: DIFFERENT, after 3 calls as recorded" in done.out
+    assert f"record {record}: DIFFERENT, after 5 calls as recorded" in done.out
     assert f"reward: recorded {records[0]['reward']}, now {records[0]['reward'] + 1}" in done.out
     (project / "more.txt").write_text("1", encoding="utf-8")
     done = agentrl("trace", "replay", record)
     assert done.code == 1
     assert "DIFFERENT at call 4, after 3 calls as recorded" in done.out
     assert "every recorded call was repeated already" in done.out
+
+
+def test_another_question_to_a_judge_is_told(agentrl, records, project):
+    (project / "judge.txt").write_text("?", encoding="utf-8")
+    done = agentrl("trace", "replay", records[0]["id"])
+    assert done.code == 1
+    assert "DIFFERENT, after 3 calls as recorded" in done.out
+    assert "upstream judge: a call was not recorded; it ends with" in done.out
 
 
 def test_a_replay_writes_nothing_into_the_run(agentrl, records, project):

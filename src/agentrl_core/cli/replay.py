@@ -12,6 +12,7 @@ import typer
 from agentrl_core.cli.episode_text import content_text, printable
 from agentrl_core.cli.find_run import RunsOption, find_database, find_record, model_directory, open_run
 from agentrl_core.cli.output import print_json
+from agentrl_core.cli.trace_text import parted_lines, plain_decoder
 from agentrl_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from agentrl_core.engines.replay import Divergence
     from agentrl_core.run.replay import ReplayReport
 
-_BEFORE, _AFTER = 12, 24
-"""Tokens that are shown before and after the first one that differs."""
+_SHOWN_END = 24
+"""Tokens that are shown of the prompt of a call that the episode does not have."""
 
 
 def replay(
@@ -36,7 +37,6 @@ def replay(
     Prints the first prompt that differs, or that calls, outcome and reward are the same. The exit code is 1 if anything
     differs.
     """
-    from agentrl_core.cli.trace_text import plain_decoder
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.replay import replay as run_again
 
@@ -82,17 +82,13 @@ def _lines(report: ReplayReport, decode: Callable[[Sequence[int]], str]) -> Iter
 def _divergence(found: Divergence, decode: Callable[[Sequence[int]], str]) -> Iterator[str]:
     if found.expected is None:
         yield f"  every recorded call was repeated already; this one has a prompt of {len(found.actual_ids)} tokens"
-        yield f"  now       {printable(decode(found.actual_ids[-_AFTER:]))}"
+        yield f"  now       {printable(decode(found.actual_ids[-_SHOWN_END:]))}"
         return
     yield (
         f"  the prompt differs from call [{found.expected.seq}] {found.expected.id} from token {found.token} on "
         f"({len(found.expected_ids)} tokens recorded, {len(found.actual_ids)} now)"
     )
-    for label, ids in (("recorded", found.expected_ids), ("now", found.actual_ids)):
-        start = max(0, found.token - _BEFORE)
-        common, other = ids[start : found.token], ids[found.token : found.token + _AFTER]
-        yield f"  {label:<10}{printable(decode(common))} >>> {printable(decode(other))}"
-        yield f"  {'':<10}ids {list(other)}"
+    yield from parted_lines(("recorded", found.expected_ids), ("now", found.actual_ids), decode)
     yield "  the recorded call's new messages:"
     for message in found.expected.messages:
         yield f"    {message.get('role')}: {printable(content_text(message.get('content')))}"

@@ -13,6 +13,7 @@ import attrs
 import typer
 
 from agentrl_core.api.stores import RecordUsage
+from agentrl_core.cli.diff import diff
 from agentrl_core.cli.episode_text import content_text, episode_lines, fidelity_text, printable
 from agentrl_core.cli.export import export
 from agentrl_core.cli.find_run import RunsOption, find_database, find_record, model_directory, open_run
@@ -61,6 +62,7 @@ def trace() -> None:
 
 app.command()(export)
 app.command()(lineage)
+app.command()(diff)
 app.command()(replay)
 
 
