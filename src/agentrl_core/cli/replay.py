@@ -69,7 +69,7 @@ def _lines(report: ReplayReport, decode: Callable[[Sequence[int]], str]) -> Iter
         reward = "no reward" if report.record.reward is None else f"reward {report.record.reward:g}"
         yield f"record {report.record.id}: identical: {calls}, {report.record.outcome.value}, {reward} as recorded"
     elif report.divergence is not None:
-        yield f"record {report.record.id}: DIFFERENT at call {report.divergence.call}, after {calls} as recorded"
+        yield f"record {report.record.id}: DIFFERENT at call {report.divergence.call}"
         yield from _divergence(report.divergence, decode)
     else:
         yield f"record {report.record.id}: DIFFERENT, after {calls} as recorded"

@@ -29,6 +29,7 @@ from agentrl_core.rollout.order import stable_hash
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.run.component_checks import ConfigSource
 from agentrl_core.run.components import resolve
+from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.sampling import policy_chat
 from agentrl_core.run.shared_start import announce
 from agentrl_core.run.threads import LoopThread
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import Components
-    from agentrl_core.run.directory import RunDirectory
     from agentrl_core.types import Episode, Interaction, Record, Task
 
 _ANY_LENGTH = 2**31
@@ -88,10 +88,12 @@ def replay(episode: Episode, task: Task, directory: RunDirectory, model_dir: Pat
         upstreams = closing.enter_context(UpstreamReplay(episode))
         components = resolve(ConfigSource.from_python(_local(config, upstreams), base_dir))
         closing.callback(components.close)
-        folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-replay-")))
+        folder = closing.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-replay-"))
+        scratch = RunDirectory.create(Path(folder), "replay")
+        closing.enter_context(scratch.logging_to("replay"))
         chat = policy_chat(components, model_dir)
         engine = ReplayEngine(episode, context_length=_context_length(config, model_dir), decode=chat.reply_text)
-        done = _Rerun(components, episode, task, chat, engine, upstreams, folder).run(
+        done = _Rerun(components, episode, task, chat, engine, upstreams, scratch.database).run(
             _seed_key(episode, config, num_groups)
         )
     return _compare(episode, done, engine, upstreams)
@@ -119,10 +121,10 @@ class _Rerun:
         chat: Chat,
         engine: ReplayEngine,
         upstreams: UpstreamReplay,
-        folder: Path,
+        database: Path,
     ) -> None:
         self._components, self._episode, self._task = components, episode, task
-        self._chat, self._engine, self._upstreams, self._folder = chat, engine, upstreams, folder
+        self._chat, self._engine, self._upstreams, self._database = chat, engine, upstreams, database
 
     def run(self, seed_key: tuple[int, ...]) -> Episode | None:
         """Return the new episode; None if it diverged."""
@@ -135,8 +137,7 @@ class _Rerun:
             agents = LoopThread("agents", workers=4, patience_s=config.rollout.timeout_s)
             undo.callback(agents.close)
             undo.callback(close_workers)
-            path = self._folder / "agentrl.db"
-            store: Store = components.build("stores", "store", Component("sqlite"), path=path)
+            store: Store = components.build("stores", "store", Component("sqlite"), path=self._database)
             undo.callback(lambda: asyncio.run(store.close()))
             gateway = Gateway(
                 engine=self._engine,

@@ -57,7 +57,7 @@ def trajectories(episode: Episode, task: Task | None, run: RunRow) -> Iterator[d
 
 
 def _agent(branch: Branch, run: RunRow) -> dict[str, Any]:
-    name = run.components.get("workflow", "agentrl")
+    name = run.components.get("workflow", "agentrl").partition(" (")[0]  # without the path of its file
     origin, _, _ = name.partition(" ")  # `dist==version module:attr` if a package brought the agent
     version = origin.partition("==")[2]
     tools = branch.calls[-1].tools
