@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO, TypeAlias
 
 import attrs
 import typer
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 
 Form: TypeAlias = Literal["sft", "jsonl", "chat", "atif", "agentrl", "parquet"]
-
-_TEXT: dict[str, dict[str, str]] = {"w": {"encoding": "utf-8", "errors": "backslashreplace"}, "wb": {}}
-"""Options of `open` by mode. A lone surrogate, which UTF-8 lacks, is written as the escape that JSON has for it."""
 
 _FORMAT_HELP = (
     "sft: demonstrations for agentrl sft. jsonl: whole episodes, without loss. chat: messages in OpenAI's form. "
@@ -115,8 +112,8 @@ class _Export:
         if self.maker.form == "parquet":
             from agentrl_core.data.export.parquet import write_parquet
 
-            with _opened(output, "wb") as file:
-                write_parquet((json.loads(row) for row in rows), file)
+            with _opened(output) as file:
+                write_parquet((json.loads(row) for row in rows), file.buffer)
             return
         if output.endswith("/") or (output != "-" and Path(output).is_dir()):
             if not Path(output).is_dir():
@@ -202,7 +199,7 @@ def _token_text(database: Path, row: RunRow) -> Callable[[int], str]:
 
 
 @contextlib.contextmanager
-def _opened(output: str, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+def _opened(output: str) -> Iterator[TextIO]:
     """Yield the output file; a real file gets its name only when it is complete."""
     if output == "-":
         yield sys.stdout
@@ -210,7 +207,8 @@ def _opened(output: str, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     path = Path(output)
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with open(draft, mode, opener=private_opener, **_TEXT[mode]) as file:
+        # A lone surrogate, which UTF-8 lacks, is written as the escape that JSON has for it.
+        with open(draft, "w", encoding="utf-8", errors="backslashreplace", opener=private_opener) as file:
             yield file
         draft.replace(path)
     except OSError as error:

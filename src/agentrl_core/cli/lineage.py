@@ -131,8 +131,8 @@ def _step(facts: StepFacts) -> Iterator[str]:
     yield from _origins(facts.sampled_by)
     for item in facts.records[:_SHOWN_RECORDS]:
         reward = "no reward" if item.reward is None else f"reward {item.reward:g}"
-        tokens = f"{item.tokens} trained tokens, {_versions(item.versions)}"
-        yield f"  record      {item.record}: task {item.task}, {reward}, {tokens}"
+        trained = f"{item.tokens} trained tokens, {_versions(item.versions)}"
+        yield f"  record      {item.record}: task {item.task}, {reward}, {trained}"
     yield from _others(len(facts.records))
     if facts.checkpoint is not None:
         yield f"  saved in    {_told(facts.checkpoint)}"

@@ -98,10 +98,11 @@ class ReplayEngine:
                 self.answered.append((item, request))
                 return item
             # `max` returns the first of equals: the recorded call that came next.
-            ids, item = max(self._left, key=lambda pair: shared_tokens(pair[0], prompt), default=((), None))
+            nearest = max(self._left, key=lambda pair: shared_tokens(pair[0], prompt), default=None)
+            ids, expected = nearest or ((), None)
             if not self.diverged.done():
                 call = len(self.answered) + 1
-                self.diverged.set_result(Divergence(call=call, expected=item, expected_ids=ids, actual_ids=prompt))
+                self.diverged.set_result(Divergence(call=call, expected=expected, expected_ids=ids, actual_ids=prompt))
         raise EngineError("the replay made a call that the episode does not contain")
 
     def _chunk(self, request: GenerateRequest, item: Interaction, start: int, end: int, version: int) -> Chunk:

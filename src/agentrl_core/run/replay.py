@@ -192,8 +192,12 @@ class _Rerun:
                     record_id=record.id,
                 )
             )
-            stops = [asyncio.wrap_future(self._engine.diverged), asyncio.wrap_future(self._upstreams.diverged)]
-            await asyncio.wait({episode, *stops}, return_when=asyncio.FIRST_COMPLETED)
+            stops: list[asyncio.Future[Any]] = [
+                asyncio.wrap_future(self._engine.diverged),
+                asyncio.wrap_future(self._upstreams.diverged),
+            ]
+            waited: list[asyncio.Future[Any]] = [episode, *stops]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not any(stop.done() for stop in stops):
                 return episode.result()
             # What the agent does after the first difference says nothing about the record.
