@@ -76,6 +76,20 @@ def test_another_question_to_a_judge_is_told(agentrl, records, project):
     assert "upstream judge: a call was not recorded; it ends with" in done.out
 
 
+RUNNER = """
+import os, sys
+os.chdir(sys.argv[1])
+from agentrl_core.cli import main
+code = main(sys.argv[2:])
+print(code, "torch" in sys.modules)
+"""
+
+
+def test_a_replay_imports_no_torch(launch, records, project):
+    done = launch(str(project), "trace", "replay", records[0]["id"], program=["-c", RUNNER])
+    assert done.stdout.splitlines()[1:] == ["0 False"], done.stderr
+
+
 def test_a_replay_writes_nothing_into_the_run(agentrl, records, project):
     folder = project / "runs" / "calm-otter"
     before = sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*") if "agentrl.db" not in path.name)

@@ -51,6 +51,19 @@ class RowMaker:
     token_text: Callable[[int], str]
     """Function that returns the text of a token id."""
     _groups: set[str] = attrs.field(factory=set, init=False)
+    """Groups whose task has a row already."""
+    _members: dict[str, list[Record]] = attrs.field(init=False)
+    _trained: dict[str, list[int]] = attrs.field(init=False)
+    """Record id -> live steps that consumed it."""
+
+    def __attrs_post_init__(self) -> None:
+        """Index the records by group, and the steps by record."""
+        self._members, self._trained = {}, {}
+        for record in self.records:
+            self._members.setdefault(record.group_id, []).append(record)
+        for step in self.steps:
+            for name in () if step.voided else step.records:
+                self._trained.setdefault(name, []).append(step.step)
 
     def rows(self, episode: Episode, task: Task | None) -> Iterator[dict[str, Any]]:
         """Yield the rows of an episode."""
@@ -75,8 +88,8 @@ class RowMaker:
         yield from documents(
             episode,
             task,
-            group=[item for item in self.records if item.group_id == record.group_id],
+            group=self._members[record.group_id],
             is_first=is_first,
-            trained_steps=[step.step for step in self.steps if not step.voided and record.id in step.records],
+            trained_steps=self._trained.get(record.id, ()),
             token_text=self.token_text,
         )
