@@ -7,6 +7,7 @@ import json
 
 import attrs
 import pytest
+from tests.cli.audited import trained_project  # noqa: F401  # a fixture of several files
 
 from agentrl_core.api.stores import RunRow, StepRow
 from agentrl_core.cli import main

@@ -57,12 +57,18 @@ TABLE = [
         },
     ),
     *of(
-        "data/export.py",
+        "data/export/selection.py",
         ("tests/data/test_export.py",),
         {
             "the least reward left out": ("record.reward >= least", "record.reward > least"),
             "the worst of a group": ("return -(record.reward or 0.0),", "return (record.reward or 0.0),"),
             "evaluations exported": ("(self.evaluations or not record.is_eval)", "(self.evaluations or record.id)"),
+        },
+    ),
+    *of(
+        "data/export/sft.py",
+        ("tests/data/test_export.py",),
+        {
             "a sampled token in two rows": ("if is_trained(item)} - done", "if is_trained(item)}"),
             "spans one token late": (
                 "[len(ids), len(ids) + len(item.output_ids)]",

@@ -1,4 +1,4 @@
-"""`agentrl trace export`: writes selected episodes of a run as demonstrations for `agentrl sft`."""
+"""`agentrl trace export`: writes selected episodes of a run as demonstrations, or in formats of other tools."""
 
 from __future__ import annotations
 
@@ -7,24 +7,33 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO, TypeAlias
 
 import attrs
 import typer
 
 from agentrl_core.cli.find_run import RunsOption, find_run, open_run
+from agentrl_core.cli.trace_text import plain_decoder
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError, UsageError
-from agentrl_core.stores.files import private_opener
+from agentrl_core.stores.files import make_private_folder, private_opener
 from agentrl_core.weights.witness import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import TextIO
+    from collections.abc import Callable, Iterator, Sequence
 
-    from agentrl_core.api.stores import RunRow
+    from agentrl_core.api.stores import RunReader, RunRow
     from agentrl_core.data.export import Selection
-    from agentrl_core.types import Record
+    from agentrl_core.data.export.formats import RowMaker
+    from agentrl_core.types import Record, Task
+
+
+Form: TypeAlias = Literal["sft", "jsonl", "chat", "atif", "agentrl", "parquet"]
+
+_FORMAT_HELP = (
+    "sft: demonstrations for agentrl sft. jsonl: whole episodes, without loss. chat: messages in OpenAI's form. "
+    "atif: Harbor's trajectories. agentrl: documents of AgentCPM's AgentRL. parquet: jsonl as columns."
+)
 
 
 def export(
@@ -36,46 +45,128 @@ def export(
         int | None, typer.Option(min=1, help="At most this many records per group, the best.")
     ] = None,
     evaluations: Annotated[bool, typer.Option("--evaluations", help="Include episodes of evaluations.")] = False,
-    form: Annotated[Literal["sft"], typer.Option("--format", help="Format of the file.")] = "sft",  # noqa: ARG001  # the only one
-    output: Annotated[str, typer.Option("-o", "--output", help="JSONL file to write; - is standard output.")] = "-",
+    every: Annotated[
+        bool, typer.Option("--all", help="Every record, whatever its outcome; not for the format sft.")
+    ] = False,
+    form: Annotated[Form, typer.Option("--format", help=_FORMAT_HELP)] = "sft",
+    output: Annotated[
+        str, typer.Option("-o", "--output", help="File to write, or FOLDER/ for atif; - is standard output.")
+    ] = "-",
 ) -> None:
-    """Write scored episodes as demonstrations for `agentrl sft`: messages, and the exact sampled token ids."""
-    from agentrl_core.data.export import Selection, export_rows, taken_again
-    from agentrl_core.gateway.sessions import without_secrets
+    """Write scored episodes: demonstrations for `agentrl sft`, or a format for audits and other tools.
+
+    Every format but chat has the exact token ids that were sampled.
+    """
+    from agentrl_core.data.export import Selection, taken_again
+    from agentrl_core.data.export.formats import Format, RowMaker
 
     selection = Selection(min_reward=min_reward, best_of_group=best_of_group, evaluations=evaluations)
-    num_rows = num_records = num_tokens = 0
-    altered = []
+    _check_options(selection, form, output, every=every)
     place = find_run(run, runs)
-    with open_run(place) as (store, row), _opened(output) as file:
-        again = taken_again(asyncio.run(store.steps(row.id)))
-        records = [record for record in asyncio.run(store.records(row.id)) if record.id not in again]
-        tokenizer = _tokenizer(place.model_directory(row))
-        chosen = _chosen(selection, records, row)
-        for record in chosen:
-            episode = asyncio.run(store.episode(record.id))
-            if episode is None:
-                raise RunError(f"record {record.id} is gone from the store of run {row.id}")
-            # Exact ids are the point of this format, so a row whose tokens were altered must not be trained on.
-            if verify(episode).deviation:
-                altered.append(record.id)
-                continue
-            rows = list(export_rows(episode, tokenizer=tokenizer))
-            num_records += bool(rows)
-            num_rows += len(rows)
-            num_tokens += sum(end - start for item in rows for start, end in item["spans"])
-            for item in rows:
-                # Messages may contain a session's key or address, for example in a tool result.
-                file.write(without_secrets(json.dumps(item, ensure_ascii=False)) + "\n")
-    typer.echo(f"{num_rows} rows of {num_records} records, {num_tokens:,} trained tokens", err=True)
+    with open_run(place) as (store, row):
+        everything, steps = asyncio.run(store.records(row.id)), asyncio.run(store.steps(row.id))
+        again = set() if every else taken_again(steps)
+        records = [record for record in everything if record.id not in again]
+        maker = RowMaker(
+            form=Format(form),
+            run=row,
+            records=everything,
+            steps=steps,
+            tokenizer=_tokenizer(place.model_directory(row)),
+            token_text=_token_text(place.model_directory(row)) if form == "agentrl" else str,
+        )
+        chosen = records if every else _chosen(selection, records, row)
+        writing = _Export(store=store, run=row, maker=maker, with_altered=every)
+        writing.write(chosen, output)
+    typer.echo(writing.summary(), err=True)
     if again:
         typer.echo(f"left out: {len(again)} records of steps that the run repeated when it was resumed", err=True)
-    if altered:
+    if writing.altered:
         typer.echo(
-            f"left out: {', '.join(altered)}, whose tokens are not what the engine sampled "
+            f"left out: {', '.join(writing.altered)}, whose tokens are not what the engine sampled "
             f"({command_line('trace', 'verify')})",
             err=True,
         )
+
+
+@attrs.define(kw_only=True)
+class _Export:
+    """One export: makes the rows of the chosen records, writes them, and counts."""
+
+    store: RunReader
+    run: RunRow
+    maker: RowMaker
+    with_altered: bool
+    """Whether records are written whose tokens the engine's digests do not confirm."""
+    altered: list[str] = attrs.field(factory=list, init=False)
+    """Records that were left out for that."""
+    num_rows: int = attrs.field(default=0, init=False)
+    num_records: int = attrs.field(default=0, init=False)
+    num_tokens: int = attrs.field(default=0, init=False)
+    """Trained tokens, in the format sft."""
+    _tasks: dict[str, dict[str, Task]] = attrs.field(factory=dict, init=False)
+
+    def write(self, records: Sequence[Record], output: str) -> None:
+        """Write the records' rows to a file, to a folder with a file per trajectory, or to standard output."""
+        rows = self._rows(records)
+        if self.maker.form == "parquet":
+            from agentrl_core.data.export.parquet import write_parquet
+
+            with _opened(output) as file:
+                write_parquet((json.loads(row) for row in rows), file.buffer)
+            return
+        if output.endswith("/") or (output != "-" and Path(output).is_dir()):
+            if not Path(output).is_dir():
+                make_private_folder(Path(output))
+            for row in rows:
+                with _opened(str(Path(output, f"{json.loads(row)['trajectory_id']}.json"))) as file:
+                    file.write(row + "\n")
+            return
+        with _opened(output) as file:
+            for row in rows:
+                file.write(row + "\n")
+
+    def _rows(self, records: Sequence[Record]) -> Iterator[str]:
+        """Yield the records' rows as JSON, without secrets of sessions."""
+        from agentrl_core.gateway.sessions import without_secrets
+
+        for record in records:
+            episode = asyncio.run(self.store.episode(record.id))
+            if episode is None:
+                raise RunError(f"record {record.id} is gone from the store of run {self.run.id}")
+            # Exact ids are the point of an export, so a row whose tokens were altered must not be trained on.
+            if not self.with_altered and verify(episode).deviation:
+                self.altered.append(record.id)
+                continue
+            rows = list(self.maker.rows(episode, self._task(record)))
+            self.num_records += bool(rows)
+            self.num_rows += len(rows)
+            for row in rows:
+                self.num_tokens += sum(end - start for start, end in row.get("spans", ()))
+                # Messages may contain a session's key or address, for example in a tool result.
+                yield without_secrets(json.dumps(row, ensure_ascii=False))
+
+    def _task(self, record: Record) -> Task | None:
+        if record.task_set not in self._tasks:
+            tasks = asyncio.run(self.store.tasks(self.run.id, task_set=record.task_set))
+            self._tasks[record.task_set] = {task.id: task for task in tasks}
+        return self._tasks[record.task_set].get(record.task_id)
+
+    def summary(self) -> str:
+        """Say how much was written."""
+        trained = f", {self.num_tokens:,} trained tokens" if self.maker.form == "sft" else ""
+        return f"{self.num_rows} rows of {self.num_records} records{trained}"
+
+
+def _check_options(selection: Selection, form: str, output: str, *, every: bool) -> None:
+    if every and form == "sft":
+        raise UsageError("--all: demonstrations are made of scored episodes only; choose another --format")
+    if every and selection != attrs.evolve(selection, min_reward=None, best_of_group=None):
+        raise UsageError("--all takes every record; leave out --min-reward and --best-of-group, or --all")
+    if output == "-" and form == "parquet":
+        raise UsageError("--format parquet is no text; name its file with -o FILE")
+    if form != "atif" and (output.endswith("/") or Path(output).is_dir()):
+        raise UsageError(f"-o {output} is a folder; --format {form} writes one file, so name that")
 
 
 def _chosen(selection: Selection, records: Sequence[Record], row: RunRow) -> list[Record]:
@@ -97,6 +188,14 @@ def _tokenizer(folder: Path | None) -> str:
     return "" if folder is None else tokenizer_digest(folder)
 
 
+def _token_text(folder: Path | None) -> Callable[[int], str]:
+    """Return the tokenizer's text of a token id; without the tokenizer, `token_id:` and the number, as vLLM writes."""
+    if folder is None:
+        return lambda token: f"token_id:{token}"
+    decode = plain_decoder(folder)
+    return lambda token: decode([token])
+
+
 @contextlib.contextmanager
 def _opened(output: str) -> Iterator[TextIO]:
     """Yield the output file; a real file gets its name only when it is complete."""
@@ -106,7 +205,8 @@ def _opened(output: str) -> Iterator[TextIO]:
     path = Path(output)
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
+        # A lone surrogate, which UTF-8 lacks, is written as the escape that JSON has for it.
+        with open(draft, "w", encoding="utf-8", errors="backslashreplace", opener=private_opener) as file:
             yield file
         draft.replace(path)
     except OSError as error:

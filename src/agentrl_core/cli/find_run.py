@@ -79,7 +79,7 @@ def find_directory(run: str, runs: Path) -> Path:
 
 def places_of(runs: Path) -> list[RunPlace]:
     """Return all runs, sorted by last write, the newest last."""
-    folders = [path for path in runs.glob("*") if _is_run(path)]
+    folders = [path for path in runs.glob("*") if is_run(path)]
     return sorted(map(RunPlace, folders), key=lambda place: place.last_write)
 
 
@@ -95,7 +95,7 @@ def find_run(run: str | None, runs: Path) -> RunPlace:
     if (named := Path(run)).is_file():
         return RunPlace(named.parent, named)
     directory = find_directory(run, runs)
-    if not _is_run(directory):
+    if not is_run(directory):
         raise UsageError(
             f"{directory} contains no {RunDirectory(directory).database.name} and no config.json: "
             "it is not a run directory"
@@ -144,7 +144,7 @@ def open_run(place: RunPlace) -> Iterator[tuple[RunReader, RunRow]]:
         asyncio.run(reader.close())
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Return whether a folder has what a run writes first: its config snapshot or its database."""
     directory = RunDirectory(path)
     return directory.database.is_file() or directory.snapshot.is_file()

@@ -13,10 +13,13 @@ import attrs
 import typer
 
 from agentrl_core.api.stores import RecordUsage
+from agentrl_core.cli.diff import diff
 from agentrl_core.cli.episode_text import content_text, episode_lines, fidelity_text, printable
 from agentrl_core.cli.export import export
 from agentrl_core.cli.find_run import RunsOption, find_record, find_run, open_run
+from agentrl_core.cli.lineage import lineage
 from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.cli.replay import replay
 from agentrl_core.config.invocation import command_line
 from agentrl_core.config.nearest import did_you_mean
 from agentrl_core.errors import UsageError
@@ -57,6 +60,9 @@ def trace() -> None:
 
 
 app.command()(export)
+app.command()(lineage)
+app.command()(diff)
+app.command()(replay)
 
 
 @app.command("list")

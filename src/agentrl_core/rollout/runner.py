@@ -74,15 +74,16 @@ class Runner:
         is_eval: bool = False,
         task_set: str = "train",
         sampling: SamplingConfig | None = None,
+        record_id: str = "",
     ) -> Episode:
-        """Run the workflow once on `task` and store its outcome.
+        """Run the workflow once on `task` and store its outcome; an empty `record_id` makes a new one.
 
         Faults of the agent or the scorer end up in the record's outcome. Cancelling this call cancels the agent and
         aborts its generations; the record ends `cancelled`. Raises `RunError` if the engine, the gateway or the store
         has failed: then no record's outcome could be trusted.
         """
         record = Record(
-            id=uuid.uuid4().hex[:16],
+            id=record_id or uuid.uuid4().hex[:16],
             run_id=self._run_id,
             task_id=task.id,
             group_id=group_id,

@@ -267,16 +267,21 @@ async def _ended(task: asyncio.Task[None]) -> None:
         logger.info("sampling ended with %s", error)
 
 
+def policy_chat(components: RunComponents, model_dir: Path) -> Chat:
+    """Read a policy's chat template and tokenizer, with the parsers that the config names."""
+    gateway, parser = components.config.gateway, None
+    if gateway.tool_parser != "auto":
+        parser = components.build("tool_parsers", "gateway.tool_parser", Component(gateway.tool_parser))
+    # `auto` is not in the table, and None lets `Chat` recognise the format from the chat template.
+    reasoning = REASONING_FORMATS.get(gateway.reasoning_parser)
+    return Chat.from_directory(model_dir, parser=parser, reasoning=reasoning, registry=components.registry)
+
+
 def _gateway(components: RunComponents, start: Start, engine: Engine, run_id: str, admin_key_file: Path) -> Gateway:
     config = components.config
-    parser = None
-    if config.gateway.tool_parser != "auto":
-        parser = components.build("tool_parsers", "gateway.tool_parser", Component(config.gateway.tool_parser))
-    # `auto` is not in the table, and None lets `Chat` recognise the format from the chat template.
-    reasoning = REASONING_FORMATS.get(config.gateway.reasoning_parser)
     return Gateway(
         engine=engine,
-        chat=Chat.from_directory(start.model_dir, parser=parser, reasoning=reasoning, registry=components.registry),
+        chat=policy_chat(components, start.model_dir),
         store=start.store,
         run_id=run_id,
         sampling=config.sampling,

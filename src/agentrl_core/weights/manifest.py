@@ -27,6 +27,8 @@ class Manifest:
     """Number of optimizer steps behind the weights; None for published weights, from which no run resumes."""
     version: int
     """Policy version that the weights were published as."""
+    digest: str
+    """BLAKE2b digest of the manifest's own content, which has the digest of every file: it names these weights."""
 
 
 def write_manifest(directory: Path, *, version: int, step: int | None = None) -> None:
@@ -51,11 +53,31 @@ def read_manifest(directory: Path) -> Manifest | None:
     Raises `ValueError` with the file's name if one is missing or not as it was written. Files that the manifest does
     not name are ignored.
     """
+    parsed = _parse(directory)
+    if parsed is None:
+        return None
+    found, files = parsed
+    for file, (size, expected) in files.items():
+        _check(file, size, expected)
+    return found
+
+
+def peek_manifest(directory: Path) -> Manifest | None:
+    """Return the manifest of a folder without reading the weights, which may take minutes; None if it has none.
+
+    Raises `ValueError` if the manifest itself is not as it was written.
+    """
+    parsed = _parse(directory)
+    return None if parsed is None else parsed[0]
+
+
+def _parse(directory: Path) -> tuple[Manifest, dict[Path, tuple[int, str]]] | None:
+    """Return a folder's manifest, with size and digest of each file that it names; verify only the manifest."""
     path = directory / MANIFEST
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         digest = content.pop("blake2b")
-        found = Manifest(step=content["step"], version=content["version"])
+        found = Manifest(step=content["step"], version=content["version"], digest=digest)
         files = {directory / name: (entry["bytes"], entry["blake2b"]) for name, entry in content["files"].items()}
     except FileNotFoundError:
         return None
@@ -63,9 +85,7 @@ def read_manifest(directory: Path) -> Manifest | None:
         raise ValueError(f"{path} is damaged: its content is not a manifest of weights") from error
     if digest != _digest_of(content):
         raise ValueError(f"{path} is damaged: expected the digest {digest} of its own content")
-    for file, (size, expected) in files.items():
-        _check(file, size, expected)
-    return found
+    return found, files
 
 
 def _check(path: Path, size: int, expected: str) -> None:

@@ -21,7 +21,6 @@ from agentrl_core.gateway import Gateway
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.rollout.runner import Runner
-from agentrl_core.rollout.workflow_call import ResolvedWorkflow
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.stores.sqlite import SQLiteStore
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.scoring import ScoreRequest, ScorerResult
     from agentrl_core.rollout.episode_source import EpisodeSource
+    from agentrl_core.rollout.workflow_call import ResolvedWorkflow
     from agentrl_core.types import GenerateRequest
 
 _RUN = "rehearsal"

@@ -1,0 +1,113 @@
+"""The export format `parquet`: the content of the format `jsonl` in columns, one row per record; needs pyarrow.
+
+Numbers, texts and token ids are columns of their own. Values of any shape (task rows, messages, tools, a scorer's
+details) are JSON in text columns.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from agentrl_core.config.invocation import pip_install
+from agentrl_core.data.export.episodes import FORMAT, TaskEpisode, read_episode
+from agentrl_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+ROWS_AT_ONCE = 64
+"""Records per row group: an episode of many turns has megabytes."""
+
+_RECORD_JSON = ("rewards", "score_parts", "score_details")
+_CALL_JSON = ("messages", "output", "tools", "sampling", "requested", "versions")
+
+
+def write_parquet(rows: Iterable[Mapping[str, Any]], file: BinaryIO) -> None:
+    """Write rows of `episode_row` as a parquet file; raise `UsageError` if pyarrow is not installed."""
+    arrow, parquet = _pyarrow()
+    schema = _schema(arrow)
+    batch: list[dict[str, Any]] = []
+    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        for row in rows:
+            batch.append(_columns(row))
+            if len(batch) == ROWS_AT_ONCE:
+                writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
+                batch.clear()
+        if batch:
+            writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
+
+
+def read_parquet(path: Path) -> list[TaskEpisode]:
+    """Read a file that `write_parquet` wrote."""
+    _, parquet = _pyarrow()
+    return [read_episode(_row(columns)) for columns in parquet.read_table(path).to_pylist()]
+
+
+def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    record, calls = row["record"], row["interactions"]
+    return {
+        "task": _text(row["task"]),
+        **record,
+        **{name: _text(record[name]) for name in _RECORD_JSON},
+        "interactions": [{**call, **{name: _text(call[name]) for name in _CALL_JSON}} for call in calls],
+    }
+
+
+def _row(columns: dict[str, Any]) -> dict[str, Any]:
+    task, calls = columns.pop("task"), columns.pop("interactions")
+    return {
+        "format": FORMAT,
+        "task": json.loads(task),
+        "record": columns | {name: json.loads(columns[name]) for name in _RECORD_JSON},
+        "interactions": [call | {name: json.loads(call[name]) for name in _CALL_JSON} for call in calls],
+    }
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _schema(arrow: Any) -> Any:
+    text, number, time, flag = arrow.string(), arrow.int64(), arrow.float64(), arrow.bool_()
+    call = {
+        **dict.fromkeys(("id", "record_id"), text),
+        "seq": number,
+        "parent": text,
+        "prompt_ids": arrow.list_(arrow.int32()),
+        "output_ids": arrow.list_(arrow.int32()),
+        "logprobs": arrow.list_(arrow.float64()),
+        **dict.fromkeys(_CALL_JSON, text),
+        **dict.fromkeys(("finish_reason", "model", "api", "upstream", "witness", "retry_key"), text),
+        "trainable": flag,
+        "cached_tokens": number,
+        "tool_errors": number,
+        "started_at": time,
+        "finished_at": time,
+    }
+    record = {
+        "task": text,
+        **dict.fromkeys(("id", "run_id", "task_id", "group_id"), text),
+        "sample_index": number,
+        "attempt": number,
+        "is_eval": flag,
+        **dict.fromkeys(("task_set", "outcome", "reason", "detail"), text),
+        "reward": time,
+        "score": time,
+        **dict.fromkeys(_RECORD_JSON, text),
+        "started_at": time,
+        "finished_at": time,
+        "interactions": arrow.list_(arrow.struct(list(call.items()))),
+    }
+    return arrow.schema(list(record.items()))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError as error:
+        fix = pip_install("agentrl-core[parquet]")
+        raise UsageError(f"--format parquet needs pyarrow, which is not installed; install it: {fix}") from error
+    return pa, pa.parquet

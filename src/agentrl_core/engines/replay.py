@@ -1,0 +1,144 @@
+"""An engine that repeats a stored episode: it answers each prompt with the output that was sampled for it.
+
+It needs no weights and no torch. The first prompt that the episode does not contain ends the replay.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentrl_core.errors import EngineError
+from agentrl_core.types import Chunk, FinishReason
+
+if TYPE_CHECKING:
+    from agentrl_core.api.weights import WeightSource
+    from agentrl_core.types import Episode, GenerateRequest, Interaction
+
+
+@attrs.frozen(kw_only=True)
+class Divergence:
+    """The first prompt that differs from the recorded ones."""
+
+    call: int
+    """1-based number of the call in the replay."""
+    expected: Interaction | None
+    """Recorded call that the prompt has most of its beginning in common with; None if all were repeated already."""
+    expected_ids: tuple[int, ...]
+    """Prompt of `expected`. [T]."""
+    actual_ids: tuple[int, ...]
+    """Prompt of the replay. [T]."""
+
+    @property
+    def token(self) -> int:
+        """Position of the first token that differs, or the length of the shorter prompt."""
+        return shared_tokens(self.expected_ids, self.actual_ids)
+
+
+class ReplayEngine:
+    """Engine that answers with the recorded outputs of `episode`, each once, whatever the order of the calls.
+
+    Calls with equal prompts get their outputs in the order in which they began. `decode` turns ids into text; it finds
+    the stop string that ended an output.
+    """
+
+    cpu_seconds = 0.0
+
+    def __init__(self, episode: Episode, *, context_length: int, decode: Callable[[Sequence[int]], str]) -> None:
+        self.version = 0
+        self.context_length = context_length
+        self.diverged: concurrent.futures.Future[Divergence] = concurrent.futures.Future()
+        """Done at the first prompt that the episode does not contain."""
+        self.answered: list[tuple[Interaction, GenerateRequest]] = []
+        """Recorded calls in the order in which the replay made them, with the replay's requests."""
+        self._decode = decode
+        self._lock = threading.Lock()
+        """Calls come from several event loops."""
+        sampled = [item for item in episode.interactions if not item.upstream]
+        self._left = [
+            (episode.full_ids(item)[: -len(item.output_ids) or None], item)
+            for item in sorted(sampled, key=lambda item: (item.started_at, item.seq))
+        ]
+
+    @property
+    def left(self) -> list[Interaction]:
+        """Recorded calls that the replay has not made."""
+        return [item for _, item in self._left]
+
+    def start(self) -> None:
+        """Do nothing: the engine is ready."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Yield the recorded output of the request's prompt; `EngineError` if there is none."""
+        item = self._take(request)
+        place = 0
+        for version, count in item.versions:
+            yield self._chunk(request, item, place, place + count, version)
+            place += count
+        stop = item.finish_reason is FinishReason.STOP and self._stop_string(item)
+        yield Chunk(
+            ids=(),
+            logprobs=(),
+            version=item.versions[-1][0] if item.versions else self.version,
+            finish_reason=item.finish_reason,
+            stop_string=stop or None,
+            cached_tokens=item.cached_tokens,
+        )
+
+    def _take(self, request: GenerateRequest) -> Interaction:
+        prompt = request.prompt_ids
+        with self._lock:
+            found = next((place for place, (ids, _) in enumerate(self._left) if ids == prompt), None)
+            if found is not None:
+                _, item = self._left.pop(found)
+                self.answered.append((item, request))
+                return item
+            # `max` returns the first of equals: the recorded call that came next.
+            nearest = max(self._left, key=lambda pair: shared_tokens(pair[0], prompt), default=None)
+            ids, expected = nearest or ((), None)
+            if not self.diverged.done():
+                call = len(self.answered) + 1
+                self.diverged.set_result(Divergence(call=call, expected=expected, expected_ids=ids, actual_ids=prompt))
+        raise EngineError("the replay made a call that the episode does not contain")
+
+    def _chunk(self, request: GenerateRequest, item: Interaction, start: int, end: int, version: int) -> Chunk:
+        ids, logprobs = item.output_ids[start:end], item.logprobs[start:end]
+        # Only the sampled tokens' own logprobs are stored.
+        likeliest = tuple(((token, value),) for token, value in zip(ids, logprobs, strict=True))
+        top = likeliest if request.top_logprobs else ()
+        return Chunk(ids=ids, logprobs=logprobs, version=version, top_logprobs=top)
+
+    def _stop_string(self, item: Interaction) -> str | None:
+        """Return the stop string that comes first in an output; it is not stored."""
+        if not item.sampling.stop:
+            return None
+        text = self._decode(item.output_ids)
+        found = min(((at, string) for string in item.sampling.stop if (at := text.find(string)) >= 0), default=None)
+        return None if found is None else found[1]
+
+    async def abort(self, request_id: str) -> None:
+        """Do nothing: an output is complete at once."""
+
+    async def pause(self) -> None:
+        """Do nothing."""
+
+    async def resume(self) -> None:
+        """Do nothing."""
+
+    async def load_weights(self, version: int, source: WeightSource) -> None:  # noqa: ARG002 (it has no weights)
+        """Refuse: a recorded episode has its policy versions already."""
+        raise EngineError(f"cannot load weights of version {version}: the engine repeats a recorded episode")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two sequences have in common at their beginning."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

@@ -1,0 +1,321 @@
+"""Run the workflow of a stored episode again, with its recorded outputs instead of a model, and compare.
+
+Everything else is real: the agent, its tools, the gateway with its parsers, and the scorer. So a replay shows whether
+an episode follows from its task and its sampled tokens alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrl_core import config as configs
+from agentrl_core.concurrency.processes import close_workers
+from agentrl_core.config import LoadedConfig
+from agentrl_core.engines.replay import Divergence, ReplayEngine
+from agentrl_core.errors import RunError, UsageError
+from agentrl_core.gateway import Gateway
+from agentrl_core.gateway.sampling_parameters import call_seed
+from agentrl_core.http.borrowed_clients import close_borrowed
+from agentrl_core.rollout.order import stable_hash
+from agentrl_core.rollout.runner import Runner
+from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
+from agentrl_core.run.components import resolve
+from agentrl_core.run.directory import RunDirectory
+from agentrl_core.run.in_process import policy_chat
+from agentrl_core.run.shared_start import announce
+from agentrl_core.run.stores import scratch_store
+from agentrl_core.run.threads import LoopThread
+from agentrl_core.run.upstream_replay import UpstreamReplay
+
+if TYPE_CHECKING:
+    from agentrl_core.api.stores import Store
+    from agentrl_core.chat.facade import Chat
+    from agentrl_core.config.schema import RunConfig
+    from agentrl_core.rollout.episode_source import EpisodeSource
+    from agentrl_core.run.components import RunComponents
+    from agentrl_core.types import Episode, Interaction, Record, Task
+
+_ANY_LENGTH = 2**31
+"""Context length of a model whose config states none."""
+_TRIED_CALLS = 4
+"""Numbers of first calls that are tried to find an episode's random key; calls before it may have been lost."""
+_END_S = 15.0
+"""Longest wait for the agent's clean-up, in seconds."""
+
+
+@attrs.frozen(kw_only=True)
+class ReplayReport:
+    """Comparison of a replay with its recorded episode."""
+
+    record: Record
+    calls: int
+    """Calls that the replay repeated, with those to upstreams."""
+    divergence: Divergence | None
+    """The first prompt that differs; the replay ends there."""
+    differences: Sequence[str]
+    """Other differences, one line each: calls that were not made, replies, outcome, rewards."""
+    notes: Sequence[str] = ()
+    """Remarks that are no differences of the episode."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether the replay is the recorded episode."""
+        return self.divergence is None and not self.differences
+
+
+def replay(episode: Episode, task: Task, directory: RunDirectory, model_dir: Path, *, num_groups: int) -> ReplayReport:
+    """Replay an episode of the run in `directory`; `model_dir` has the policy's tokenizer and chat template.
+
+    Nothing is written into the run's folder. `num_groups` bounds the search for the random key, from which the ids of
+    replies follow. Raises `UsageError` if the run has no workflow that can be called, or its config does not resolve.
+    """
+    kept, base_dir = directory.read_snapshot()
+    config = configs.parse(kept)
+    if config.rollout.agent.mode == "online":
+        raise UsageError(
+            f"run '{directory.name}' has rollout.agent.mode online: its agents connect by themselves, so there is no "
+            "workflow to call again"
+        )
+    with ExitStack() as closing:
+        upstreams = closing.enter_context(UpstreamReplay(episode))
+        components = resolve(LoadedConfig(_local(config, upstreams), base_dir))
+        closing.callback(components.close)
+        folder = closing.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-replay-"))
+        scratch = RunDirectory.create(Path(folder), "replay")
+        closing.enter_context(scratch.logging_to("replay"))
+        chat = policy_chat(components, model_dir)
+        engine = ReplayEngine(episode, context_length=_context_length(config, model_dir), decode=chat.reply_text)
+        done = _Rerun(components, episode, task, chat, engine, upstreams, scratch).run(
+            _seed_key(episode, config, num_groups)
+        )
+    return _compare(episode, done, engine, upstreams)
+
+
+def _local(config: RunConfig, upstreams: UpstreamReplay) -> RunConfig:
+    """Return the config with a free port of this machine, and with upstreams that repeat what they replied."""
+    replaced = {
+        name: attrs.evolve(item, url=upstreams.url(name), model=name, api_key_env=None, proxy="direct", max_retries=0)
+        for name, item in config.gateway.upstreams.items()
+    }
+    return attrs.evolve(
+        config, gateway=attrs.evolve(config.gateway, host="127.0.0.1", port=0, public_url=None, upstreams=replaced)
+    )
+
+
+class _Rerun:
+    """One run of the workflow against the recorded outputs, in a temporary folder."""
+
+    def __init__(
+        self,
+        components: RunComponents,
+        episode: Episode,
+        task: Task,
+        chat: Chat,
+        engine: ReplayEngine,
+        upstreams: UpstreamReplay,
+        scratch: RunDirectory,
+    ) -> None:
+        self._components, self._episode, self._task = components, episode, task
+        self._chat, self._engine, self._upstreams, self._scratch = chat, engine, upstreams, scratch
+
+    def run(self, seed_key: tuple[int, ...]) -> Episode | None:
+        """Return the new episode; None if it diverged."""
+        components, record = self._components, self._episode.record
+        config, source = components.config, components.workflow
+        if source is None:
+            raise UsageError("the config names no workflow")
+        with ExitStack() as undo:
+            undo.enter_context(shared_tls())
+            agents = LoopThread("agents", workers=4, patience_s=config.rollout.timeout_s)
+            undo.callback(agents.close)
+            undo.callback(close_workers)
+            store = scratch_store(self._scratch)
+            undo.callback(lambda: asyncio.run(store.close()))
+            gateway = Gateway(
+                engine=self._engine,
+                chat=self._chat,
+                store=store,
+                run_id=record.run_id,
+                sampling=config.sampling,
+                config=config.gateway,
+                seed=config.seed,
+            )
+            undo.callback(gateway.close)
+            gateway.start()
+            undo.callback(lambda: _close_clients(agents, gateway))
+            undo.callback(lambda: agents.try_run(source.close(), "ending the agents", limit_s=_END_S))
+            asyncio.run(self._announce(store))
+            return agents.run(self._run(source, gateway, store, seed_key))
+
+    async def _announce(self, store: Store) -> None:
+        """Write the rows that a record refers to."""
+        record = self._episode.record
+        await announce(store, self._components, record.run_id)
+        await store.add_tasks(record.run_id, [self._task], task_set=record.task_set)
+        await store.add_group(
+            record.run_id, record.group_id, record.task_id, index=0, size=1, version=0, is_eval=record.is_eval
+        )
+
+    async def _run(
+        self, source: EpisodeSource, gateway: Gateway, store: Store, seed_key: tuple[int, ...]
+    ) -> Episode | None:
+        components, record = self._components, self._episode.record
+        config = components.config
+        runner = Runner(
+            source=source,
+            gateway=gateway,
+            store=store,
+            scorer_for=components.scorers.for_task,
+            config=config.rollout,
+            run_id=record.run_id,
+        )
+        sampling = attrs.evolve(config.sampling, temperature=config.eval.temperature) if record.is_eval else None
+        async with source.group(record.group_id, self._task):
+            episode = asyncio.ensure_future(
+                runner.run_episode(
+                    self._task,
+                    group_id=record.group_id,
+                    sample_index=record.sample_index,
+                    seed_key=seed_key,
+                    attempt=record.attempt,
+                    is_eval=record.is_eval,
+                    task_set=record.task_set,
+                    sampling=sampling,
+                    record_id=record.id,
+                )
+            )
+            stops: list[asyncio.Future[Any]] = [
+                asyncio.wrap_future(self._engine.diverged),
+                asyncio.wrap_future(self._upstreams.diverged),
+            ]
+            waited: list[asyncio.Future[Any]] = [episode, *stops]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not any(stop.done() for stop in stops):
+                return episode.result()
+            # What the agent does after the first difference says nothing about the record.
+            episode.cancel()
+            await asyncio.wait({episode})
+            return None
+
+
+def _close_clients(agents: LoopThread, gateway: Gateway) -> None:
+    for closing in (gateway.http_client.close_for_good(), close_borrowed()):
+        agents.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
+
+
+def _context_length(config: RunConfig, model_dir: Path) -> int:
+    named = config.engine.options.get("context_length")
+    if isinstance(named, int):
+        return named
+    path = model_dir / "config.json"
+    stated: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    length = stated.get("max_position_embeddings")
+    return length if isinstance(length, int) else _ANY_LENGTH
+
+
+def _seed_key(episode: Episode, config: RunConfig, num_groups: int) -> tuple[int, ...]:
+    """Return the random key that the scheduler gave the episode, found by the seeds of its calls.
+
+    The ids of replies and of tool calls follow from it, and templates may write those into prompts. The store's
+    protocol does not tell the position of a group, so positions are tried.
+    """
+    record, task = episode.record, stable_hash(episode.record.task_id)
+    keys = (
+        [(1, task, config.seed, 0, 0)]
+        if record.is_eval
+        else [(0, task, index, record.sample_index, record.attempt) for index in range(num_groups + 1)]
+    )
+    seeds = {item.sampling.seed for item in episode.interactions if not item.upstream}
+    for key in keys:
+        if any(call_seed(config.seed, *key, number) in seeds for number in range(_TRIED_CALLS)):
+            return key
+    return keys[0]
+
+
+def _compare(episode: Episode, done: Episode | None, engine: ReplayEngine, upstreams: UpstreamReplay) -> ReplayReport:
+    calls = len(engine.answered) + upstreams.answered
+    divergence = engine.diverged.result() if engine.diverged.done() else None
+    differences = [upstreams.diverged.result()] if upstreams.diverged.done() else []
+    if done is not None:
+        differences += _unmade(engine.left + upstreams.left)
+        differences += _replies(done, engine)
+        differences += _results(episode, done)
+    elif divergence is None and not differences:
+        raise RunError("the replay ended without an episode")
+    return ReplayReport(
+        record=episode.record,
+        calls=calls,
+        divergence=divergence,
+        differences=differences,
+        notes=_sampling_notes(engine),
+    )
+
+
+def _unmade(left: Sequence[Interaction]) -> list[str]:
+    return [f"call [{item.seq}] {item.id} was not made again" for item in sorted(left, key=lambda item: item.seq)]
+
+
+def _replies(done: Episode, engine: ReplayEngine) -> list[str]:
+    """Return the replies that the gateway parsed differently from the same tokens."""
+    now = {item.id: item for item in done.interactions}
+    found = []
+    for item, request in engine.answered:
+        repeated = now.get(request.request_id)
+        if repeated is not None and _without_ids(repeated.output) != _without_ids(item.output):
+            found.append(
+                f"call [{item.seq}] {item.id}: the same tokens are parsed differently: {_shown(item, repeated)}"
+            )
+    return found
+
+
+def _without_ids(output: Mapping[str, Any]) -> dict[str, Any]:
+    calls = [{**call, "id": ""} for call in output.get("tool_calls") or ()]
+    return {**output, "tool_calls": calls}
+
+
+def _shown(item: Interaction, repeated: Interaction) -> str:
+    return (
+        f"recorded {json.dumps(item.output, ensure_ascii=False)}, now {json.dumps(repeated.output, ensure_ascii=False)}"
+    )
+
+
+def _results(episode: Episode, done: Episode) -> list[str]:
+    """Return the differences in outcome, reward and score."""
+    before, after = episode.record, done.record
+    found = []
+    if (before.outcome, before.reason) != (after.outcome, after.reason):
+        detail = f" ({after.detail})" if after.detail else ""
+        found.append(f"outcome: recorded {_outcome(before)}, now {_outcome(after)}{detail}")
+    values = [(name, getattr(before, name), getattr(after, name)) for name in ("reward", "score")]
+    found += [f"{name}: recorded {old}, now {new}" for name, old, new in values if old != new]
+    numbers = [{item.id: item.seq for item in one.interactions} for one in (episode, done)]
+    given = [
+        {seqs.get(name, name): value for name, value in one.rewards.items()}
+        for one, seqs in zip((before, after), numbers, strict=True)
+    ]
+    if given[0] != given[1]:
+        found.append(f"rewards by call: recorded {given[0]}, now {given[1]}")
+    return found
+
+
+def _outcome(record: Record) -> str:
+    return record.outcome.value + (f" ({record.reason})" if record.reason else "")
+
+
+def _sampling_notes(engine: ReplayEngine) -> list[str]:
+    """Return where the agent asks for other sampling than it did; a replay does not sample."""
+    found = []
+    for item, request in engine.answered:
+        before, now = (attrs.asdict(one, recurse=False) for one in (item.sampling, request.sampling))
+        changed = [f"{key} {before[key]} -> {now[key]}" for key in before if key != "seed" and before[key] != now[key]]
+        if changed:
+            found.append(f"call [{item.seq}] asks for other sampling: {', '.join(changed)}")
+    return found

@@ -1,0 +1,117 @@
+"""agentrl trace replay: a stored episode runs again with its own outputs, and what differs is told."""
+
+import json
+
+import pytest
+
+from agentrl_core.cli import main
+
+
+@pytest.fixture
+def project(trained_project, monkeypatch, agentrl):
+    """The trained project as working directory; what a test tells the agent is forgotten at its end."""
+    monkeypatch.chdir(trained_project)
+    yield trained_project
+    for name in ("door.txt", "more.txt", "bonus.txt", "judge.txt"):
+        (trained_project / name).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def records(agentrl, project):
+    return agentrl("trace", "list", "--limit", "0", "--json").json
+
+
+def test_every_episode_of_a_run_repeats_itself(agentrl, records):
+    assert len(records) == 14  # three steps of two groups of two, and two evaluations of one task
+    for record in (records[0], records[-1], next(item for item in records if item["is_eval"])):
+        done = agentrl("trace", "replay", record["id"][:10])
+        assert done.out == (
+            f"record {record['id']}: identical: 5 calls, scored, reward {record['reward']:g} as recorded\n"
+        )
+        assert done.code == 0
+
+
+def test_the_first_prompt_that_differs_is_shown_as_text_and_tokens(agentrl, records, project):
+    (project / "door.txt").write_text(" open", encoding="utf-8")
+    record = records[0]["id"]
+    done = agentrl("trace", "replay", record)
+    assert (done.code, done.err) == (1, "")
+    first, where, recorded, recorded_ids, now, now_ids, *_ = done.out.splitlines()
+    assert first.startswith(f"record {record}: DIFFERENT at call ")
+    assert "the prompt differs from call [" in where
+    assert recorded.startswith("  recorded")
+    assert f"{record[:4]} >>> .<|im_end|>" in recorded
+    assert f"{record[:4]} >>>  open.<|im_end|>" in now
+    shown = agentrl("trace", "replay", record, "--json")
+    assert shown.code == 1
+    found = shown.json["divergence"]
+    at = next(
+        i for i, pair in enumerate(zip(found["expected_ids"], found["actual_ids"], strict=False)) if len(set(pair)) > 1
+    )
+    assert f"from token {at} on" in where
+    assert recorded_ids.strip() == f"ids {found['expected_ids'][at : at + 24]}"
+    assert now_ids.strip() == f"ids {found['actual_ids'][at : at + 24]}"
+    assert not shown.json["identical"]
+
+
+def test_a_call_more_and_another_reward_are_told(agentrl, records, project):
+    record = records[0]["id"]
+    (project / "bonus.txt").write_text("1", encoding="utf-8")
+    done = agentrl("trace", "replay", record)
+    assert done.code == 1
+    assert f"record {record}: DIFFERENT, after 5 calls as recorded" in done.out
+    assert f"reward: recorded {records[0]['reward']}, now {records[0]['reward'] + 1}" in done.out
+    (project / "more.txt").write_text("1", encoding="utf-8")
+    done = agentrl("trace", "replay", record)
+    assert done.code == 1
+    assert f"record {record}: DIFFERENT at call 4\n" in done.out
+    assert "every recorded call was repeated already" in done.out
+
+
+def test_another_question_to_a_judge_is_told(agentrl, records, project):
+    (project / "judge.txt").write_text("?", encoding="utf-8")
+    done = agentrl("trace", "replay", records[0]["id"])
+    assert done.code == 1
+    assert "DIFFERENT, after 3 calls as recorded" in done.out
+    assert "upstream judge: a call was not recorded; it ends with" in done.out
+
+
+RUNNER = """
+import os, sys
+os.chdir(sys.argv[1])
+from agentrl_core.cli import main
+code = main(sys.argv[2:])
+print(code, "torch" in sys.modules)
+"""
+
+
+def test_a_replay_imports_no_torch(launch, records, project):
+    done = launch(str(project), "trace", "replay", records[0]["id"], program=["-c", RUNNER])
+    assert done.stdout.splitlines()[1:] == ["0 False"], done.stderr
+
+
+def test_a_replay_writes_nothing_into_the_run(agentrl, records, project):
+    folder = project / "runs" / "calm-otter"
+    before = sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*") if "agentrl.db" not in path.name)
+    agentrl("trace", "replay", records[0]["id"])
+    after = sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*") if "agentrl.db" not in path.name)
+    assert before == after
+    assert agentrl("trace", "list", "--limit", "0", "--json").json == records
+
+
+def test_a_run_whose_agents_connect_by_themselves_is_refused(agentrl, records, project, tmp_path, monkeypatch):
+    import shutil
+
+    folder = tmp_path / "runs" / "calm-otter"
+    shutil.copytree(project / "runs" / "calm-otter", folder)
+    kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kept["config"]["workflow"] = None
+    kept["config"]["rollout"]["agent"]["mode"] = "online"
+    (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+    done = agentrl("trace", "replay", records[0]["id"], "--run", str(folder))
+    assert done.code == 2
+    assert "its agents connect by themselves" in done.err
+
+
+def test_an_unknown_record_is_refused(agentrl, project):
+    assert main(["trace", "replay", "nothing"]) == 2
