@@ -181,7 +181,7 @@ def test_check_says_what_an_engine_needs_and_what_it_takes(folder, agentrl):
     engine = "engine={use: sglang"
     assert "needs the option 'url', a text or" in agentrl("check", "config.yaml", engine + "}")[2][0]
     wrong = agentrl("check", "config.yaml", engine + ", url: 'http://127.0.0.1:1', weights_dir: 3}")[2][0]
-    assert "weights_dir: expected a path or null, found 3" in wrong
+    assert "weights_dir: expected a path, found 3" in wrong
     assert agentrl("check", "config.yaml", engine + ", url: 'http://127.0.0.1:1'}")[0] == 0
     assert agentrl("check", "config.yaml", engine + ", url: ['http://127.0.0.1:1', 'http://127.0.0.1:2']}")[0] == 0
 
