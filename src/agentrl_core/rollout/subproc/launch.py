@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -11,7 +12,7 @@ import pickle
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,24 +192,25 @@ def _foreign_start(component: Component, registry: Registry, base_dir: Path, whe
         "use": use,
         "options": dict(component.options),
         "folders": [str(folder) for folder in folders],
-        "packages": {top: home, **_required_homes(top)} if home else {},
+        "packages": ({top: home} if home else {}) | _required_homes([package for package, _, _ in adapters] + [top]),
         "adapters": adapters,
         "sys_path": None,
         "skip": [folder for _, folder, _ in adapters] + ([home] if home else []),
     }
 
 
-def _required_homes(package: str) -> dict[str, str]:
-    """Return the packages that a package of agentrl requires of its siblings, with their folders.
+def _required_homes(packages: Iterable[str]) -> dict[str, str]:
+    """Return the packages that packages of agentrl require of their siblings, with their folders.
 
-    An interpreter that has no agentrl has none of them either, so they go there with the package. Never core: a worker
-    must not import it.
+    An interpreter that has no agentrl has none of them either, so they go there too. Never core: a worker must not
+    import it.
     """
-    try:
-        required = importlib.metadata.requires(package.replace("_", "-")) or ()
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    names = [match[0].replace("-", "_") for item in required if (match := re.match(r"agentrl-(?!core\b)[\w-]+", item))]
+    required: list[str] = []
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):  # a module of the user's own
+            required += importlib.metadata.requires(package.replace("_", "-")) or ()
+    found = (re.match(r"agentrl-(?!core\b)[\w-]+", item) for item in required)
+    names = [match[0].replace("-", "_") for match in found if match]
     return {name: home for name in names if (home := _home(name))}
 
 
