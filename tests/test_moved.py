@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from agentrl_core.moved import MOVED
+from agentrl_core.moved import MOVED, RENAMED
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,22 @@ def test_a_module_that_moved_to_a_package_names_what_to_install(monkeypatch):
     monkeypatch.setitem(MOVED, "agentrl_core.gone", "agentrl_of_nobody.gone")
     with pytest.raises(ModuleNotFoundError, match=r"is now agentrl_of_nobody\.gone: pip install agentrl-of-nobody$"):
         importlib.import_module("agentrl_core.gone")
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_renamed_object_answers_to_its_old_name(old):
+    module, _, name = old.rpartition(".")
+    home, _, attr = RENAMED[old].partition(":")
+    with pytest.warns(DeprecationWarning, match=rf"^{old} is now {home}\.{attr}; ") as caught:
+        found = getattr(importlib.import_module(module), name)
+    assert found is getattr(importlib.import_module(home), attr)
+    assert caught[0].filename == __file__
+
+
+def test_a_name_that_never_was_is_no_attribute():
+    for module in ("agentrl_core", "agentrl_core.plugins", "agentrl_core.api.http"):
+        with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'nothing'"):
+            _ = importlib.import_module(module).nothing
 
 
 def test_the_registry_is_loaded_by_its_old_name():

@@ -250,14 +250,16 @@ def test_each_section_of_advantages_md_is_a_valid_config(text, tmp_path):
     assert check_config(config.load(tmp_path / "config.yaml"))[0] == []
 
 
+@pytest.mark.parametrize("filters", ["[zero_variance]", "[agentrl-core/zero_variance]"])
 @pytest.mark.parametrize(
     ("advantage", "told"),
     [("{use: reinforce_pp, baseline: false}", True), ("{use: norm, mean_level: batch}", True), ("reinforce_pp", False)],
 )
-def test_a_config_that_drops_what_a_step_would_compare_is_told(advantage, told, tmp_path):
+def test_a_config_that_drops_what_a_step_would_compare_is_told(advantage, told, filters, tmp_path):
     (tmp_path / "tasks.jsonl").write_text('{"id": "t", "query": "q"}\n', encoding="utf-8")
     (tmp_path / "config.yaml").write_text(
-        f"model: {{use: tiny}}\ndata: tasks.jsonl\nrollout: {{agent: {{mode: online}}}}\nadvantage: {advantage}\n",
+        f"model: {{use: tiny}}\ndata: tasks.jsonl\nrollout: {{agent: {{mode: online}}}}\nadvantage: {advantage}\n"
+        f"filters: {filters}\n",
         encoding="utf-8",
     )
     problems, notes = check_config(config.load(tmp_path / "config.yaml"))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.workflow import AgentWorkflow, RolloutWorkflow, Workflow
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.engines.remote.engine import RemoteEngine
-    from agentrl_core.plugins.hookspecs import Register, hookimpl, hookspec
+    from agentrl_core.plugins.hookspecs import Register, hookimpl
     from agentrl_core.rollout.ready_made.samplers import AsyncSampler
     from agentrl_core.run import FineTuner, Trainer
     from agentrl_core.scorers.registration import register_scorer
@@ -49,7 +49,6 @@ __all__ = [
     "__version__",
     "errors",
     "hookimpl",
-    "hookspec",
     "register_scorer",
     "workflow_context",
 ]
@@ -79,7 +78,6 @@ _HOMES = {
     "Workflow": "agentrl_core.api.workflow:Workflow",
     "errors": "agentrl_core.errors:",
     "hookimpl": "agentrl_core.plugins.hookspecs:hookimpl",
-    "hookspec": "agentrl_core.plugins.hookspecs:hookspec",
     "register_scorer": "agentrl_core.scorers.registration:register_scorer",
     "workflow_context": "agentrl_core.api.context:",
 }
@@ -110,6 +108,10 @@ def __getattr__(name: str) -> Any:
         module, _, attr = _HOMES[name].partition(":")
         value = importlib.import_module(module)
         value = getattr(value, attr) if attr else value
+    elif name == "hookspec":
+        from agentrl_core.moved import renamed
+
+        return renamed(__name__, name)
     else:
         raise AttributeError(f"module 'agentrl_core' has no attribute '{name}'")
     globals()[name] = value

@@ -1,4 +1,4 @@
-"""Modules at the places that they had before: each import warns and gives what is at the new place. Gone in 0.3.
+"""Modules and objects by the names that they had before: each use warns and gives what has the new name. Gone in 0.3.
 
 `agentrl_core` asks `moved_spec` behind all other finders, so only for modules that nobody else has.
 """
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from agentrl_core.config.invocation import pip_install
 
@@ -93,6 +94,27 @@ MOVED: Mapping[str, str] = {
     "agentrl_core.workflow": "agentrl_core.api.workflow",
 }
 """Old module -> new module."""
+
+RENAMED: Mapping[str, str] = {
+    "agentrl_core.hookspec": "agentrl_core.plugins.hookspecs:hookspec",
+    "agentrl_core.api.http.LATER": "agentrl_core.api.http:RETRYABLE_STATUSES",
+    "agentrl_core.api.http.PROXY_OPTION": "agentrl_core.api.http:PROXY_FORMS",
+    "agentrl_core.plugins.PluginManager": "agentrl_core.plugins.manager:PluginManager",
+    "agentrl_core.plugins.load_registry": "agentrl_core.plugins.manager:load_registry",
+    "agentrl_core.plugins.registrar": "agentrl_core.plugins.manager:registrar",
+}
+"""Old name of an object -> "module:attr" of it now. The old module's `__getattr__` is `renamed`."""
+
+
+def renamed(module: str, name: str) -> Any:
+    """Warn, and return the object that was `name` in `module`; raise `AttributeError` if there was none."""
+    old = f"{module}.{name}"
+    if old not in RENAMED:
+        raise AttributeError(f"module '{module}' has no attribute '{name}'")
+    home, _, attr = RENAMED[old].partition(":")
+    told = f"{old} is now {home}.{attr}; the old name goes with agentrl-core 0.3"
+    warnings.warn(told, DeprecationWarning, stacklevel=3)  # at the line that asks the module's `__getattr__`
+    return getattr(importlib.import_module(home), attr)
 
 
 class MovedLoader(Loader):

@@ -23,6 +23,7 @@ class Agent:
 
 class Engine:
     def __init__(self, **options): ...
+    async def generate(self, request): yield
 """
 
 

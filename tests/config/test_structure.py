@@ -91,6 +91,33 @@ def test_what_is_kept_of_a_config_has_no_password_of_the_store(given, kept):
     assert dump(config)["store"]["url"] == given
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("https://me:hush@h:1/d?max_tokens=5", "https://me@h:1/d?max_tokens=5"),
+        ("from postgres://me:hu@sh@h and https://:hush@i", "from postgres://me@h and https://@i"),
+        ("http://h:8000/v1/models@v2", "http://h:8000/v1/models@v2"),
+        ("mail me: a@b", "mail me: a@b"),
+    ],
+)
+def test_what_is_kept_of_a_config_has_no_password_in_any_url(given, kept):
+    config = parse(
+        {
+            "data": "a.jsonl",
+            "workflow": {"use": "x", "more": {"places": [given]}},
+            "trackers": [{"use": "board", "url": given}],
+            "scorers": {"mine": {"use": "y", "url": given}},
+        }
+    )
+    cleaned = dump_without_passwords(config)
+    assert cleaned["workflow"]["more"] == {"places": [kept]}
+    assert (cleaned["trackers"][0]["url"], cleaned["scorers"]["mine"]["url"]) == (kept, kept)
+    changed = {"workflow", "trackers", "scorers"}
+    assert {name: item for name, item in cleaned.items() if name not in changed} == {
+        name: item for name, item in dump(config).items() if name not in changed
+    }
+
+
 sections = st.sampled_from(
     [*attrs.fields_dict(RunConfig), "num_generations", "token_level_loss", "gconfig", "scheduler"]
 )

@@ -6,7 +6,6 @@ import textwrap
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import pluggy
 import pytest
 
 from agentrl_core.api.trackers import RunInfo, RunSummary, StepReport
@@ -142,6 +141,21 @@ def test_the_signatures_are_those_of_the_snapshot():
     assert now == SNAPSHOT.read_text(encoding="utf-8").splitlines()
 
 
-def test_the_first_workflow_wins():
-    assert hookspecs.adapt_agent.agentrl_spec["firstresult"] is True
-    assert isinstance(hookspecs.hookimpl, pluggy.HookimplMarker)
+def test_the_package_that_was_registered_last_is_asked_first_and_its_workflow_wins():
+    manager, asked = PluginManager(), []
+
+    def plugin(name, workflow):
+        class Plugin:
+            @staticmethod
+            @hookspecs.hookimpl
+            def adapt_agent(agent):
+                asked.append(name)
+                return workflow
+
+        manager.add_module(manager.add_package(name, "1"), Plugin, "hooks")
+
+    plugin("a", "of a")
+    plugin("b", "of b")
+    plugin("c", None)
+    assert manager.adapt_agent(object(), {}) == "of b"
+    assert asked == ["c", "b"]

@@ -94,6 +94,10 @@ def test_a_bare_name_of_two_packages_is_refused_with_what_to_write(registry):
         ("bad", "scorer 'bad' comes from one 0, which failed to load: module json (*) has no 'nowhere'"),
         ("text", "'text' is str 'json', which cannot be called as a scorer"),
         ("json:__name__", "'json:__name__' is str 'json', which cannot be called as a scorer"),
+        (
+            "agents/my_agent.MathAgent",
+            "*, nor a place in code; if it is a file, write agents/my_agent.py:MathAgent",
+        ),
         ("nowhere_at_all:x", "there is no module 'nowhere_at_all': *"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from agentrl_core.api import context as workflow_context
 from agentrl_core.config.schema import RolloutConfig
 from agentrl_core.errors import EpisodeError
-from agentrl_core.rollout.episode_source import CallSeat, EpisodeSource
+from agentrl_core.rollout.episode_source import CallSeat, EpisodeSource, Seat
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.types import Outcome
@@ -170,7 +170,7 @@ def test_a_group_begins_before_its_episodes_and_ends_after_them(make, make_task,
 
 def test_a_source_that_brings_no_tasks_needs_them(make):
     class Source(EpisodeSource):
-        pass
+        seat = None
 
     async def scenario():
         async with Source().group("g", None):
@@ -178,3 +178,15 @@ def test_a_source_that_brings_no_tasks_needs_them(make):
 
     with pytest.raises(TypeError, match="group g has no task, and Source brings none"):
         asyncio.run(scenario())
+
+
+def test_a_source_without_seats_and_a_seat_that_runs_nothing_cannot_be_made():
+    class Source(EpisodeSource):
+        """Lacks `seat`."""
+
+    class Idle(Seat):
+        """Lacks `run`."""
+
+    for incomplete, method in ((Source, "seat"), (Idle, "run")):
+        with pytest.raises(TypeError, match=f"abstract method '?{method}"):
+            incomplete()

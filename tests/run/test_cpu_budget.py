@@ -41,6 +41,7 @@ def given(threads, lag, engine="embedded"):
         (8, 0, "embedded", 2, 2),
         (2, 1, "embedded", 2, 1),  # at once
         (8, 2, {"use": "embedded", "threads": 3}, 8, 5),
+        (2, 1, "agentrl-core/embedded", 2, 1),
         (4, 1, {"use": "embedded", "threads": 9}, 4, 1),
         (2, 1, {"use": "sglang", "url": "http://127.0.0.1:1"}, 2, 2),  # samples elsewhere
     ],

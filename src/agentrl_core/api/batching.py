@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 class AdvantageEstimator(Protocol):
-    """Function from one group's rewards to advantages; registered under the kind `advantages`."""
+    """Function from one group's rewards to advantages; registered under the kind `advantages`.
+
+    An estimator may have the attribute `compares_groups`: True if a group of equal rewards has a signal too, because it
+    is compared with others. A run then says that the filter `zero_variance` drops such groups.
+    """
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """Return one advantage per record, in the order of `rewards`."""
@@ -75,7 +79,10 @@ class Filter(Protocol):
 
 
 class Shaping(Protocol):
-    """Rule that changes the rewards of one group; registered under the kind `shapings`."""
+    """Rule that changes the rewards of one group; registered under the kind `shapings`.
+
+    A shaping may have the attribute `name`, for messages; its class is named without it.
+    """
 
     def shape(self, group: Group, rewards: Sequence[float]) -> Sequence[float]:
         """Return one reward per episode of `group`; `rewards` are the results of the shapings before this one.

@@ -15,6 +15,9 @@ class Engine(Protocol):
 
     Random numbers come from the request's seed, never from the batch, so results do not depend on what else is sampled;
     logprobs may differ in their last bits. Every implementation passes `agentrl_testing.EngineSuite`.
+
+    An engine may have the attribute `notice`, a text: a decision of its own that the user should know. It is shown
+    once, after `start`; empty for nothing.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Interface that a user implements to score an answer; imports no torch and no SDK."""
+"""`Scorer`: the protocol of scorers, with its request, its results, and how a scorer asks other scorers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ ScorerResult: TypeAlias = "float | Score | Mapping[str, float] | None"
 class Scorer(Protocol):
     """A callable of a `ScoreRequest`, sync or async: a function, an object, or a class that is built once per run.
 
-    A class gets the config's options, and `config_dir`, the config's folder, if its constructor takes it. Calls run
+    A class gets the config's options, and `config_dir`, the config's folder, if its constructor takes it. If it takes
+    `scorer_of`, it gets a function that builds the scorers that it asks itself: `scorer_of(part, option)`, of a part as
+    the config has it (a name, or `{use: NAME, …options}`) and its option for messages (`parts.0`). What
+    it returns is called as `await part(request)`, and gives a `Score`, `{interaction id: number}`, or None. Calls run
     concurrently: a sync scorer on a new thread each, an async one on the agents' event loop, which it must not block;
     `rollout.timeout_s` bounds each call. A function with two positional parameters without a default, of any names,
     gets the answer and the reference as texts.

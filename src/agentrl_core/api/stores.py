@@ -29,7 +29,9 @@ class RunRow:
     """running, finished, failed, interrupted."""
     config: Mapping[str, Any]
     components: Mapping[str, str]
-    """`kind:name` -> `dist==version module:attr` of every component in use."""
+    """`kind:name` -> `dist==version module:attr` of the components that are built when the row is written: scorers,
+    loss, what turns rewards into advantages, store and trackers. The agent's key is `workflow`. Model builder, engine
+    and tool parser are built later and are not in it; `config` names them."""
     error: str = ""
 
 

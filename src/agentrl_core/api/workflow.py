@@ -1,4 +1,4 @@
-"""Interfaces that a user implements to bring an agent; imports no torch and no SDK."""
+"""`Workflow`, the protocol of agents, and the base classes `AgentWorkflow` and `RolloutWorkflow` (on token ids)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class Workflow(Protocol):
     sync one on a new thread. `data` is a copy. `EpisodeError` rejects the record; any other exception fails it. `run`
     receives those of these arguments that its signature accepts: `base_url`, `api_key`, `http_client` (async only),
     `record_id`, `is_eval`.
+
+    The class may have `leaves_scoring = True`: `run` never returns a reward, so a run is refused before it starts if a
+    task has no scorer.
 
         class MathAgent:
             async def run(self, data, *, base_url, api_key, http_client, **_):

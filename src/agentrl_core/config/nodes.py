@@ -89,6 +89,11 @@ def without_password(text: str) -> str:
     return re.sub(r"://\S*@", "://***@", text)
 
 
+def without_url_passwords(text: str) -> str:
+    """Return a text whose URLs keep their user, and not the password."""
+    return re.sub(r"(://[^/?#:@\s]*):[^/?#\s]*@", r"\1@", text)
+
+
 def with_user_alone(text: str) -> str:
     """Return a database's address with its user, and without its password and secret options."""
     if "://" not in text:

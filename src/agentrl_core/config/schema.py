@@ -51,7 +51,7 @@ _public_url = Must(
     "http(s)://host[:port][/path], without user, password, query or /v1",
     lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/(?![^?#\s]*v1/?$)[^?#\s]*)?", value) is not None,
 )
-_proxy = Must(proxies.OPTION, proxies.is_option)
+_proxy = Must(proxies.FORMS, proxies.is_option)
 _no_policy = Must("no model named default, which is the policy's name", lambda value: "default" not in value)
 _no_episode_variable = Must(
     "no variable that is set per episode (OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY)",
@@ -407,7 +407,7 @@ class RunConfig:
     trackers: tuple[Component, ...] = (Component("console"), Component("jsonl"), Component("curve"))
     """Outputs for metrics: `console` (the terminal), `jsonl` (metrics.jsonl), `curve` (reward.png), or a package's."""
     launcher: Component = Component("local")
-    """Launcher of the run's processes; `local`: on this machine."""
+    """Only `local`, on this machine; the option is there because configs of other trainers set it."""
     plugins: PluginsConfig = field(factory=PluginsConfig)
 
 

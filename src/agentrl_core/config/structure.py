@@ -6,7 +6,7 @@ The conversion of single values is in `conversion.py`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast, get_type_hints
 
 import attrs
@@ -22,7 +22,7 @@ from agentrl_core.config.conversion import (
 )
 from agentrl_core.config.foreign_hints import counterpart
 from agentrl_core.config.nearest import did_you_mean
-from agentrl_core.config.nodes import with_user_alone
+from agentrl_core.config.nodes import with_user_alone, without_url_passwords
 from agentrl_core.config.schema import Component, ModelConfig, RunConfig
 from agentrl_core.config.sft import COUNTERPARTS, SftConfig
 
@@ -44,17 +44,22 @@ def dump(config: RunConfig | SftConfig) -> dict[str, Any]:
 
 
 def dump_without_passwords(config: RunConfig | SftConfig) -> dict[str, Any]:
-    """Return `config` as `dump` does, for files and trackers: the address of the store has no password."""
-    dumped = dump(config)
-    return {**dumped, "store": _without_passwords(dumped["store"])}
+    """Return `config` as `dump` does, for files and trackers: no URL in it has a password.
+
+    The store's address also loses options that are secret. A run that resumes needs the passwords again: the store
+    takes its own from the environment, and other components their URL from an override.
+    """
+    dumped = {name: _cleaned(value, without_url_passwords) for name, value in dump(config).items()}
+    return {**dumped, "store": _cleaned(dumped["store"], with_user_alone)}
 
 
-def _without_passwords(value: Any) -> Any:
+def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
+    """Return plain data with every text in it cleaned."""
     if isinstance(value, dict):
-        return {name: _without_passwords(item) for name, item in value.items()}
+        return {name: _cleaned(item, clean) for name, item in value.items()}
     if isinstance(value, list):
-        return [_without_passwords(item) for item in value]
-    return with_user_alone(value) if isinstance(value, str) else value
+        return [_cleaned(item, clean) for item in value]
+    return clean(value) if isinstance(value, str) else value
 
 
 def default_of(name: str) -> Any:

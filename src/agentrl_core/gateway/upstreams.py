@@ -28,7 +28,7 @@ from agentrl_core.gateway.upstream_chat import (
     read_reply,
     sum_usage,
 )
-from agentrl_core.http.backoff import LATER, Backoff, RetryPolicy, TransientError, retry_after_s
+from agentrl_core.http.backoff import RETRYABLE_STATUSES, Backoff, RetryPolicy, TransientError, retry_after_s
 from agentrl_core.http.server_client import ExchangeError, ServerClient, ServerReply, server_sent_events
 
 if TYPE_CHECKING:
@@ -185,7 +185,11 @@ class Upstream:
         except ExchangeError as error:
             lost = self._lost(error)
             raise (TransientError(lost) if error.fault in {"connect", "broken"} else lost) from error
-        raise TransientError(refusal, asked_s=retry_after_s(reply.headers)) if reply.status in LATER else refusal
+        raise (
+            TransientError(refusal, asked_s=retry_after_s(reply.headers))
+            if reply.status in RETRYABLE_STATUSES
+            else refusal
+        )
 
     def _authorization(self) -> Mapping[str, str]:
         """Return the header with the key; the environment is read at each call, so the key may be set late.

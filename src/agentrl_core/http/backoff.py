@@ -19,7 +19,7 @@ import attrs
 
 T = TypeVar("T")
 
-LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
+RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 """HTTP statuses after which the same request may succeed; 520 to 524 are Cloudflare's, 529 is Anthropic's."""
 
 _MOST_STEPS = 64

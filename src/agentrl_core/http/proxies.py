@@ -32,12 +32,12 @@ class Proxy:
         return {"Proxy-Authorization": f"Basic {credentials}"}
 
 
-OPTION = "http(s)://host:port of a proxy, without user or password (HTTPS_PROXY may have them), or direct for none"
+FORMS = "http(s)://host:port of a proxy, without user or password (HTTPS_PROXY may have them), or direct for none"
 """Accepted values of the option. It has no place for a password, because a config is stored with the run."""
 
 
 def is_option(value: str) -> bool:
-    """Return whether a value of the option has one of the forms in `OPTION`."""
+    """Return whether a value of the option has one of the forms in `FORMS`."""
     found = _parsed(value)
     return value == DIRECT or (found is not None and found.user is None)
 
@@ -50,7 +50,7 @@ def proxy_of(url: str, option: str | None) -> Proxy | None:
     """
     if option is not None:
         if not is_option(option):
-            raise ValueError(f"proxy: expected {OPTION}")
+            raise ValueError(f"proxy: expected {FORMS}")
         return _parsed(option)
     parts = urlsplit(url)
     host = parts.hostname or ""

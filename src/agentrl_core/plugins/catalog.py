@@ -1,7 +1,8 @@
 """Packages that provide what is not installed: hints for errors, from `catalog.json`.
 
-The file is written from the `[tool.agentrl.provides]` tables of the packages themselves, by `python -m
-tests.plugins.catalog`, so that no code of core has to name a package.
+The file maps kind -> name -> package. It is written from the `[tool.agentrl.provides]` tables of the packages in
+`plugins/`, by `python -m tests.plugins.catalog`, so that no code of core has to name a package; `plugins/README.md`
+lists the keys of such a table. Packages of others are not in it: of them only what is installed is known.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import attrs
 
 CORE = "agentrl-core"
 GROUP = "agentrl"
-"""Entry-point group of hook modules; the groups `agentrl.<kind>` hold single components."""
+"""Entry-point group of hook modules, and pluggy's name for the project; `agentrl.<kind>` hold single components."""
 
 _CORE_REQUIREMENT = re.compile(r"agentrl[-_.]core(?![\w.-])\s*(?:\[[^]]*])?\s*\(?([^;)]*)", re.IGNORECASE)
 """A requirement on agentrl-core; the group is its version range."""
@@ -36,6 +36,12 @@ class Distribution:
 def canonical(distribution: str) -> str:
     """Return a distribution's name in the normal form by which package indexes compare names."""
     return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
+
+
+def names_core(ref: str, name: str) -> bool:
+    """Return whether `ref`, a name with or without its package, means core's own component `name`."""
+    distribution, _, bare = ref.rpartition("/")
+    return bare == name and (not distribution or canonical(distribution) == CORE)
 
 
 def core_version() -> str:

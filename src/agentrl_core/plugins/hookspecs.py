@@ -2,7 +2,9 @@
 
 A package names a light module under the entry-point group `agentrl`. Functions in it that carry `@hookimpl` and the
 name of a hook below are called. An implementation may take fewer arguments than its hook, never others. All hooks are
-synchronous and must be cheap: heavy or waiting code belongs in the objects that they register.
+synchronous and must be cheap: heavy or waiting code belongs in the objects that they register. They are called package
+by package, in the reverse order of the packages' names; `@hookimpl(tryfirst=True)` and `trylast` move one forward or
+back.
 
 The hooks that register components are in `kinds.py`. A package with a single component needs no hook: it declares the
 component under the entry-point group of its kind, for example `[project.entry-points."agentrl.scorers"]`.
@@ -16,17 +18,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pluggy
 
+from agentrl_core.plugins.discovery import GROUP
+
 if TYPE_CHECKING:
     from agentrl_core.api.trackers import RunInfo, RunSummary, StepReport
     from agentrl_core.api.workflow import Workflow
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.types import Record
 
-PROJECT = "agentrl"
-"""pluggy's project name, and the entry-point group of hook modules."""
-
-hookspec = pluggy.HookspecMarker(PROJECT)
-hookimpl = pluggy.HookimplMarker(PROJECT)
+hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -42,7 +43,7 @@ class Register(Protocol[T_contra]):
         ...
 
 
-@hookspec(firstresult=True)
+@hookspec
 def adapt_agent(
     agent: object, options: Mapping[str, Any], factory: Callable[[], object] | None, base_dir: Path | None
 ) -> Workflow | None:
@@ -54,7 +55,8 @@ def adapt_agent(
     for frameworks whose agents serve one conversation only. Where the model's output ends an episode (too many turns),
     let `run` return None, so that the scorer decides; switch the framework's own retries off. Relative paths in options
     start from `base_dir`, the config's folder. Recognise the framework without importing it: its objects exist only if
-    its module is in `sys.modules` already. The first result that is not None is used. Added in 0.1.
+    its module is in `sys.modules` already. Packages are asked in the order of all hooks, and the first result that is
+    not None is used. Added in 0.1.
 
         from agentrl_core import hookimpl
 

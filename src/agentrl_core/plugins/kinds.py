@@ -1,7 +1,14 @@
 """The kinds of components: for each the hook that registers it, and what core must know to list, check and build it.
 
 Discovery, the registry, the checks before a run, the run itself and `agentrl plugins` derive what they do from `KINDS`.
-A new kind is one more hook here, and the option in `config/schema.py` that names its components.
+A new kind is one more hook here. With it come
+
+- the option in `config/schema.py` that names its components, and `cookbook/config.md`, which
+  `python -m tests.config.config_page` writes,
+- its protocol in `api/`, and the place that uses its components,
+- a built-in one in `builtins.py`, if it needs a default,
+- a line in `tests/plugins/hookspecs.txt`, and one in the table of `cookbook/architecture.md`,
+- a suite for authors, and a template of `agentrl plugins new`, in `plugins/agentrl-testing`.
 """
 
 from __future__ import annotations
@@ -36,10 +43,13 @@ class Kind:
     hook: Callable[..., None] = attrs.field(repr=False)
     """Specification of the hook that registers components of the kind."""
     option: str = ""
-    """Dotted option of the config that names one component of the kind, or a list of them; the checks before a run
-    go through these. Empty for kinds whose names need a reading of their own: from tasks, or in the section `loss`."""
+    """Dotted option of the config that holds one component of the kind, or a list of them; the checks before a run
+    go through these. Empty for kinds that other code reads: from the sections `loss`, `advantage`, `model`, `data` and
+    `workflow`, from tasks, or not from the config at all."""
+    protocol: str = ""
+    """Place "module:attr" of the protocol that components implement; empty for plain functions and for commands."""
     method: str = ""
-    """Method that every component must have."""
+    """Method that every component must have; that of a class is looked for before the class is built."""
     from_function: str = ""
     """Place "module:attr" of `wrap(built, name, where=…)`, which makes a component of a plain function."""
     problem: str = ""
@@ -50,8 +60,8 @@ class Kind:
     only_declared: bool = False
     """Whether a signature must name such an argument to get it; otherwise `**kwargs` gets all of them."""
     early: bool = False
-    """Whether the checks before a run build it, because its constructor only keeps its options. Others are built when
-    the run has its folder: they open files or load weights."""
+    """Whether the checks before a run build it, because its constructor only keeps its options; the run then uses what
+    they built. Others are built when the run has its folder: they open files or load weights."""
     is_callable: bool = True
     """Whether what is registered must be a class or another callable."""
 
@@ -71,7 +81,7 @@ def kind(singular: str, **facts: Any) -> Callable[[HookT], HookT]:
     return enter
 
 
-@kind("workflow", is_callable=False)
+@kind("workflow", protocol="agentrl_core.api.workflow:Workflow", is_callable=False)
 def register_workflows(register: Register[Callable[..., Any]]) -> None:
     """Register workflows: agents that run one episode on one task.
 
@@ -86,7 +96,12 @@ def register_workflows(register: Register[Callable[..., Any]]) -> None:
     """
 
 
-@kind("scorer", arguments={"scorer_of": "", "config_dir": ""}, only_declared=True)
+@kind(
+    "scorer",
+    protocol="agentrl_core.api.scoring:Scorer",
+    arguments={"scorer_of": "", "config_dir": ""},
+    only_declared=True,
+)
 def register_scorers(register: Register[Callable[..., Any]]) -> None:
     """Register scorers: callables that score one finished episode.
 
@@ -101,7 +116,13 @@ def register_scorers(register: Register[Callable[..., Any]]) -> None:
     """
 
 
-@kind("loss", method="loss", problem="agentrl_core.losses.contract:problem_of_needs", early=True)
+@kind(
+    "loss",
+    protocol="agentrl_core.api.losses:LossCalculator",
+    method="loss",
+    problem="agentrl_core.losses.contract:problem_of_needs",
+    early=True,
+)
 def register_losses(register: Register[Callable[..., LossCalculator]]) -> None:
     """Register loss calculators: policy-gradient surrogates, chosen by `loss: {use: NAME}`.
 
@@ -115,7 +136,13 @@ def register_losses(register: Register[Callable[..., LossCalculator]]) -> None:
     """
 
 
-@kind("correction", method="correct", problem="agentrl_core.losses.contract:problem_of_needs", early=True)
+@kind(
+    "correction",
+    protocol="agentrl_core.api.losses:Correction",
+    method="correct",
+    problem="agentrl_core.losses.contract:problem_of_needs",
+    early=True,
+)
 def register_corrections(register: Register[Callable[..., Correction]]) -> None:
     """Register corrections: wrappers of any loss, listed in `loss: {corrections: [{use: NAME, …}]}`.
 
@@ -130,7 +157,7 @@ def register_corrections(register: Register[Callable[..., Correction]]) -> None:
     """
 
 
-@kind("advantage", method="advantages", early=True)
+@kind("advantage", protocol="agentrl_core.api.batching:AdvantageEstimator", method="advantages", early=True)
 def register_advantages(register: Register[Callable[..., Any]]) -> None:
     """Register advantage estimators: one number per record of a group, chosen by `advantage: {use: NAME}`.
 
@@ -145,7 +172,12 @@ def register_advantages(register: Register[Callable[..., Any]]) -> None:
 
 
 @kind(
-    "credit", option="credit", method="credit", arguments={"turn_discount": "rollout.agent.turn_discount"}, early=True
+    "credit",
+    protocol="agentrl_core.api.batching:Credit",
+    option="credit",
+    method="credit",
+    arguments={"turn_discount": "rollout.agent.turn_discount"},
+    early=True,
 )
 def register_credits(register: Register[Callable[..., Any]]) -> None:
     """Register credit assignments: they share a record's reward among its interactions, `credit: {use: NAME}`.
@@ -160,7 +192,14 @@ def register_credits(register: Register[Callable[..., Any]]) -> None:
     """
 
 
-@kind("shaping", option="shaping", method="shape", from_function="agentrl_core.batching.shaping:as_shaping", early=True)
+@kind(
+    "shaping",
+    protocol="agentrl_core.api.batching:Shaping",
+    option="shaping",
+    method="shape",
+    from_function="agentrl_core.batching.shaping:as_shaping",
+    early=True,
+)
 def register_shapings(register: Register[Callable[..., Any]]) -> None:
     """Register shapings: transformations of rewards before the baseline, in the order of the config's `shaping`.
 
@@ -177,7 +216,14 @@ def register_shapings(register: Register[Callable[..., Any]]) -> None:
     """
 
 
-@kind("filter", option="filters", method="keep", from_function="agentrl_core.batching.filters:as_filter", early=True)
+@kind(
+    "filter",
+    protocol="agentrl_core.api.batching:Filter",
+    option="filters",
+    method="keep",
+    from_function="agentrl_core.batching.filters:as_filter",
+    early=True,
+)
 def register_filters(register: Register[Callable[..., Any]]) -> None:
     """Register filters: rules that choose which groups are trained, in the order of the config's `filters`.
 
@@ -194,7 +240,13 @@ def register_filters(register: Register[Callable[..., Any]]) -> None:
     """
 
 
-@kind("engine", option="engine", arguments={"model_dir": "", "seed": "seed", "dtype": "model.dtype"})
+@kind(
+    "engine",
+    option="engine",
+    protocol="agentrl_core.api.engines:Engine",
+    method="generate",
+    arguments={"model_dir": "", "seed": "seed", "dtype": "model.dtype"},
+)
 def register_engines(register: Register[Callable[..., Engine]]) -> None:
     """Register inference engines: token ids in, token ids with logprobs out, chosen by `engine: {use: NAME}`.
 
@@ -209,7 +261,13 @@ def register_engines(register: Register[Callable[..., Engine]]) -> None:
     """
 
 
-@kind("store", option="store", arguments={"path": "", "run": ""})
+@kind(
+    "store",
+    option="store",
+    protocol="agentrl_core.api.stores:Store",
+    method="take_groups",
+    arguments={"path": "", "run": ""},
+)
 def register_stores(register: Register[Callable[..., Store]]) -> None:
     """Register stores: storage of runs, records and interactions, chosen by `store: {use: NAME}`.
 
@@ -223,7 +281,13 @@ def register_stores(register: Register[Callable[..., Store]]) -> None:
     """
 
 
-@kind("tracker", option="trackers", arguments={"run_dir": ""})
+@kind(
+    "tracker",
+    option="trackers",
+    protocol="agentrl_core.api.trackers:Tracker",
+    method="step_finished",
+    arguments={"run_dir": ""},
+)
 def register_trackers(register: Register[Callable[..., Tracker]]) -> None:
     """Register trackers: receivers of a run's metrics, listed in the config's `trackers`.
 
@@ -237,7 +301,7 @@ def register_trackers(register: Register[Callable[..., Tracker]]) -> None:
     """
 
 
-@kind("tool parser", option="gateway.tool_parser")
+@kind("tool parser", option="gateway.tool_parser", protocol="agentrl_core.api.tool_parsers:ToolParser", method="read")
 def register_tool_parsers(register: Register[Callable[..., Any]]) -> None:
     """Register tool-call parsers: they split a sampled reply's text into content and tool calls.
 
@@ -280,7 +344,7 @@ def register_datasets(register: Register[Callable[..., list[Task]]]) -> None:
     """
 
 
-@kind("adapter")
+@kind("adapter", protocol="agentrl_core.api.workflow:Workflow")
 def register_adapters(register: Register[Callable[..., Workflow]]) -> None:
     """Register adapters of agent frameworks, for `agentrl plugins list`; `adapt_agent` does the work.
 

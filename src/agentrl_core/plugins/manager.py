@@ -62,8 +62,9 @@ class PluginManager(pluggy.PluginManager):
     """
 
     def __init__(self, *, on_error: Literal["stop", "warn"] = "stop", trace: bool = False) -> None:
-        super().__init__(hookspecs.PROJECT)
+        super().__init__(GROUP)
         self.add_hookspecs(hookspecs)
+        # pluggy reads specifications from the attributes of an object, and kinds may be added while a program runs.
         self.add_hookspecs(type("Kinds", (), {f"register_{name}": kind.hook for name, kind in KINDS.items()}))
         self.packages: list[Package] = []
         self._owners: dict[str, Package] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -112,6 +113,12 @@ class Registry:
             found = _resolve(ref, user_folders(base_dir), prefix)
             return Entry(kind=kind, name=ref, distribution="", version="", value=found.value)
         distribution, slash, name = ref.rpartition("/")
+        if slash and "." in name:  # no component's name has a dot
+            stem, _, attr = name.partition(".")
+            raise PluginError(
+                f"{prefix}'{ref}' is neither the name of a component, as package/name, nor a place in code; if it is a "
+                f"file, write {distribution}/{stem}.py:{attr}"
+            )
         if slash:
             return self._find_in(self.package(distribution, where=where), kind, name, prefix)
         named = [(package, entry) for package in self._sources for entry in _named(package, kind, name)]
@@ -143,9 +150,9 @@ class Registry:
     ) -> Any:
         """Construct a component from its options, and from those of `arguments` that its signature accepts.
 
-        A class becomes an instance; a function gets its keyword-only options bound, and is wrapped if components of the
-        kind have a method. Raises `PluginError` as `load` does and for an object that is no component of the kind, and
-        `ConfigError` for the options; messages start with `where`.
+        A class becomes an instance; a function gets its keyword-only options bound, and becomes a component by the
+        `from_function` of the kind, if it has that. Raises `PluginError` as `load` does and for an object that is no
+        component of the kind, and `ConfigError` for the options; messages start with `where`.
         """
         facts = KINDS[kind]
         target, arguments = self._target(facts, component, where, base_dir, arguments)
@@ -154,16 +161,16 @@ class Registry:
         return _checked(built, facts, component.use, place(where))
 
     def check(self, kind: str, component: Component, *, where: Where = "", base_dir: Path | None = None) -> None:
-        """Raise what `build` would raise without calling the component's constructor."""
+        """Raise the errors of `build` that are known without building: of import and options, and a missing method.
+
+        Values that the constructor refuses, and what a function builds, are not known before `build`.
+        """
         facts = KINDS[kind]
         target, arguments = self._target(facts, component, where, base_dir, dict.fromkeys(facts.arguments))
-        bind(
-            target,
-            component.options,
-            name=component.use,
-            where=where or _unplaced(facts, component),
-            injected=arguments,
-        )
+        where = where or _unplaced(facts, component)
+        bind(target, component.options, name=component.use, where=where, injected=arguments)
+        if inspect.isclass(target) and not hasattr(target, "__getattr__"):  # its instances may have any method
+            _refuse_without_method(target, facts, component.use, place(where))
 
     def describe(self, kind: str, ref: str, *, base_dir: Path | None = None) -> str:
         """Return the origin of `ref`: `dist==version module:attr`, or `module:attr (file)` if it is in no package."""
@@ -228,15 +235,20 @@ def _checked(built: Any, kind: Kind, name: str, where: str) -> Any:
     """Return a built component, made of it if it is a function; raise `PluginError` if it is none of its kind."""
     if kind.from_function:
         built = resolve(kind.from_function).value(built, name, where=where)  # type: ignore[operator]  # a function
+    _refuse_without_method(built, kind, name, where)
+    if kind.problem and (problem := resolve(kind.problem).value(built)):  # type: ignore[operator]  # a function
+        raise PluginError(f"{where}: '{name}': {problem}")
+    return built
+
+
+def _refuse_without_method(built: Any, kind: Kind, name: str, where: str) -> None:
+    """Raise `PluginError` if a component, or its class, lacks the method of its kind."""
     if kind.method and not callable(getattr(built, kind.method, None)):
         found = getattr(built, "__qualname__", type(built).__qualname__)
         raise PluginError(
             f"{where}: '{name}' builds {found}, which has no method `{kind.method}`; expected a class or an object "
             f"with `{kind.method}(…)`"
         )
-    if kind.problem and (problem := resolve(kind.problem).value(built)):  # type: ignore[operator]  # a function
-        raise PluginError(f"{where}: '{name}': {problem}")
-    return built
 
 
 def _unplaced(kind: Kind, component: Component) -> Where:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
@@ -68,7 +69,7 @@ class OpenEpisode:
         return await run_agent(lambda: call(data, injected), context, timeout_s=self.timeout_s, grace_s=self.grace_s)
 
 
-class Seat(Protocol):
+class Seat(ABC):
     """Place that is reserved for one episode, such as a worker process or the session of an agent that waits."""
 
     async def open_session(
@@ -77,6 +78,7 @@ class Seat(Protocol):
         """Open the session of the episode; the runner closes it. `EpisodeError` rejects the record."""
         return gateway.open_session(record, seed_key=seed_key, sampling=sampling)
 
+    @abstractmethod
     async def run(self, episode: OpenEpisode) -> AgentResult:
         """Run the agent once, and return its result; what the agent raises is part of the result."""
 
@@ -92,7 +94,7 @@ class CallSeat(Seat):
         return await episode.run(self._call)
 
 
-class EpisodeSource(Protocol):
+class EpisodeSource(ABC):
     """Way to run the episodes of a run, on the agents' event loop.
 
     Only `seat` must be written; the other methods have defaults for a source that holds nothing beyond an episode:
@@ -123,13 +125,13 @@ class EpisodeSource(Protocol):
             raise TypeError(f"group {group_id} has no task, and {type(self).__name__} brings none")
         yield task
 
+    @abstractmethod
     def seat(self, task: Task, record: Record) -> AbstractAsyncContextManager[Seat]:
         """Reserve what an episode needs, and give it back at the end, also of a cancelled episode.
 
         The episode's time starts when this is entered, so it may wait without a limit. Raises `SlotNotTaken` if the
         group is to go on without this episode, `RunError` if no episode could get a seat any more.
         """
-        ...
 
     async def close(self) -> None:
         """Release everything at the end of the run; no episode is running any more."""

@@ -46,7 +46,7 @@ async def run_agent(
     grace_s: float = GRACE_S,
     who: str = "an agent",
 ) -> AgentResult:
-    """Await `run()` in a new task with `context`.
+    """Await `run()`, a call of an agent or of a scorer, in a new task with `context`.
 
     At the time limit, or when the caller is cancelled, the agent is cancelled and has `grace_s` to clean up. An agent
     that ignores the cancellation is left running, and the log names it by `who`. Never raises what the agent raises.

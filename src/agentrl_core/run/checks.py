@@ -1,6 +1,7 @@
-"""Checks of a run's config against its surroundings, for `config check`, `doctor` and the start of every run.
+"""Checks that only `agentrl run` needs: tasks, scorers, agent, gateway, and options that contradict each other.
 
-The package `config` checks types and names. These checks import components, read task files and try the port.
+`config check`, `doctor` and the start of every run go through them. They add to `component_checks.py`, whose checks
+`agentrl sft` has too; the package `config` has checked types and names before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from agentrl_core.data.tasks import line_of, load_tasks
 from agentrl_core.errors import ConfigError, DataError, PluginError, RunError, UsageError
 from agentrl_core.gateway.online.admin import exposed, key_from_environment
 from agentrl_core.plugins.catalog import default_scorer, install_hint
+from agentrl_core.plugins.discovery import names_core
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.plugins.references import is_reference
 from agentrl_core.rollout.subproc.resolving import resolve_in_workers
@@ -100,7 +102,10 @@ class Checks(ComponentChecks[RunConfig]):
         """Yield options that are valid by themselves but not in this version or this combination."""
         where, run = self._loaded.where, self._run
         if run.launcher.use != "local":
-            yield f"{where('launcher')}: no launcher '{run.launcher.use}' is installed, only 'local'"
+            yield (
+                f"{where('launcher')}: expected local, found {run.launcher.use}: all processes of a run are on this "
+                "machine, and no package can bring another launcher so far; leave it out"
+            )
         if run.sampling.temperature == 0:
             yield f"{where('sampling.temperature')}: 0 never explores; expected more than 0, for example 1.0"
         yield from self._sampling()
@@ -163,7 +168,7 @@ class Checks(ComponentChecks[RunConfig]):
                 self.notes.append(f"{where}: the environment variable {upstream.api_key_env} is not set")
 
     def _chat(self, folder: Path) -> Chat:
-        if self._run.gateway.tool_parser != "auto":  # `components` checks it
+        if self._run.gateway.tool_parser != AUTO:  # `components` checks it
             return super()._chat(folder)
         return Chat.from_directory(folder, registry=self._registry)
 
@@ -294,9 +299,9 @@ class Checks(ComponentChecks[RunConfig]):
                 yield asks + problem if chosen.use == AUTO else problem
 
     def _build_advantage(self, chosen: Component) -> None:
-        built = self.built.build_early("advantages", "advantage", chosen)
+        built = self.built.build("advantages", "advantage", chosen)
         for index, item in enumerate(self._run.filters):
-            if item.use == "zero_variance" and getattr(built, "compares_groups", False):
+            if names_core(item.use, "zero_variance") and getattr(built, "compares_groups", False):
                 self.notes.append(
                     f"{self._loaded.where(f'filters.{index}')}: drops groups in which every record got 0, although "
                     f"advantage '{chosen.use}' compares groups with each other; `filters: []` keeps them"

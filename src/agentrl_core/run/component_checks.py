@@ -1,4 +1,4 @@
-"""Build and check the components of a config, for `run` and `sft`: the checks build a component, and the run uses it.
+"""Checks that `agentrl run` and `agentrl sft` share: of the model, the loss and every component that a config names.
 
 Components that only hold values are built by the checks. For those that open files or load weights, the checks compare
 the options with the constructor's signature, and the run builds them when it has its folder.
@@ -6,6 +6,7 @@ the options with the constructor's signature, and the run builds them when it ha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from operator import attrgetter
@@ -77,21 +78,20 @@ class BuiltComponents(Generic[C]):
         return list(self.early.get(kind, {}).values())
 
     def build(self, kind: str, key: str, component: Component, **arguments: Any) -> Any:
-        """Construct a component, and note in `used` which package it came from.
+        """Construct a component, and note in `used` which package it came from; keep one of an `early` kind.
 
-        `arguments` are those that only the run has; the others of `Kind.arguments` are taken from the config.
+        `arguments` are those that only the run has; the others of `Kind.arguments` are taken from the config, if it has
+        the option: a fine-tuning's config lacks some.
         """
         for name, option in KINDS[kind].arguments.items():
             if option:
-                arguments[name] = attrgetter(option)(self.config)
+                with contextlib.suppress(AttributeError):
+                    arguments[name] = attrgetter(option)(self.config)
         places, base_dir = self.loaded.places(key), self.base_dir
         built = self.registry.build(kind, component, where=places, base_dir=base_dir, **arguments)
         self.used[f"{kind}:{component.use}"] = self.registry.describe(kind, component.use, base_dir=base_dir)
-        return built
-
-    def build_early(self, kind: str, key: str, component: Component) -> Any:
-        """Construct a component before the run has its folder, and keep it for the run."""
-        built = self.early.setdefault(kind, {})[key] = self.build(kind, key, component)
+        if KINDS[kind].early:
+            self.early.setdefault(kind, {})[key] = built
         return built
 
     def build_loss(self) -> tuple[LossCalculator, LossSection]:
@@ -152,7 +152,7 @@ class ComponentChecks(Generic[C]):
     def _component(self, kind: str, key: str, component: Component) -> None:
         """Build a component, or only compare its options with its constructor's signature."""
         if KINDS[kind].early:
-            self.built.build_early(kind, key, component)
+            self.built.build(kind, key, component)
         else:
             places, base_dir = self._loaded.places(key), self._loaded.base_dir
             self._registry.check(kind, component, where=places, base_dir=base_dir)

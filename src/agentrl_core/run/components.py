@@ -1,4 +1,7 @@
-"""Resolve a run's config into objects: tasks, agent, components. Finds every error that would stop the run later."""
+"""Start of a run: go through all of its checks, start the agent, and return everything that they built.
+
+Raises every error that would stop the run later at once.
+"""
 
 from __future__ import annotations
 

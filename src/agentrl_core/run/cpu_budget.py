@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from agentrl_core.plugins.discovery import names_core
+
 if TYPE_CHECKING:
     from agentrl_core.config.schema import RunConfig
 
@@ -35,7 +37,7 @@ def learner_threads(config: RunConfig, cores: int) -> tuple[int, str]:
     Off-policy both are busy at once, and the learner gets the cores that the engine's threads leave.
     """
     asked = config.trainer.threads
-    engine = config.engine.options.get("threads", 1) if config.engine.use == "embedded" else 0
+    engine = config.engine.options.get("threads", 1) if names_core(config.engine.use, "embedded") else 0
     taken = engine if config.rollout.max_head_offpolicyness else 0
     threads = max(1, min(asked, cores - taken))
     if threads == asked:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def carry_out(
     components: BuiltComponents[Any], directory: RunDirectory, work: Callable[[Store, RunEvents], RunSummary]
 ) -> RunSummary:
-    """Lock the run's folder, open log, store and trackers, do the work, and close all of them even if it fails.
+    """Do the work of a run in its frame: lock the folder, open log, store and trackers, close them even if it fails.
 
     Raises `KeyboardInterrupt` with the command that resumes the run, and `RunError` for an unexpected exception.
     """
@@ -42,7 +42,7 @@ def carry_out(
             what = str(stop) or _before_any_step(directory)
             message = f"interrupted {what}. To resume: {command_line('runs', 'resume', directory.reference)}"
             logger.warning("%s", message)
-            raise KeyboardInterrupt(message) from None
+            raise KeyboardInterrupt(message) from None  # `Interruption.run` makes the signal's exception of it
         except AgentRLError:
             logger.exception("the run stopped")
             raise

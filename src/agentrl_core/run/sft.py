@@ -268,7 +268,7 @@ class _Loop:
             message = self._checkpoints.save_interrupted(
                 self._step, self._version, self._audience.notice, broke_step=self._interruption.broke_step
             )
-            raise KeyboardInterrupt(message) from None
+            raise KeyboardInterrupt(message) from None  # `carry_out` adds the command that resumes
         except BaseException as error:
             message = str(error)
             raise

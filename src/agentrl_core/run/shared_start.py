@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 async def announce(store: Store, components: BuiltComponents[Any], run_id: str) -> None:
-    """Write the row of a new run into the store."""
+    """Write the row of a new run into the store, before anything else of it; `RunRow.components` says what it lacks."""
     row = RunRow(
         id=run_id,
         created_at=time.time(),

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import attrs
 
-from agentrl_core.api.http import LATER, ExchangeError, ServerClient, retry_after_s
+from agentrl_core.api.http import RETRYABLE_STATUSES, ExchangeError, ServerClient, retry_after_s
 from agentrl_judge.verdict import GarbageError, read_verdict, response_format
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class JudgeModel:
         # Only 401. A 403 may be about this route alone, because keys can be restricted to chat completions.
         if answer.status == _WRONG_KEY:
             raise CallError("down", self._unauthorized(answer.status), again=False)
-        if answer.status in LATER:
+        if answer.status in RETRYABLE_STATUSES:
             raise CallError("down", f"answered with status {answer.status}", again=True)
         try:
             found = answer.read_json()
@@ -269,7 +269,9 @@ class JudgeModel:
         said = " ".join(answer.body[:4096].decode(errors="replace").split())
         said = f"status {answer.status}: {self._without_key(said)[:_MOST_SHOWN_CHARS]}"
         kind: Failure = "refused" if answer.status in _REFUSED else "down"
-        return CallError(kind, said, again=answer.status in LATER, wait_s=retry_after_s(answer.headers) or 0.0)
+        return CallError(
+            kind, said, again=answer.status in RETRYABLE_STATUSES, wait_s=retry_after_s(answer.headers) or 0.0
+        )
 
     def _unauthorized(self, status: int) -> str:
         variable = self.settings.api_key_env

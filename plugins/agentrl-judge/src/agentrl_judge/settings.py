@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from agentrl_core.api.http import PROXY_OPTION, is_proxy_option
+from agentrl_core.api.http import PROXY_FORMS, is_proxy_option
 from agentrl_core.api.options import Node, Problem, describe, did_you_mean
 
 Readers: TypeAlias = Mapping[str, Callable[[Any], Any]]
@@ -149,7 +149,7 @@ def base_url(value: Any) -> str:
 def proxy(value: Any) -> str:
     """Read the address of a proxy, or `direct`."""
     if not isinstance(value, str) or not is_proxy_option(value):
-        raise ValueError(f"expected {PROXY_OPTION}")
+        raise ValueError(f"expected {PROXY_FORMS}")
     return value
 
 

@@ -18,7 +18,7 @@ from agentrl_core.api.remote import Served
 from agentrl_core.engines.remote.failures import BACKOFF
 from agentrl_core.engines.remote.replies import SHAPE_ERRORS, error_text, misread, read_json
 from agentrl_core.errors import EngineError
-from agentrl_core.http.backoff import LATER
+from agentrl_core.http.backoff import RETRYABLE_STATUSES
 from agentrl_core.http.server_client import ExchangeError, ServerClient
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _OK = 200
 _NO_SUCH_ROUTE = 404
 _FIRST_SERVER_ERROR = 500
-_NOT_READY = LATER - {_FIRST_SERVER_ERROR}
+_NOT_READY = RETRYABLE_STATUSES - {_FIRST_SERVER_ERROR}
 """Statuses that a router sends while the server behind it starts. Not 500: that comes from the server itself, which has
 failed."""
 _HEALTH_S = 10.0

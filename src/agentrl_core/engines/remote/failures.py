@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from agentrl_core.errors import EngineError, UnavailableError, UnservableError
-from agentrl_core.http.backoff import LATER, Backoff, retry_after_s
+from agentrl_core.http.backoff import RETRYABLE_STATUSES, Backoff, retry_after_s
 
 if TYPE_CHECKING:
     from agentrl_core.http.server_client import ExchangeError
@@ -56,7 +56,7 @@ def refusal(where: str, status: int, text: str, *, headers: Mapping[str, str], a
     if status in _OVERLOADED:
         return LostReplyError(said, status=503, retry_after_s=wait_s)
     told = 504 if status in _TIMED_OUT else 502
-    return LostReplyError(said, status=told) if status in LATER else UnavailableError(said, status=told)
+    return LostReplyError(said, status=told) if status in RETRYABLE_STATUSES else UnavailableError(said, status=told)
 
 
 class LostReplyError(UnavailableError):

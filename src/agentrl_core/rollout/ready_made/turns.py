@@ -56,8 +56,9 @@ class MultiTurn:
     right_at: float = 1.0
     """Score from which an answer counts as right."""
     reward_fn: Any = None
-    """`(answer, reference) -> number`, sync or async, or its path (`module:attr`, `file.py:attr`). It replaces the
-    task's scorer, which is not available in the mode `subproc`."""
+    """`(answer, reference) -> number`, sync or async, or its path (`module:attr`, `file.py:attr`), which starts from
+    the working directory, not from the config's folder. It replaces the task's scorer, which is not available in the
+    mode `subproc`."""
     _judge: Callable[..., Any] | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
