@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from agentrl_core.types import Episode, Group, Interaction, Message, Record, Task
 
 
+IDENTITY = "run:identity"
+"""Key of a run's identity among its components."""
+
+
 @attrs.frozen(kw_only=True)
 class RunRow:
     """One run as stored."""
@@ -29,8 +33,16 @@ class RunRow:
     """running, finished, failed, interrupted."""
     config: Mapping[str, Any]
     components: Mapping[str, str]
-    """`kind:name` -> `dist==version module:attr` of every component in use."""
+    """`kind:name` -> `dist==version module:attr` of every component in use, and `IDENTITY` -> the run's identity."""
     error: str = ""
+
+    @property
+    def identity(self) -> str:
+        """Random text that the run's folder has too, because runs of several folders may share a store and a name.
+
+        Empty for a run that began before there were identities.
+        """
+        return self.components.get(IDENTITY, "")
 
 
 @attrs.frozen(kw_only=True)
@@ -149,7 +161,7 @@ class RunReader(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release the database; further calls do nothing."""
+        """Release the database; closing again does nothing, other calls raise `StoreError`."""
         ...
 
 
@@ -159,6 +171,9 @@ class Store(RunReader, Protocol):
     A store's class is built from the options of the config's section `store`, and from `path` and `run` if its
     constructor has them: a file in the run's folder that the store may use, and the run's name. Its attribute `read`,
     a class method or a class, takes the same arguments and returns a `RunReader` that changes nothing.
+
+    If options name environment variables with secrets, a static method `secret_variables` of the class returns the
+    variables' names for a mapping of options. Processes for agents, scorers and rewards do not get those variables.
 
     A refused write (full disk, lost file) raises `StoreError`, which names the path and the fix. A value that cannot
     be stored raises its subclass `UnstorableError`; the store stays usable for other values.
@@ -271,5 +286,5 @@ class Store(RunReader, Protocol):
         ...
 
     async def close(self) -> None:
-        """Flush and release the database; further calls do nothing."""
+        """Flush and release the database; closing again does nothing, other calls raise `StoreError`."""
         ...
