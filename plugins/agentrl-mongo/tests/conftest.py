@@ -1,4 +1,4 @@
-"""A MongoDB server in a process of its own: SecantusDB, nx-27017 or, if a variable names it, any other."""
+"""A MongoDB server in a process of its own: SecantusDB or, if a variable names it, any other."""
 
 import contextlib
 import os

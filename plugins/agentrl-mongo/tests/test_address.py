@@ -19,6 +19,8 @@ def address(url, password=None):
         ("mongodb://u:own@h", "other", "mongodb://u:own@h", ""),
         ("mongodb://h", "unused", "mongodb://h", ""),
         ("mongodb://cert@h/?authMechanism=MONGODB-X509", None, "mongodb://cert@h/?authMechanism=MONGODB-X509", ""),
+        ("mongodb://cert@h/?AUTHMECHANISM=mongodb-x509", None, "mongodb://cert@h/?AUTHMECHANISM=mongodb-x509", ""),
+        ("mongodb://me@h/?authMechanism=GSSAPI", None, "mongodb://me@h/?authMechanism=GSSAPI", ""),
     ],
 )
 def test_a_url_is_read(url, password, full, database):
@@ -30,6 +32,17 @@ def test_a_url_is_read(url, password, full, database):
 def test_a_user_without_a_password_is_told_where_to_put_it():
     with pytest.raises(AddressError, match=r"'url' has a user and no password.*MONGO_PASSWORD.*store\.url="):
         address("mongodb://u@h")
+
+
+@pytest.mark.parametrize("options", ["authmechanism=SCRAM-SHA-256", "authMechanism=PLAIN", "authMechanism=DEFAULT"])
+def test_a_mechanism_with_a_password_needs_one(options):
+    with pytest.raises(AddressError, match="no password"):
+        address(f"mongodb://u@h/?{options}")
+
+
+def test_names_of_options_are_read_after_the_question_mark_alone():
+    assert address("mongodb://u:w=1,journal=0@h/w=2").options == frozenset()
+    assert address("mongodb://h/?W=1&journal=false&appName=a=b").options == {"w", "journal", "appname"}
 
 
 @pytest.mark.parametrize("url", ["mongodb://u:hush@me@h", "http://u:hush@h", "mongodb://u:hu/sh@h", "hush"])

@@ -13,10 +13,14 @@ import pymongo
 import pytest
 
 from agentrl_core import Trainer
-from agentrl_core.api.stores import RunRow, StepRow
+from agentrl_core import config as configs
+from agentrl_core.api.stores import IDENTITY, RunRow, StepRow
 from agentrl_core.cli import main
+from agentrl_core.concurrency.secrecy import environment
 from agentrl_core.errors import ConfigError, StoreError
+from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run import resume
+from agentrl_core.run.checks import resolve_agent
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Interaction, Outcome, Record, Task
 from agentrl_mongo.store import MongoStore
@@ -134,7 +138,9 @@ def config(tmp_path, monkeypatch, url):
                 client.drop_database(database)
 
 
-def test_no_file_of_a_run_has_the_password_of_its_store(config):
+@pytest.fixture
+def stopped(config):
+    """Config of a run that has stopped at once, because its server is away; the url had a password."""
     config["store"] = {
         "use": "mongo",
         "url": "mongodb://me:hush-hush@127.0.0.1:9/?tlsCertificateKeyFilePassword=hush-two",
@@ -142,29 +148,83 @@ def test_no_file_of_a_run_has_the_password_of_its_store(config):
     config["store"]["patience_s"] = 0.1
     with pytest.raises(StoreError, match="no answer") as refusal:
         Trainer(config).train()
+    return config, str(refusal.value)
+
+
+def test_no_file_of_a_run_has_the_password_of_its_store(stopped):
+    config, refusal = stopped
     texts = [path.read_text(errors="replace") for path in Path("runs").rglob("*") if path.is_file()]
     assert texts
-    assert not [text for text in (*texts, str(refusal.value)) if "hush" in text]
+    assert not [text for text in (*texts, refusal) if "hush" in text]
     assert json.loads((Path("runs") / config["name"] / "config.json").read_text())["config"]["store"]["url"].startswith(
         "mongodb://me@127.0.0.1:9"
     )
 
 
-def test_resuming_asks_for_the_password_that_the_folder_does_not_keep(config, monkeypatch):
-    test_no_file_of_a_run_has_the_password_of_its_store(config)
+def test_resuming_asks_for_the_password_that_the_folder_does_not_keep(stopped, monkeypatch):
     monkeypatch.delenv("MONGO_PASSWORD", raising=False)
-    folder = Path("runs") / config["name"]
+    folder = Path("runs") / stopped[0]["name"]
     with pytest.raises(ConfigError, match=r"store\.url.*no password.*MONGO_PASSWORD.*store\.url="):
         resume(folder)
 
 
 @pytest.mark.slow
-def test_a_password_in_an_override_is_not_kept_either(config):
-    test_no_file_of_a_run_has_the_password_of_its_store(config)
-    folder = Path("runs") / config["name"]
+def test_a_password_in_an_override_is_not_kept_either(stopped):
+    folder = Path("runs") / stopped[0]["name"]
     with pytest.raises(StoreError, match="no answer"):
         resume(folder, ["store.url=mongodb://me:hush-three@127.0.0.1:9"])
     assert "hush" not in (folder / "config.json").read_text()
+
+
+def test_a_run_of_another_project_with_the_same_name_stays_as_it_is(config, url):
+    name = config["name"]
+
+    async def begin():
+        store = MongoStore(url=url, run=name)
+        components = {IDENTITY: "of-the-other-project"}
+        await store.create_run(RunRow(id=name, created_at=1.0, status="running", config={}, components=components))
+        await store.add_step(step)
+        await store.close()
+
+    async def read():
+        reader = MongoStore.read(url=url, run=name)
+        found = [(row.status, row.error) for row in await reader.runs()], await reader.steps(name)
+        await reader.close()
+        return found
+
+    step = StepRow(run_id=name, step=1, version=1, groups=(), records=(), metrics={})
+    asyncio.run(begin())
+    for start in (Trainer(config).train, lambda: resume(Path("runs") / name)):
+        with pytest.raises(StoreError, match=r"another run .*another --name, or name another database"):
+            start()
+        assert asyncio.run(read()) == ([("running", "")], [step])
+
+
+LOOK = """
+import os
+from pathlib import Path
+
+Path(f"seen-{os.getpid()}").write_text(str("MONGO_PASSWORD" in os.environ))
+
+class Look:
+    def run(self, data, **_):
+        return 1.0
+"""
+
+
+def test_an_agent_s_process_does_not_get_the_password(config, monkeypatch):
+    monkeypatch.setattr("agentrl_core.concurrency.secrecy._withheld", set())
+    monkeypatch.setenv("MONGO_PASSWORD", "hush-hush")
+    assert MongoStore.secret_variables({"password_env": "OTHER"}) == ["OTHER"]
+    Path("look.py").write_text(LOOK, encoding="utf-8")
+    config |= {"workflow": "look.py:Look"}
+    config["rollout"] |= {"agent": {"mode": "subproc"}}
+    loaded = configs.LoadedConfig(configs.parse(config), Path.cwd())
+    resolve_agent(loaded, load_registry(), loaded.run.workflow).close_now()
+    seen = {path.name: path.read_text() for path in Path.cwd().glob("seen-*")}
+    seen.pop(f"seen-{os.getpid()}", None)
+    assert set(seen.values()) == {"False"}
+    assert environment().keys() == os.environ.keys() - {"MONGO_PASSWORD"}
 
 
 @pytest.mark.slow

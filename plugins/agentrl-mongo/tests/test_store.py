@@ -15,7 +15,7 @@ import pytest
 from agentrl_core.api.stores import RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.types import Interaction, Outcome, Record, Task
-from agentrl_mongo import queries
+from agentrl_mongo import groups, queries
 from agentrl_mongo.store import MongoStore
 
 RUN = RunRow(id="calm-otter", created_at=1.0, status="running", config={"seed": 0}, components={})
@@ -255,9 +255,15 @@ def test_a_forked_process_has_a_connection_of_its_own(store):
     assert len(asyncio.run(store.episode("record")).interactions) == 1
 
 
-def test_closing_ends_a_waiting_taker_on_another_thread(store):
+def test_closing_ends_a_waiting_taker_on_another_thread(store, monkeypatch):
     asyncio.run(announce(store))
-    found = []
+    found, asked, real = [], threading.Event(), groups.take
+
+    async def tell(*arguments, **named):
+        asked.set()
+        return await real(*arguments, **named)
+
+    monkeypatch.setattr(groups, "take", tell)
 
     async def take():
         with pytest.raises(StoreError, match="closed") as refusal:
@@ -266,8 +272,7 @@ def test_closing_ends_a_waiting_taker_on_another_thread(store):
 
     thread = threading.Thread(target=lambda: asyncio.run(take()))
     thread.start()
-    while not store._connection._running:  # until it asks the server
-        pass
+    assert asked.wait(20)
     asyncio.run(store.close())
     thread.join(20)
     assert found

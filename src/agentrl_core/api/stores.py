@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from agentrl_core.types import Episode, Group, Interaction, Message, Record, Task
 
 
+IDENTITY = "run:identity"
+"""Key of a run's identity among its components."""
+
+
 @attrs.frozen(kw_only=True)
 class RunRow:
     """One run as stored."""
@@ -31,8 +35,17 @@ class RunRow:
     components: Mapping[str, str]
     """`kind:name` -> `dist==version module:attr` of the components that are built when the row is written: scorers,
     loss, what turns rewards into advantages, store and trackers. The agent's key is `workflow`. Model builder, engine
-    and tool parser are built later and are not in it; `config` names them."""
+    and tool parser are built later and are not in it; `config` names them.
+    `IDENTITY` -> the identity of the run."""
     error: str = ""
+
+    @property
+    def identity(self) -> str:
+        """Random text that the run's folder has too, because runs of several folders may share a store and a name.
+
+        Empty for a run that began before there were identities.
+        """
+        return self.components.get(IDENTITY, "")
 
 
 @attrs.frozen(kw_only=True)
@@ -151,7 +164,7 @@ class RunReader(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release the database; further calls do nothing."""
+        """Release the database; closing again does nothing, other calls raise `StoreError`."""
         ...
 
 
@@ -161,6 +174,9 @@ class Store(RunReader, Protocol):
     A store's class is built from the options of the config's section `store`, and from `path` and `run` if its
     constructor has them: a file in the run's folder that the store may use, and the run's name. Its attribute `read`,
     a class method or a class, takes the same arguments and returns a `RunReader` that changes nothing.
+
+    If options name environment variables with secrets, a static method `secret_variables` of the class returns the
+    variables' names for a mapping of options. Processes for agents, scorers and rewards do not get those variables.
 
     A refused write (full disk, lost file) raises `StoreError`, which names the path and the fix. A value that cannot
     be stored raises its subclass `UnstorableError`; the store stays usable for other values.
@@ -273,5 +289,5 @@ class Store(RunReader, Protocol):
         ...
 
     async def close(self) -> None:
-        """Flush and release the database; further calls do nothing."""
+        """Flush and release the database; closing again does nothing, other calls raise `StoreError`."""
         ...

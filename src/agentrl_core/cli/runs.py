@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl_core.api.stores import IDENTITY
 from agentrl_core.cli.find_run import RunsOption, find_directory, find_run, open_run, places_of
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.errors import AgentRLError
@@ -70,7 +71,8 @@ def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) 
     typer.echo(f"  {name:<11} {_number(value)} in the last step")
     typer.echo(f"  records     {', '.join(f'{name} {count:,}' for name, count in outcomes.most_common()) or 'none'}")
     for name, source in sorted(row.components.items()):
-        typer.echo(f"  component   {name} = {source}")
+        if name != IDENTITY:
+            typer.echo(f"  component   {name} = {source}")
     if steps:
         typer.echo("")
         print_table(("STEP", "VERSION", "REWARD", "RECORDS", ""), [_step_row(step) for step in steps[-_LAST_STEPS:]])

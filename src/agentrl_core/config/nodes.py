@@ -94,12 +94,21 @@ def without_url_passwords(text: str) -> str:
     return re.sub(r"(://[^/?#:@\s]*):[^/?#\s]*@", r"\1@", text)
 
 
+_SECRET_NAME = re.compile(r"password|token|secret|authmechanismproperties", re.IGNORECASE)
+"""Matches names of options of an address whose values are secrets."""
+
+
 def with_user_alone(text: str) -> str:
     """Return a database's address with its user, and without its password and secret options."""
     if "://" not in text:
         return text
     text = re.sub(r"(://[^/:@\s]*):\S*@", r"\1@", text)
-    return re.sub(r"(?i)(?<=[?&])[^&]*(password|token|secret)[^&]*&?", "", text)
+    address, _, options = text.partition("?")
+    given = re.split("[&;]", options)
+    kept = [option for option in given if not _SECRET_NAME.search(option.partition("=")[0])]
+    if kept == given:
+        return text
+    return f"{address}?{'&'.join(kept)}" if kept else address
 
 
 def from_python(value: Any, place: Place) -> Node:

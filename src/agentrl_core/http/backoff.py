@@ -62,7 +62,7 @@ class TransientError(Exception):
 
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
-    """How often a call is repeated, and after which waits."""
+    """Number of times that a call is repeated, and the waits in between."""
 
     max_retries: int
     backoff: Backoff = Backoff()

@@ -29,6 +29,7 @@ from agentrl_core.rollout.workflows import resolve_workflow, with_options
 from agentrl_core.run.component_checks import ComponentChecks, problems_of
 from agentrl_core.run.environment import named_variables, unknown_variables
 from agentrl_core.run.loss import settled
+from agentrl_core.run.stores import withhold_secrets
 from agentrl_core.scorers.table import ScorerTable
 
 if TYPE_CHECKING:
@@ -328,6 +329,8 @@ def resolve_agent(
     With `rollout.agent.mode: subproc` the worker processes have started when this returns; the caller ends them.
     """
     where, config = loaded.places("workflow"), loaded.run
+    with contextlib.suppress(PluginError):  # reported by the check of the store
+        withhold_secrets(config.store, registry, loaded.base_dir)
     if config.rollout.agent.mode != "subproc":
         return resolve_workflow(
             chosen, registry=registry, base_dir=loaded.base_dir, where=where, options=workflow_options, run=config

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import re
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
@@ -143,9 +144,10 @@ class RunDirectory:
     def write_snapshot(self, config: Mapping[str, Any], base_dir: Path, *, command: str = "run") -> None:
         """Write the config snapshot: the effective config, its base folder for relative paths, and the command.
 
-        Raises `RunError` if it cannot be written.
+        The first snapshot gives the run its identity, which later ones keep. Raises `RunError` if it cannot be written.
         """
-        kept = {"command": command, "base_dir": str(base_dir), "config": config}
+        identity = self.identity if self.snapshot.exists() else uuid.uuid4().hex
+        kept = {"command": command, "base_dir": str(base_dir), "identity": identity, "config": config}
         text = json.dumps(kept, indent=2, ensure_ascii=False)
         draft = self.path / f".{self.snapshot.name}.draft"
         try:
@@ -164,6 +166,11 @@ class RunDirectory:
     def command(self) -> str:
         """Command that started the run: `run` or `sft`."""
         return str(self._kept().get("command", "run"))
+
+    @property
+    def identity(self) -> str:
+        """Random text that the run's row in its store has too; empty for a run older than identities."""
+        return str(self._kept().get("identity", ""))
 
     def check_name(self, name: str) -> None:
         """Raise `UsageError` if `name` is not the folder's name."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import AgentRLError, RunError, StoreError
 from agentrl_core.run.events import RunEvents
+from agentrl_core.run.shared_start import check_identity
 from agentrl_core.run.stores import open_store
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def carry_out(
             store: Store = open_store(components, directory)
             # Callbacks run in reverse order: the store closes before the trackers, and the components close last.
             closing.callback(lambda: asyncio.run(store.close()))
-            with _status(store, directory.name):
+            asyncio.run(check_identity(store, directory))
+            with _status(store, directory):
                 return work(store, audience)
         except KeyboardInterrupt as stop:
             what = str(stop) or _before_any_step(directory)
@@ -71,15 +73,21 @@ def _trackers(components: BuiltComponents[Any], directory: RunDirectory, closing
 
 
 @contextmanager
-def _status(store: Store, run_id: str) -> Iterator[None]:
-    """Write into the store how the run ended; a finished run whose resumption fails stays `finished`."""
+def _status(store: Store, directory: RunDirectory) -> Iterator[None]:
+    """Write into the store how the run ended.
+
+    A row that this process has not announced or rewound stays as it is: that of a finished run whose resumption fails,
+    and that of another folder's run with the same name.
+    """
+    run_id = directory.name
     try:
         yield
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         # The store itself may be the cause of the failure, or may not know the run yet. The first error counts.
         with suppress(StoreError):
-            if (run_id, "finished") not in {(row.id, row.status) for row in asyncio.run(store.runs())}:
+            own = (run_id, directory.identity, "running")
+            if own in {(row.id, row.identity, row.status) for row in asyncio.run(store.runs())}:
                 asyncio.run(store.update_run(run_id, status=status, error=str(error)))
         raise
     asyncio.run(store.update_run(run_id, status="finished"))

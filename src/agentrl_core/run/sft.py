@@ -179,7 +179,7 @@ def _run(
     def work(store: Store, audience: RunEvents) -> RunSummary:
         step, version = 0, 0
         if not resumed:
-            asyncio.run(announce(store, components, directory.name))
+            asyncio.run(announce(store, components, directory.name, identity=directory.identity))
         checkpoint = newest_checkpoint(store, directory, audience.notice) if resumed else None
         start = (
             checkpoint[1] if checkpoint else model_directory(components, directory, lambda: _conversations(components))
@@ -194,7 +194,7 @@ def _run(
         for line in tuner.notices:
             audience.notice(line)
         if resumed:
-            version = asyncio.run(rewind(store, components, directory.name, step)).last_version + 1
+            version = asyncio.run(rewind(store, components, directory, step)).last_version + 1
             audience.notice(f"resumed after step {step}")
         else:
             asyncio.run(store.add_version(directory.name, 0, step=0))

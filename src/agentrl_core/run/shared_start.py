@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
-from agentrl_core.api.stores import RunRow
+from agentrl_core.api.stores import IDENTITY, RunRow
 from agentrl_core.config.invocation import command_line, near
 from agentrl_core.config.schema import Component
-from agentrl_core.errors import ConfigError, RunError, UsageError
+from agentrl_core.errors import ConfigError, RunError, StoreError, UsageError
 from agentrl_core.models.folder import no_model_in
 from agentrl_core.stores.files import flush_to_disk, make_private
 
@@ -27,17 +27,30 @@ if TYPE_CHECKING:
     from agentrl_core.run.directory import RunDirectory
 
 
-async def announce(store: Store, components: BuiltComponents[Any], run_id: str) -> None:
-    """Write the row of a new run into the store, before anything else of it; `RunRow.components` says what it lacks."""
+async def announce(store: Store, components: BuiltComponents[Any], run_id: str, *, identity: str = "") -> None:
+    """Write the row of a new run, with the identity of its folder, into the store, before anything else of it.
+
+    `RunRow.components` says what the row lacks.
+    """
     row = RunRow(
         id=run_id,
         created_at=time.time(),
         status="running",
         config=configs.dump_without_passwords(components.config),
-        components=components.used,
+        components={**components.used, **({IDENTITY: identity} if identity else {})},
     )
     await store.create_run(row)
     await store.flush()
+
+
+async def check_identity(store: Store, directory: RunDirectory) -> None:
+    """Raise `StoreError` if the store has a run of this name that belongs to another folder."""
+    for run in await store.runs():
+        if run.id == directory.name and run.identity != directory.identity:
+            raise StoreError(
+                f"{store.location} has another run '{run.id}', which does not belong to {directory.path}; start a new "
+                "run with another --name, or name another database in the config's section `store`"
+            )
 
 
 def newest_checkpoint(store: Store, directory: RunDirectory, notice: Callable[[str], None]) -> tuple[int, Path] | None:
@@ -118,14 +131,16 @@ def loading(model_dir: Path) -> str:
     return f"loading torch and the model {near(model_dir)} ({written})"
 
 
-async def rewind(store: Store, components: BuiltComponents[Any], run_id: str, step: int) -> ResumePoint:
+async def rewind(store: Store, components: BuiltComponents[Any], directory: RunDirectory, step: int) -> ResumePoint:
     """Void all steps after `step`, and publish the weights of `step` under a new policy version.
 
     The version is one that the run never used, so that no token of a voided step can be taken for one of the new steps.
     """
+    run_id = directory.name
+    await check_identity(store, directory)
     if run_id not in {run.id for run in await store.runs()}:
         # The first process was killed after it had made the folder and before it had written the run's row.
-        await announce(store, components, run_id)
+        await announce(store, components, run_id, identity=directory.identity)
     await store.void_after(run_id, step)
     point = await store.resume_point(run_id, step)
     await store.update_run(run_id, status="running")

@@ -54,7 +54,7 @@ class Start:
 
 def fresh_start(components: RunComponents, directory: RunDirectory, store: Store, audience: RunEvents) -> Start:
     """Start a new run: build or find the policy, and warm-start it if the config says so."""
-    asyncio.run(announce(store, components, directory.name))
+    asyncio.run(announce(store, components, directory.name, identity=directory.identity))
     model_dir, learner = _initial_policy(components, directory, audience)
     asyncio.run(store.add_version(directory.name, 0, step=0))
     return Start(model_dir=model_dir, learner=learner, store=store)
@@ -97,7 +97,7 @@ def resumed_start(components: RunComponents, directory: RunDirectory, store: Sto
         audience.notice(loading(model_dir))
         learner = _learner(components, directory, model_dir)
         learner.restore(model_dir)
-    point = asyncio.run(rewind(store, components, directory.name, step))
+    point = asyncio.run(rewind(store, components, directory, step))
     lost = "" if checkpoint else f"; there is no checkpoint in {directory.checkpoints}, so all steps are repeated"
     audience.notice(f"resumed after step {step}, at group {point.next_index}{lost}")
     version = point.last_version + 1

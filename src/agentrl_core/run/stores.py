@@ -7,6 +7,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from agentrl_core.concurrency.secrecy import withhold
 from agentrl_core.config.schema import Component, RunConfig
 from agentrl_core.errors import PluginError, UsageError
 from agentrl_core.plugins.manager import load_registry
@@ -29,6 +30,14 @@ def open_store(components: BuiltComponents[Any], directory: RunDirectory) -> Sto
         "stores", "store", components.config.store, path=directory.database, run=directory.name
     )
     return store
+
+
+def withhold_secrets(component: Component, registry: Registry, base_dir: Path) -> None:
+    """Keep the environment variables in which a store finds its secrets from processes that start from now on."""
+    target = registry.load("stores", component.use, base_dir=base_dir, where="store")
+    secret_variables = getattr(target, "secret_variables", None)
+    for variable in secret_variables(component.options) if secret_variables is not None else ():
+        withhold(variable)
 
 
 def check_store(components: BuiltComponents[Any], directory: RunDirectory) -> None:

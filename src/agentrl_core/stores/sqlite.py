@@ -83,7 +83,7 @@ class SQLiteStore:
         """Add a run; raise `StoreError` if its name exists."""
         async with self._transaction(f"add run '{run.id}'") as db:
             if db.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone():
-                raise StoreError(f"{self.path}: run '{run.id}' exists already; choose another name, or resume it")
+                raise StoreError(f"{self.path}: run '{run.id}' exists already; choose another name")
             db.execute(rows.RUNS.insert, rows.run_row(run))
 
     async def update_run(self, run_id: str, *, status: str, error: str = "") -> None:

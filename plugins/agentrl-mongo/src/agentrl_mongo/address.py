@@ -12,6 +12,8 @@ _FORM = re.compile(
     r"(?P<scheme>mongodb(?:\+srv)?://)(?:(?P<user>[^:@/]*)(?::(?P<password>[^@/]*))?@)?"
     r"(?P<hosts>[^@/?\s]+)(?:/(?P<database>[^@?/\s]*))?(?P<options>\?\S*)?"
 )
+_WITH_PASSWORD = {"", "default", "scram-sha-1", "scram-sha-256", "plain"}
+"""Mechanisms that need a password."""
 _LONGEST_NAME = 63
 """Longest name of a database in bytes, by MongoDB's limits."""
 
@@ -33,6 +35,8 @@ class Address:
     """Host and port of each server, as in the url."""
     database: str
     """Database that the url names; empty for none."""
+    options: frozenset[str]
+    """Names of the options that the url sets, in lower case."""
     secrets: tuple[str, ...] = attrs.field(repr=False)
     """Texts that no message may contain."""
 
@@ -50,7 +54,9 @@ class Address:
             )
         user, own = match["user"], match["password"]
         secrets = {own, unquote_plus(own)} if own else set()
-        if user and own is None and "authMechanism=MONGODB-" not in (match["options"] or ""):
+        pairs = (option.partition("=") for option in re.split("[&;]", (match["options"] or "?")[1:]))
+        options = {name.lower(): value for name, _, value in pairs if name}
+        if user and own is None and options.get("authmechanism", "").lower() in _WITH_PASSWORD:
             if not password:
                 raise AddressError(
                     f"has a user and no password, which a run's folder never keeps; set the environment variable "
@@ -66,6 +72,7 @@ class Address:
             url=f"{match['scheme']}{account}{match['hosts']}{path}{match['options'] or ''}",
             hosts=match["hosts"],
             database=match["database"] or "",
+            options=frozenset(options),
             secrets=tuple(sorted(filter(None, secrets), key=len, reverse=True)),
         )
 

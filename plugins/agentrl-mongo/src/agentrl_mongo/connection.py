@@ -36,8 +36,8 @@ _T = TypeVar("_T")
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 """First and longest pause before a call is repeated; each pause is twice as long as the one before."""
-_SELECTION_S, _CONNECT_S, _REPLY_S = 2.0, 5.0, 60.0
-"""Longest time that the driver looks for a server, connects, and waits for a reply; then the call is repeated."""
+_SELECTION_S, _CONNECT_S, _LEAST_REPLY_S = 2.0, 5.0, 0.5
+"""Longest time that the driver looks for a server and connects; least time for a reply, then the call is repeated."""
 _LAST_CALLS_S = 5.0
 """Longest time that `close` waits for calls that are running."""
 _AUTHENTICATION_FAILED, _UNAUTHORIZED, _TOO_LARGE = 18, 13, 10334
@@ -46,10 +46,12 @@ _AUTHENTICATION_FAILED, _UNAUTHORIZED, _TOO_LARGE = 18, 13, 10334
 class Connection:
     """A client on a thread of its own and one database; callers may wait for changes that this process makes."""
 
-    def __init__(self, address: Address, database: str, *, driver: DriverName, patience_s: float) -> None:
+    def __init__(
+        self, address: Address, database: str, *, driver: DriverName, patience_s: float, reply_s: float
+    ) -> None:
         self.where = f"mongodb://{address.hosts}/{database}"
         self._address, self._name, self._driver_name = address, database, driver
-        self._patience_s = patience_s
+        self._patience_s, self._reply_s = patience_s, max(_LEAST_REPLY_S, reply_s)
         self._starting = threading.Lock()
         self._loop: LoopThread | None = None
         self._pid = 0
@@ -61,7 +63,7 @@ class Connection:
         self.changes = 0
         """Number of calls of `wake`."""
         self.known: set[tuple[str, str]] = set()
-        """Collection and key of documents that are there for good, which saves a query per write."""
+        """Collection and key of documents that are there and not finished, which saves a query per write."""
         self.taking = asyncio.Lock()
         """Held by the caller of this process that takes groups."""
 
@@ -105,7 +107,7 @@ class Connection:
             loop, self._loop = self._loop, None
         if loop is not None and self._pid == os.getpid():
             await loop.run(self._disconnected())
-            loop.stop()
+            await loop.stop()
 
     async def _disconnected(self) -> None:
         self.wake()
@@ -203,13 +205,13 @@ class Connection:
             "appname": "agentrl",
             "serverSelectionTimeoutMS": 1 + int(1000 * min(_SELECTION_S, self._patience_s)),
             "connectTimeoutMS": int(1000 * _CONNECT_S),
-            "socketTimeoutMS": int(1000 * _REPLY_S),
+            "socketTimeoutMS": int(1000 * self._reply_s),
             # A write returns when it is on the disks of most servers, so that it survives their power cut.
             "w": "majority",
             "journal": True,
         }
-        url = self._address.url.lower()
-        return {name: value for name, value in given.items() if f"{name.lower()}=" not in url}
+        own = self._address.options | ({"journal"} if "j" in self._address.options else set())
+        return {name: value for name, value in given.items() if name.lower() not in own}
 
     def _away(self, what: str, error: PyMongoError) -> StoreError:
         return StoreError(

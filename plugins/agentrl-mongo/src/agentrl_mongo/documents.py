@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,6 +36,7 @@ _ARRAYS = (("prompt_ids", "i"), ("output_ids", "i"), ("logprobs", "f"))
 _TEXTS = ("messages", "output")
 _SAMPLING_DEFAULTS = [(field.name, field.default) for field in attrs.fields(Sampling)]
 _last_order = 0
+_ordering = threading.Lock()
 
 
 def next_order() -> int:
@@ -44,8 +46,9 @@ def next_order() -> int:
     already there is its own.
     """
     global _last_order  # noqa: PLW0603 - the process's own clock
-    _last_order = max(_last_order + 1, time.time_ns())
-    return _last_order
+    with _ordering:
+        _last_order = max(_last_order + 1, time.time_ns())
+        return _last_order
 
 
 def plain(value: object, what: str, depth: int = 0) -> Any:

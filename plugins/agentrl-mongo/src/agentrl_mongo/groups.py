@@ -81,14 +81,21 @@ async def give_back(database: Any, taker: Taker) -> None:
     taker.marked.clear()
 
 
-async def void_after(database: Any, run_id: str, step: int) -> int:
-    """Void the steps after `step` and set their groups and all running records aside; return how many steps.
+def _later(run_id: str, step: int) -> dict[str, Any]:
+    return {"run_id": run_id, "step": {"$gt": step}, "voided": False}
+
+
+async def count_after(database: Any, run_id: str, step: int) -> int:
+    """Return how many steps `void_after` will void."""
+    return int(await database["steps"].count_documents(_later(run_id, step)))
+
+
+async def void_after(database: Any, run_id: str, step: int) -> None:
+    """Void the steps after `step` and set their groups and all running records aside.
 
     Every write can be repeated: if the server or this process ends in between, the next resumption completes it.
     """
-    later = {"run_id": run_id, "step": {"$gt": step}, "voided": False}
-    voided: int = await database["steps"].count_documents(later)
-    await database["steps"].update_many(later, {"$set": {"voided": True}})
+    await database["steps"].update_many(_later(run_id, step), {"$set": {"voided": True}})
     live = database["steps"].find({"run_id": run_id, "voided": False}, {"groups": 1})
     consumed = {group async for kept in live for group in kept["groups"]}
     # All other groups, also taken ones whose step was voided or never recorded, are sampled again.
@@ -102,7 +109,6 @@ async def void_after(database: Any, run_id: str, step: int) -> int:
     ended = {"outcome": "cancelled", "reason": "resumed", "detail": "the process that ran it ended first"}
     await database["records"].update_many(wanted, {"$set": ended})
     await database["runs"].update_one({"_id": run_id}, {"$set": {"sampling_closed": False}})
-    return voided
 
 
 async def left(database: Any, run_id: str, step: int) -> tuple[int, dict[int, int]]:

@@ -17,23 +17,27 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._submitting = threading.Lock()
+        self._stopping = False
         # A daemon: a store that nobody closed must not keep its process from ending.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run `work` on the thread's loop and return its result."""
-        try:
+        """Run `work` on the thread's loop and return its result; `RuntimeError` once the thread is stopping."""
+        with self._submitting:
+            if self._stopping:
+                work.close()
+                raise RuntimeError("the loop is stopping")
             running = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # closed meanwhile
-            work.close()
-            raise
         return await asyncio.wrap_future(running)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Cancel what still runs, end the loop and wait for the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        with self._submitting:
+            self._stopping = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

@@ -24,6 +24,10 @@ _T = TypeVar("_T")
 
 IN_LIST = {"score_details": 0}
 """Fields of records that lists leave out."""
+PASSWORD_ENV = "MONGO_PASSWORD"  # noqa: S105 - the name of a variable
+"""Default of the option `password_env`."""
+_REPLIES = 3
+"""Replies for which a call of a run may wait in vain within `patience_s`."""
 _AT_ONCE = 200
 """Most records whose interactions are read by one query."""
 
@@ -44,7 +48,7 @@ class MongoReader:
         run: str = "",
         database: str = "",
         driver: DriverName = "motor",
-        password_env: str = "MONGO_PASSWORD",  # noqa: S107 - the name of a variable
+        password_env: str = PASSWORD_ENV,
         patience_s: float = 60.0,
     ) -> None:
         address = Address.of(url, password=os.environ.get(password_env), password_env=password_env)
@@ -52,7 +56,12 @@ class MongoReader:
         if not name:
             raise AddressError("names no database, and there is no run; expected mongodb://HOST/DATABASE")
         self._connection = Connection(
-            address, name, driver=driver, patience_s=min(max(0.0, patience_s), self._longest_patience_s)
+            address,
+            name,
+            driver=driver,
+            patience_s=min(max(0.0, patience_s), self._longest_patience_s),
+            # A part of the patience, so that a call whose connection fell silent can be repeated.
+            reply_s=patience_s / _REPLIES,
         )
         self._where = self._connection.where
 
@@ -147,7 +156,7 @@ class MongoReader:
         return found
 
     async def close(self) -> None:
-        """End running calls and disconnect; further calls do nothing."""
+        """End running calls and disconnect; closing again does nothing, other calls raise `StoreError`."""
         await self._connection.close()
 
     async def _episodes(self, records: Sequence[Record]) -> list[Episode]:

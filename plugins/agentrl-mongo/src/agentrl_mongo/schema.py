@@ -84,11 +84,15 @@ async def is_store(database: Any, where: str) -> bool:
     """Return whether the database is a store, False if it is empty; raise `StoreError` if it is foreign or newer."""
     kept = await database["meta"].find_one({"_id": _SCHEMA})
     if kept is None:
-        if others := sorted(await database.list_collection_names()):
+        others = sorted(await database.list_collection_names())
+        # Another process may have begun to create the store in between; it writes `meta` first.
+        kept = await database["meta"].find_one({"_id": _SCHEMA}) if others else None
+        if others and kept is None:
             raise StoreError(
                 f"{where}: this is a database of another program (it has {', '.join(others[:5])}); name another with "
                 "store.database"
             )
+    if kept is None:
         return False
     if kept["version"] > SCHEMA_VERSION:
         raise StoreError(

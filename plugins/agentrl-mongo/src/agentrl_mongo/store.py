@@ -11,14 +11,14 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, WriteConcernError, WTimeoutError
 
 from agentrl_core.api.stores import ResumePoint, RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError
 from agentrl_core.types import Group, Interaction, Outcome, Record, Task
 from agentrl_mongo import documents, groups, queries
 from agentrl_mongo.connection import DUPLICATE
-from agentrl_mongo.reader import IN_LIST, MongoReader
+from agentrl_mongo.reader import IN_LIST, PASSWORD_ENV, MongoReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,13 +44,20 @@ class MongoStore(MongoReader):
     """Opens a database for reading, also while its run is active."""
     _longest_patience_s = math.inf
 
+    @staticmethod
+    def secret_variables(options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the name of the environment variable with the password."""
+        return [str(options.get("password_env", PASSWORD_ENV))]
+
     async def create_run(self, run: RunRow) -> None:
         """Add a run; raise `StoreError` if its name exists."""
         document = documents.run_to(run)
 
         async def insert(database: Any) -> None:
             if not await _inserted(database["runs"], document):
-                raise StoreError(f"{self._where}: run '{run.id}' exists already; choose another name, or resume it")
+                raise StoreError(
+                    f"{self._where}: run '{run.id}' exists already; choose another name, or another store.database"
+                )
 
         await self._connection.call(f"add run '{run.id}'", insert, creates=True)
 
@@ -78,10 +85,13 @@ class MongoStore(MongoReader):
             try:
                 await database["tasks"].insert_many(values, ordered=False)
             except BulkWriteError as error:
-                faults = error.details["writeErrors"] or error.details["writeConcernErrors"]
-                for fault in faults:
+                for fault in error.details["writeErrors"]:
                     if fault["code"] != _DUPLICATE_KEY:
                         raise OperationFailure(fault["errmsg"], fault["code"]) from None
+                for fault in error.details["writeConcernErrors"]:
+                    late = fault.get("errInfo", {}).get("wtimeout")
+                    kind = WTimeoutError if late else WriteConcernError
+                    raise kind(fault["errmsg"], fault["code"], fault) from None
 
         await self._connection.call(f"add tasks of run '{run_id}'", insert)
 
@@ -158,6 +168,7 @@ class MongoStore(MongoReader):
         fields = documents.final_fields(record) | {"finish": uuid.uuid4().hex}
 
         async def update(database: Any) -> bool:
+            self._connection.known.discard(("records", record.id))
             running = {"_id": record.id, "outcome": "running"}
             if await database["records"].find_one_and_update(running, {"$set": fields}) is not None:
                 return True
@@ -175,6 +186,7 @@ class MongoStore(MongoReader):
         change = {"state": "ready"} if usable else {"state": "dropped", "queued": False}
 
         async def update(database: Any) -> None:
+            self._connection.known.discard(("groups", key))
             changed = await database["groups"].find_one_and_update({"_id": key, "state": "open"}, {"$set": change})
             if changed is None and await database["groups"].find_one({"_id": key}, {"_id": 1}) is None:
                 raise StoreError(
@@ -192,7 +204,19 @@ class MongoStore(MongoReader):
 
         async def take(database: Any) -> list[groups.WaitingGroup] | None:
             async with self._connection.taking:
-                return await groups.take(database, run_id, count, ahead, taker=taker, where=self._where)
+                looking = asyncio.ensure_future(
+                    groups.take(database, run_id, count, ahead, taker=taker, where=self._where)
+                )
+                try:
+                    return await asyncio.shield(looking)
+                except asyncio.CancelledError:
+                    # A write that has begun goes on in the driver's thread, so giving back before its end is too early.
+                    await asyncio.wait([looking])
+                    raise
+
+        async def give_back(database: Any) -> None:
+            async with self._connection.taking:
+                await groups.give_back(database, taker)
 
         try:
             while True:
@@ -202,10 +226,9 @@ class MongoStore(MongoReader):
                 await self._connection.wait(seen, pause_s)
                 pause_s = _FIRST_LOOK_S if self._connection.changes > seen else min(2 * pause_s, _LAST_LOOK_S)
         except asyncio.CancelledError:
-            if taker.marked:
-                with contextlib.suppress(StoreError, TimeoutError):
-                    async with asyncio.timeout(_GIVING_BACK_S):
-                        await self._connection.call(what, lambda database: groups.give_back(database, taker))
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(_GIVING_BACK_S):
+                    await self._connection.call(what, give_back)
             raise
 
     async def _groups_of(self, run_id: str, taken: Sequence[groups.WaitingGroup]) -> list[Group]:
@@ -237,12 +260,16 @@ class MongoStore(MongoReader):
 
     async def void_after(self, run_id: str, step: int) -> int:
         """Void the steps after `step`, so that the run can continue from there; return the number of voided steps."""
+        what = f"void the steps of run '{run_id}' after {step}"
 
-        async def void(database: Any) -> int:
+        async def void(database: Any) -> None:
             await self._check(database, "runs", run_id, self._no_run(run_id))
-            return await groups.void_after(database, run_id, step)
+            await groups.void_after(database, run_id, step)
 
-        return await self._connection.call(f"void the steps of run '{run_id}' after {step}", void)
+        # Counted first, because a repeated call finds the steps that it has voided already.
+        voided = await self._connection.call(what, lambda database: groups.count_after(database, run_id, step))
+        await self._connection.call(what, void)
+        return voided
 
     async def resume_point(self, run_id: str, step: int) -> ResumePoint:
         """Return the position from which sampling and versions continue; only live steps up to `step` count."""

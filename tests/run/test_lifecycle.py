@@ -1,0 +1,122 @@
+"""Runs of several folders with one name in one store: each writes its own row alone."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from agentrl_core import config as configs
+from agentrl_core.api.stores import StepRow
+from agentrl_core.errors import RunError, StoreError
+from agentrl_core.run import lifecycle
+from agentrl_core.run.directory import RunDirectory
+from agentrl_core.run.lifecycle import carry_out
+from agentrl_core.run.shared_start import announce, rewind
+from agentrl_core.stores.sqlite import SQLiteStore
+
+STEP = StepRow(run_id="baseline", step=1, version=1, groups=(), records=(), metrics={})
+
+
+@pytest.fixture
+def components(tmp_path):
+    """Components of a run whose store is a file that several folders share."""
+    return SimpleNamespace(
+        config=configs.parse({"data": "a.jsonl", "workflow": "x"}),
+        used={},
+        registry=SimpleNamespace(hooks=SimpleNamespace(notify=lambda *_, **__: None)),
+        build=lambda *_, **__: SQLiteStore(path=tmp_path / "shared.db"),
+        close=lambda: None,
+    )
+
+
+@pytest.fixture
+def folders(tmp_path, components, monkeypatch):
+    """Folders of two projects, with a run of the same name each."""
+    monkeypatch.setattr(lifecycle, "_trackers", lambda *_: [])
+    made = [RunDirectory.create(tmp_path / project, "baseline") for project in ("a", "b")]
+    for directory in made:
+        directory.write_snapshot({}, tmp_path)
+    return made
+
+
+def row(tmp_path):
+    async def read():
+        store = SQLiteStore.read(tmp_path / "shared.db")
+        (found,) = await store.runs()
+        steps = await store.steps("baseline")
+        await store.close()
+        return found.status, found.error, steps
+
+    return asyncio.run(read())
+
+
+def begin(components, directory):
+    def work(store, _):
+        asyncio.run(announce(store, components, directory.name, identity=directory.identity))
+        asyncio.run(store.add_step(STEP))
+
+    return work
+
+
+def go_on(components, directory):
+    return lambda store, _: asyncio.run(rewind(store, components, directory, 0))
+
+
+@pytest.mark.parametrize("start", [begin, go_on])
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_run_of_another_folder_stays_as_it_is(components, folders, tmp_path, monkeypatch, start, checked):
+    first, second = folders
+
+    def work(store, audience):
+        begin(components, first)(store, audience)
+        if not checked:  # as if the first run had begun right after the check
+
+            async def unchecked(*_):
+                pass
+
+            monkeypatch.setattr(lifecycle, "check_identity", unchecked)
+        with pytest.raises(StoreError, match=r"another run 'baseline'|'baseline' exists already"):
+            carry_out(components, second, start(components, second))
+        assert row(tmp_path) == ("running", "", [STEP])
+
+    carry_out(components, first, work)
+    assert row(tmp_path) == ("finished", "", [STEP])
+
+
+def test_a_folder_goes_on_with_its_own_run(components, folders, tmp_path):
+    carry_out(components, folders[0], begin(components, folders[0]))
+    identity = folders[0].identity
+    folders[0].write_snapshot({"seed": 1}, tmp_path)
+    assert folders[0].identity == identity != folders[1].identity
+    carry_out(components, folders[0], go_on(components, folders[0]))
+    assert [step.voided for step in row(tmp_path)[2]] == [True]
+
+
+def test_a_run_that_began_before_there_were_identities_goes_on(components, folders, tmp_path):
+    kept = json.loads(folders[0].snapshot.read_text())
+    del kept["identity"]
+    folders[0].snapshot.write_text(json.dumps(kept))
+    carry_out(components, folders[0], begin(components, folders[0]))
+    folders[0].write_snapshot({}, tmp_path)
+    carry_out(components, folders[0], go_on(components, folders[0]))
+    assert row(tmp_path)[0] == "finished"
+    with pytest.raises(StoreError, match="another run 'baseline'"):
+        carry_out(components, folders[1], go_on(components, folders[1]))
+
+
+def test_a_run_that_fails_says_so_and_a_finished_one_stays_finished(components, folders, tmp_path):
+    def fail(_, __):
+        raise ValueError("broken")
+
+    def begin_and_fail(store, audience):
+        begin(components, folders[0])(store, audience)
+        fail(store, audience)
+
+    with pytest.raises(RunError, match="broken"):
+        carry_out(components, folders[0], begin_and_fail)
+    assert row(tmp_path)[:2] == ("failed", "broken")
+    carry_out(components, folders[0], go_on(components, folders[0]))
+    with pytest.raises(RunError, match="broken"):
+        carry_out(components, folders[0], fail)
+    assert row(tmp_path)[:2] == ("finished", "")
