@@ -15,6 +15,8 @@ AGENT = '''
 import asyncio
 from pathlib import Path
 
+from agentrl_core.api.scoring import training_step
+
 
 def told(name):
     """What a test changes after the run."""
@@ -47,7 +49,8 @@ class Agent:
         verdict = await ask(question, model="judge")
         await ask(question, model="judge", stream=True)
         good = len(verdict["content"])
-        return sum(map(str.isalpha, text)) / 18 + good + float(told("bonus.txt") or 0)
+        step = training_step.get() or 0  # as for a scorer that a schedule mixes in
+        return sum(map(str.isalpha, text)) / 18 + good + 0.25 * step + float(told("bonus.txt") or 0)
 '''
 CONFIG = {
     "name": "calm-otter",

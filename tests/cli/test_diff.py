@@ -82,6 +82,17 @@ def test_calls_of_other_models_are_compared_by_their_messages():
     assert compare(one, other).parting.part == "message"
 
 
+def test_ids_of_tool_calls_do_not_make_messages_of_other_models_differ():
+    def judged(name, place):
+        function = {"name": "look", "arguments": place}
+        asked = {"role": "assistant", "tool_calls": [{"id": name, "function": function}]}
+        messages = (asked, {"role": "tool", "tool_call_id": name, "content": "a wall"})
+        return changed(1, upstream="judge", prompt_ids=(), output_ids=(), logprobs=(), versions=(), messages=messages)
+
+    assert compare(judged("a", "left"), judged("b", "left")).parting is None
+    assert compare(judged("a", "left"), judged("a", "right")).parting.part == "message"
+
+
 def test_two_records_of_a_group_part_in_the_first_reply(agentrl, trained_project, monkeypatch):
     monkeypatch.chdir(trained_project)
     one, other = agentrl("runs", "show", "calm-otter", "--json").json["all_steps"][0]["records"][:2]
@@ -111,4 +122,4 @@ def test_records_of_two_runs_are_compared(agentrl, make_run):
     assert done.out.splitlines()[1:] == ["  reward: 1.0 -> 0.5", "  rewards by call: {5: 1.0} -> {5: 0.5}"]
     refused = agentrl("trace", "diff", "calm-otter-aaaa", "keen-wren-aaaa", "--run", "calm-otter")
     assert refused.code == 2
-    assert "no record 'keen-wren-aaaa' in run calm-otter; --run and --other-run" in refused.err
+    assert "no record 'keen-wren-aaaa' in run calm-otter" in refused.err

@@ -109,3 +109,23 @@ def test_options_that_exclude_each_other_are_refused(agentrl, make_run, options,
     refused = agentrl("trace", "export", "calm-otter", *options)
     assert refused.code == 2
     assert said in refused.err
+
+
+def test_a_lone_surrogate_is_written_as_its_escape_also_to_standard_output(agentrl, make_run):
+    store = SQLiteStore(path=make_run("calm-otter") / "agentrl.db")
+    asyncio.run(said(store, "bad \udc80 byte"))
+    done = agentrl("trace", "export", "calm-otter", "--format", "jsonl", "--all")
+    assert done.code == 0
+    assert "bad \\udc80 byte" in done.out
+    (last,) = json.loads(done.out.splitlines()[-1])["interactions"]
+    assert last["messages"][0]["content"] == "bad \udc80 byte"
+
+
+async def said(store, text):
+    """A record with one call, which was sent this text."""
+    episode = await store.episode("calm-otter-aaaa")
+    await store.add_record(attrs.evolve(episode.record, id="last", outcome=Outcome.RUNNING, started_at=500.0))
+    messages = ({"role": "user", "content": text},)
+    call = attrs.evolve(episode.interactions[0], id="last-call", record_id="last", messages=messages)
+    await store.add_interaction("calm-otter", call)
+    await store.close()

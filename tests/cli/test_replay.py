@@ -23,7 +23,9 @@ def records(agentrl, project):
 
 def test_every_episode_of_a_run_repeats_itself(agentrl, records):
     assert len(records) == 14  # three steps of two groups of two, and two evaluations of one task
-    for record in (records[0], records[-1], next(item for item in records if item["is_eval"])):
+    of_last_step = agentrl("runs", "show", "calm-otter", "--json").json["all_steps"][-1]["records"]
+    last = next(item for item in records if item["id"] == of_last_step[0])  # its reward has the training step in it
+    for record in (records[0], last, next(item for item in records if item["is_eval"])):
         done = agentrl("trace", "replay", record["id"][:10])
         assert done.out == (
             f"record {record['id']}: identical: 5 calls, scored, reward {record['reward']:g} as recorded\n"
@@ -66,6 +68,15 @@ def test_a_call_more_and_another_reward_are_told(agentrl, records, project):
     assert done.code == 1
     assert f"record {record}: DIFFERENT at call 4\n" in done.out
     assert "every recorded call was repeated already" in done.out
+
+
+def test_rewards_are_not_compared_where_the_step_is_unknown(agentrl, records, project, monkeypatch):
+    (project / "bonus.txt").write_text("1", encoding="utf-8")
+    monkeypatch.setattr("agentrl_core.run.replay.step_of_version", lambda *_: None)
+    record = next(item["id"] for item in records if not item["is_eval"])
+    done = agentrl("trace", "replay", record)
+    assert done.code == 0
+    assert "note: the store does not tell at which training step" in done.out
 
 
 def test_another_question_to_a_judge_is_told(agentrl, records, project):

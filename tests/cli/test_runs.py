@@ -49,6 +49,26 @@ def test_a_broken_database_hides_no_other_run(agentrl, make_run, tmp_path):
     assert "calm-otter" in result.out
 
 
+def test_a_model_folder_is_no_run(agentrl, make_run, tmp_path):
+    make_run("calm-otter")
+    model = tmp_path / "runs" / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
+    assert [run["name"] for run in agentrl("runs", "list", "--json").json] == ["calm-otter"]
+    refused = agentrl("runs", "show", "model")
+    assert refused.code == 2
+    assert "it is not a run directory" in refused.err
+
+
+def test_a_file_that_vanishes_does_not_end_the_list(agentrl, make_run, tmp_path):
+    make_run("calm-otter")
+    other = tmp_path / "runs" / "elsewhere"
+    (other / "logs").mkdir(parents=True)
+    (other / "config.json").write_text('{"base_dir": "/", "config": {"store": {}}}', encoding="utf-8")
+    (other / "logs" / "gone").symlink_to("nothing")  # as if it vanished after the folder was listed
+    assert {run["name"] for run in agentrl("runs", "list", "--json").json} == {"calm-otter", "elsewhere"}
+
+
 def test_no_runs_is_said(agentrl):
     result = agentrl("runs", "list")
     assert result.code == 0

@@ -127,14 +127,15 @@ async def a_step_taken_again(store):
     """A step with one record, voided, and the same step with another."""
     episode = await store.episode("calm-otter-aaaa")
     for version, name in enumerate(("first", "second"), start=90):
-        record = Record(id=name, run_id="calm-otter", task_id="maze", group_id="calm-otter-g0", sample_index=1)
+        record = Record(id=name, run_id="calm-otter", task_id="maze", group_id=f"{name}-group", sample_index=1)
+        await store.add_group("calm-otter", record.group_id, "maze", index=version, size=1, version=version)
         await store.add_record(record)
         call = attrs.evolve(episode.interactions[0], id=f"{name}-call", record_id=name)
         await store.add_interaction("calm-otter", call)
         await store.finish_record(attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0))
         await store.add_version("calm-otter", version, step=77)
         await store.add_step(
-            StepRow(run_id="calm-otter", step=77, version=version, groups=(), records=[name], metrics={})
+            StepRow(run_id="calm-otter", step=77, version=version, groups=[record.group_id], records=[], metrics={})
         )
         if name == "first":
             await store.void_after("calm-otter", 76)

@@ -236,7 +236,7 @@ def test_an_unknown_record_is_named_with_the_nearest(agentrl, make_run):
 def test_an_ambiguous_record_is_refused(agentrl, make_run):
     make_run("calm-otter")
     result = agentrl("trace", "show", "calm-otter-")
-    assert result.code == 1
+    assert result.code == 2
     assert "calm-otter-aaaa, calm-otter-bbbb" in result.err
 
 

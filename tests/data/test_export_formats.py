@@ -3,6 +3,7 @@
 import io
 import json
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from tests.data.episodes import TASKS, episodes
@@ -71,6 +72,20 @@ def test_parquet_holds_the_same_as_jsonl(tmp_path_factory, episode, task):
     found = read_parquet(path)
     assert len(found) == 65
     assert all((item.episode, item.task) == (episode, task) for item in found)
+
+
+def test_parquet_holds_lone_surrogates_as_escapes(tmp_path):
+    pytest.importorskip("pyarrow", reason="55 MB: pip install 'agentrl-core[parquet]' to test the format parquet")
+    from agentrl_core.data.export.parquet import read_parquet, write_parquet
+
+    said = ({"role": "user", "content": "bad \udc80 byte"},)
+    calls = (attrs.evolve(TREE[0], messages=said), *TREE[1:])
+    episode = Episode(record=attrs.evolve(RECORDS[0], detail="bad \udc80 byte"), interactions=calls)
+    with (tmp_path / "rows").open("wb") as file:
+        write_parquet([episode_row(episode, TASK)], file)
+    (found,) = read_parquet(tmp_path / "rows")
+    assert found.episode.interactions == calls
+    assert found.episode.record.detail == "bad \\udc80 byte"
 
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch):

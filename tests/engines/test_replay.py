@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from agentrl_core.engines.replay import ReplayEngine, shared_tokens
+from agentrl_core.data.comparison import shared_tokens
+from agentrl_core.engines.replay import ReplayEngine
 from agentrl_core.errors import EngineError
 from agentrl_core.types import Episode, FinishReason, GenerateRequest, Interaction, Record, Sampling
 

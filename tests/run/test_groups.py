@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentrl_core import Trainer, workflow_context
+from agentrl_core.cli.lineage_facts import Lineage
 from agentrl_core.errors import TrainingError
 from agentrl_core.run import resume
+from agentrl_core.stores.sqlite import SQLiteStore
 
 
 class Asking:
@@ -59,6 +61,27 @@ def test_groups_without_signal_are_replaced_until_the_step_has_its_number(projec
     assert first["rollout/groups_dropped/zero_variance"] == 2
     assert (second["rollout/groups"], second["rollout/groups_topped_up"]) == (2, 0)
     assert summary.groups == {"sampled": 6, "dropped(zero_variance)": 2, "topped_up": 2}
+
+
+def test_records_of_a_dropped_group_are_not_said_to_be_trained(project):
+    config = project(name="flat", rollout=SMALL | {"dynamic_sampling": False}, data={"shuffle": False})
+    folder = Path(Trainer(config, overrides=["trainer.steps=1"]).train(workflow=Asking(flat_on("t1"))).directory)
+    store = SQLiteStore.read(folder / "agentrl.db")
+    (run,), (step,) = asyncio.run(store.runs()), asyncio.run(store.steps("flat"))
+    records = [record for record in asyncio.run(store.records("flat", is_eval=False)) if record.group_id in step.groups]
+    assert len(step.groups) == 2
+    assert {record.id for record in records if record.task_id == "t0"} == set(step.records)
+    links = Lineage(store, run, folder)
+    for record in records:
+        facts = links.of_record(asyncio.run(store.episode(record.id)))
+        trained = record.task_id == "t0"
+        assert [use.step for use in facts.trained_by] == [1] * trained
+        if not trained:
+            assert facts.missing == [
+                "step 1 took its group, but no sample of this record was left (filters, or no advantage)"
+            ]
+    assert {item.record for item in links.of_step(1)[0].records} == set(step.records)
+    asyncio.run(store.close())
 
 
 def test_a_step_that_finds_too_few_goes_on_with_them_and_says_so(project, capsys):

@@ -201,7 +201,7 @@ def notices(monkeypatch):
     """Return the messages of runs to a person, without those about loading."""
     said = []
 
-    def notice(_audience, message):
+    def notice(_events, message):
         if not message.startswith("loading "):
             said.append(message)
 

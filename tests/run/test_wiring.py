@@ -15,11 +15,15 @@ from agentrl_core.batching.advantages import LeaveOneOut
 from agentrl_core.batching.credit import TreeCredit
 from agentrl_core.batching.filters import ZeroVariance
 from agentrl_core.batching.shaping import Overlong, Rank
-from agentrl_core.errors import RunError
+from agentrl_core.errors import RunError, StoreError
+from agentrl_core.gateway import Gateway
 from agentrl_core.losses.minirl import MiniRL
 from agentrl_core.plugins.manager import PluginManager
 from agentrl_core.rollout.order import TaskOrder
 from agentrl_core.run import resume
+from agentrl_core.run.in_process import InProcessSampling
+from agentrl_core.run.loop import TrainingLoop
+from agentrl_core.run.threads import LoopThread
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Task
 
@@ -194,6 +198,45 @@ def test_a_failed_run_is_stored_as_failed_with_the_reason(project):
     run = Stored("runs/failed").run
     assert run.status == "failed"
     assert "no_llm_call" in run.error
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """Names of what was closed."""
+    found = []
+
+    def note(kind):
+        close = kind.close
+
+        def noted(self):
+            found.append(kind.__name__)
+            return close(self)
+
+        monkeypatch.setattr(kind, "close", noted)
+
+    for kind in (Gateway, LoopThread):
+        note(kind)
+    return found
+
+
+def test_engine_gateway_and_agents_close_where_the_store_fails_before_the_loop(project, monkeypatch, closed):
+    def fail(_):
+        raise StoreError("the store is gone")
+
+    monkeypatch.setattr(TrainingLoop, "_earlier_metrics", fail)
+    with pytest.raises(StoreError, match="the store is gone"):
+        Trainer(project(name="early")).train(workflow=Asking(uneven))
+    assert closed == ["Gateway", "LoopThread"]
+
+
+def test_engine_gateway_and_agents_close_where_a_tracker_fails_at_the_last_notice(project, monkeypatch, closed):
+    def fail(_):
+        raise RunError("the tracker is gone")
+
+    monkeypatch.setattr(InProcessSampling, "_tell_without_effect", fail)
+    with pytest.raises(RunError, match="the tracker is gone"):
+        Trainer(project(name="late", trainer={"steps": 1})).train(workflow=Asking(uneven))
+    assert closed == ["Gateway", "LoopThread"]
 
 
 def test_every_option_about_training_reaches_the_learner(project, monkeypatch):

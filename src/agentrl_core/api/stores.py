@@ -50,7 +50,7 @@ class RunRow:
 
 @attrs.frozen(kw_only=True)
 class StepRow:
-    """One optimizer step: the groups and records that it consumed, and its metrics."""
+    """One optimizer step: the groups that it took, the records that it trained, and its metrics."""
 
     run_id: str
     step: int
@@ -58,8 +58,9 @@ class StepRow:
     version: int
     """Policy version that this step published."""
     groups: Sequence[str]
+    """Every group that the step took, also those that filters dropped."""
     records: Sequence[str]
-    """Every record that entered the step's batch."""
+    """Every record that entered the step's batch; none of dropped groups."""
     metrics: Mapping[str, float]
     voided: bool = False
     """True when a resumed run continued from before this step."""

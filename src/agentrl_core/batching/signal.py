@@ -230,17 +230,17 @@ class _Paid:
 
 
 def _as_numbers(
-    found: Sequence[Sequence[Any]], given: Sequence[Sequence[float]], who: str, group: Group
+    found: Sequence[Sequence[Any]], inputs: Sequence[Sequence[float]], who: str, group: Group
 ) -> list[list[float]]:
-    """Return an estimator's result as floats; raise `TrainingError` unless it has one number for each of `given`.
+    """Return an estimator's result as floats; raise `TrainingError` unless it has one number for each of `inputs`.
 
     The numbers may be infinite or NaN; the caller reports those with the interaction's id.
     """
-    fits = [len(values) for values in found] == [len(values) for values in given]
+    fits = [len(values) for values in found] == [len(values) for values in inputs]
     if not fits or not all(hasattr(value, "__float__") for values in found for value in values):
-        expected = " and ".join(str(len(values)) for values in given)
+        expected = " and ".join(str(len(values)) for values in inputs)
         raise TrainingError(
-            f"{who} returned {found!r:.100} for {_told(group)}, from {given!r:.100}; expected {expected} numbers"
+            f"{who} returned {found!r:.100} for {_told(group)}, from {inputs!r:.100}; expected {expected} numbers"
         )
     return [[float(value) for value in values] for values in found]
 

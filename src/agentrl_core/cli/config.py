@@ -38,8 +38,8 @@ def show(config: _Config, overrides: _Overrides = None, *, sft: _Sft = False, as
     from agentrl_core.config.sft import SftConfig
     from agentrl_core.config.yaml_text import write_yaml
 
-    given = overrides or ()
-    plain = dump(_settled(load_as(SftConfig, config, given)) if sft else _settled(load(config, given)))
+    assignments = overrides or ()
+    plain = dump(_settled(load_as(SftConfig, config, assignments)) if sft else _settled(load(config, assignments)))
     if as_json:
         print_json(plain)
     else:

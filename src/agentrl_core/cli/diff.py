@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +9,10 @@ import attrs
 import typer
 
 from agentrl_core.cli.episode_text import printable
-from agentrl_core.cli.find_run import RunsOption, find_record, find_run, open_run
+from agentrl_core.cli.find_run import RunsOption, open_episode
 from agentrl_core.cli.output import print_json
 from agentrl_core.cli.trace_text import parted_lines, plain_decoder
-from agentrl_core.engines.replay import shared_tokens
-from agentrl_core.errors import UsageError
+from agentrl_core.data.comparison import shared_tokens, without_call_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +44,7 @@ class Comparison:
 
     parting: Parting | None
     differences: Sequence[str]
-    """One line for each other difference: sampling, policy versions, outcome, rewards."""
+    """One line for each other difference: settings of calls, then results of the records."""
 
 
 def diff(
@@ -60,7 +58,10 @@ def diff(
 ) -> None:
     """Compare two episodes: the first call and token in which they differ, sampling, outcome and rewards.
 
-    Calls are paired in the order in which they began. The exit code is 1 if anything but ids and seeds differs.
+    Calls are paired in the order in which they began. Of each pair, prompt and output are compared token by token, or
+    the messages of a call to another party's model, then sampling, tools, model, API, finish reason and policy
+    versions; of the records, task, outcome, reward, score and its parts, and rewards by call. The exit code is 1 if
+    any of these differs; ids and seeds do not count.
     """
     first, folder = _episode(one, run, runs)
     second, _ = _episode(other, other_run or run, runs)
@@ -78,12 +79,8 @@ def diff(
 
 def _episode(record: str, run: str | None, runs: Path) -> tuple[Episode, Path | None]:
     """Return an episode, and the folder of its policy's tokenizer."""
-    place = find_run(run, runs) if run else find_record(record, runs)
-    with open_run(place) as (store, row):
-        episode = asyncio.run(store.episode(record))
-        if episode is None:
-            raise UsageError(f"no record '{record}' in run {row.id}; --run and --other-run select other runs")
-        return episode, place.model_directory(row)
+    with open_episode(record, run, runs) as found:
+        return found.episode, found.place.model_directory(found.row)
 
 
 def compare(one: Episode, other: Episode) -> Comparison:
@@ -108,7 +105,7 @@ def _in_order(episode: Episode) -> list[Interaction]:
 def _parting(number: int, a: Interaction, b: Interaction, one: Episode, other: Episode) -> Parting | None:
     """Return how two calls differ; None if their prompts and outputs are equal."""
     if a.upstream or b.upstream:
-        same = (a.upstream, a.messages, a.output) == (b.upstream, b.messages, b.output)
+        same = a.upstream == b.upstream and _messages(a) == _messages(b)
         return None if same else Parting(call=number, one=a.id, other=b.id, part="message", token=0)
     ids, others = one.full_ids(a), other.full_ids(b)
     prompts = len(ids) - len(a.output_ids), len(others) - len(b.output_ids)
@@ -119,6 +116,10 @@ def _parting(number: int, a: Interaction, b: Interaction, one: Episode, other: E
     return Parting(call=number, one=a.id, other=b.id, part=part, token=token, one_ids=ids, other_ids=others)
 
 
+def _messages(item: Interaction) -> list[dict[str, Any]]:
+    return [without_call_ids(message) for message in (*item.messages, item.output)]
+
+
 def _settings(number: int, a: Interaction, b: Interaction) -> Iterator[str]:
     """Yield the differences in sampling, tools, model and policy versions of two calls; seeds differ by design."""
     before, after = (attrs.asdict(item.sampling, recurse=False) for item in (a, b))
@@ -127,14 +128,14 @@ def _settings(number: int, a: Interaction, b: Interaction) -> Iterator[str]:
             yield f"call {number}: {key}: {before[key]} -> {after[key]}"
     for key in ("model", "api", "tools", "finish_reason", "versions"):
         if getattr(a, key) != getattr(b, key):
-            yield f"call {number}: {key}: {_told(getattr(a, key))} -> {_told(getattr(b, key))}"
+            yield f"call {number}: {key}: {_value(getattr(a, key))} -> {_value(getattr(b, key))}"
 
 
 def _results(one: Episode, other: Episode) -> Iterator[str]:
     a, b = one.record, other.record
     for key in ("task_id", "task_set", "outcome", "reason", "reward", "score", "score_parts"):
         if getattr(a, key) != getattr(b, key):
-            yield f"{key}: {_told(getattr(a, key))} -> {_told(getattr(b, key))}"
+            yield f"{key}: {_value(getattr(a, key))} -> {_value(getattr(b, key))}"
     rewards = [
         {
             place: item.record.rewards[call.id]
@@ -149,7 +150,7 @@ def _results(one: Episode, other: Episode) -> Iterator[str]:
         yield f"calls: {len(one.interactions)} -> {len(other.interactions)}"
 
 
-def _told(value: Any) -> str:
+def _value(value: Any) -> str:
     return "none" if value is None or value == "" else str(value)
 
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import attrs
 import typer
@@ -15,6 +15,7 @@ import typer
 from agentrl_core.cli.find_run import RunsOption, find_run, open_run
 from agentrl_core.cli.trace_text import plain_decoder
 from agentrl_core.config.invocation import command_line
+from agentrl_core.data.export.names import Format
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.stores.files import make_private_folder, private_opener
 from agentrl_core.weights.witness import verify
@@ -27,13 +28,7 @@ if TYPE_CHECKING:
     from agentrl_core.data.export.formats import RowMaker
     from agentrl_core.types import Record, Task
 
-
-Form: TypeAlias = Literal["sft", "jsonl", "chat", "atif", "agentrl", "parquet"]
-
-_FORMAT_HELP = (
-    "sft: demonstrations for agentrl sft. jsonl: whole episodes, without loss. chat: messages in OpenAI's form. "
-    "atif: Harbor's trajectories. agentrl: documents of AgentCPM's AgentRL. parquet: jsonl as columns."
-)
+_FORMAT_HELP = " ".join(f"{form}: {form.about}." for form in Format)
 
 
 def export(
@@ -48,7 +43,7 @@ def export(
     every: Annotated[
         bool, typer.Option("--all", help="Every record, whatever its outcome; not for the format sft.")
     ] = False,
-    form: Annotated[Form, typer.Option("--format", help=_FORMAT_HELP)] = "sft",
+    form: Annotated[Format, typer.Option("--format", help=_FORMAT_HELP)] = Format.SFT,
     output: Annotated[
         str, typer.Option("-o", "--output", help="File to write, or FOLDER/ for atif; - is standard output.")
     ] = "-",
@@ -58,22 +53,22 @@ def export(
     Every format but chat has the exact token ids that were sampled.
     """
     from agentrl_core.data.export import Selection, taken_again
-    from agentrl_core.data.export.formats import Format, RowMaker
+    from agentrl_core.data.export.formats import RowMaker
 
     selection = Selection(min_reward=min_reward, best_of_group=best_of_group, evaluations=evaluations)
     _check_options(selection, form, output, every=every)
     place = find_run(run, runs)
     with open_run(place) as (store, row):
         everything, steps = asyncio.run(store.records(row.id)), asyncio.run(store.steps(row.id))
-        again = set() if every else taken_again(steps)
+        again = set() if every else taken_again(steps, everything)
         records = [record for record in everything if record.id not in again]
         maker = RowMaker(
-            form=Format(form),
+            form=form,
             run=row,
             records=everything,
             steps=steps,
             tokenizer=_tokenizer(place.model_directory(row)),
-            token_text=_token_text(place.model_directory(row)) if form == "agentrl" else str,
+            token_text=_token_text(place.model_directory(row)) if form is Format.AGENTRL else str,
         )
         chosen = records if every else _chosen(selection, records, row)
         writing = _Export(store=store, run=row, maker=maker, with_altered=every)
@@ -109,7 +104,7 @@ class _Export:
     def write(self, records: Sequence[Record], output: str) -> None:
         """Write the records' rows to a file, to a folder with a file per trajectory, or to standard output."""
         rows = self._rows(records)
-        if self.maker.form == "parquet":
+        if self.maker.form is Format.PARQUET:
             from agentrl_core.data.export.parquet import write_parquet
 
             with _opened(output) as file:
@@ -144,7 +139,9 @@ class _Export:
             for row in rows:
                 self.num_tokens += sum(end - start for start, end in row.get("spans", ()))
                 # Messages may contain a session's key or address, for example in a tool result.
-                yield without_secrets(json.dumps(row, ensure_ascii=False))
+                text = without_secrets(json.dumps(row, ensure_ascii=False))
+                # A lone surrogate, which UTF-8 lacks, is written as the escape that JSON has for it.
+                yield text.encode("utf-8", "backslashreplace").decode("utf-8")
 
     def _task(self, record: Record) -> Task | None:
         if record.task_set not in self._tasks:
@@ -154,18 +151,18 @@ class _Export:
 
     def summary(self) -> str:
         """Say how much was written."""
-        trained = f", {self.num_tokens:,} trained tokens" if self.maker.form == "sft" else ""
+        trained = f", {self.num_tokens:,} trained tokens" if self.maker.form is Format.SFT else ""
         return f"{self.num_rows} rows of {self.num_records} records{trained}"
 
 
-def _check_options(selection: Selection, form: str, output: str, *, every: bool) -> None:
-    if every and form == "sft":
+def _check_options(selection: Selection, form: Format, output: str, *, every: bool) -> None:
+    if every and form is Format.SFT:
         raise UsageError("--all: demonstrations are made of scored episodes only; choose another --format")
     if every and selection != attrs.evolve(selection, min_reward=None, best_of_group=None):
         raise UsageError("--all takes every record; leave out --min-reward and --best-of-group, or --all")
-    if output == "-" and form == "parquet":
+    if output == "-" and form is Format.PARQUET:
         raise UsageError("--format parquet is no text; name its file with -o FILE")
-    if form != "atif" and (output.endswith("/") or Path(output).is_dir()):
+    if form is not Format.ATIF and (output.endswith("/") or Path(output).is_dir()):
         raise UsageError(f"-o {output} is a folder; --format {form} writes one file, so name that")
 
 
@@ -205,8 +202,7 @@ def _opened(output: str) -> Iterator[TextIO]:
     path = Path(output)
     draft = path.with_name(f".{path.name}.draft")
     try:
-        # A lone surrogate, which UTF-8 lacks, is written as the escape that JSON has for it.
-        with open(draft, "w", encoding="utf-8", errors="backslashreplace", opener=private_opener) as file:
+        with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
             yield file
         draft.replace(path)
     except OSError as error:

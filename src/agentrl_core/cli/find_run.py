@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agentrl_core.api.stores import RunReader, RunRow
+    from agentrl_core.types import Episode, Task
 
 RunsOption: TypeAlias = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
 
@@ -37,9 +37,9 @@ class RunPlace:
         """Time of the run's last write in Unix seconds, as its own files tell."""
         database = self.file or RunDirectory(self.directory).database
         if not database.is_file():  # the store is elsewhere, so the other files have to tell
-            files = itertools.chain(self.directory.iterdir(), self.directory.glob("logs/*"))
-            return max((path.stat().st_mtime for path in files), default=self.directory.stat().st_mtime)
-        written = database.stat().st_mtime
+            files = [self.directory, *self.directory.glob("*"), *self.directory.glob("logs/*")]
+            return max(map(_last_change, files))
+        written = _last_change(database)
         # Recent writes of SQLite are in its write-ahead log.
         with contextlib.suppress(FileNotFoundError):
             found = database.with_name(f"{database.name}-wal").stat()
@@ -58,6 +58,30 @@ class RunPlace:
             base_dir = json.loads(snapshot.read_text(encoding="utf-8"))["base_dir"]
             folders.append(Path(base_dir) / Path(named).expanduser())
         return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
+
+
+def _last_change(path: Path) -> float:
+    """Return the time of a file's last change in Unix seconds; 0 if it vanished after the folder was listed."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+@attrs.frozen(kw_only=True)
+class FoundEpisode:
+    """A stored episode, with its run and the open store."""
+
+    episode: Episode
+    place: RunPlace
+    store: RunReader
+    row: RunRow
+
+    def task(self) -> Task | None:
+        """Return the task of the episode; None if the store does not have its row."""
+        record = self.episode.record
+        of_set = asyncio.run(self.store.tasks(self.row.id, task_set=record.task_set))
+        return next((task for task in of_set if task.id == record.task_id), None)
 
 
 def find_directory(run: str, runs: Path) -> Path:
@@ -97,39 +121,50 @@ def find_run(run: str | None, runs: Path) -> RunPlace:
     directory = find_directory(run, runs)
     if not is_run(directory):
         raise UsageError(
-            f"{directory} contains no {RunDirectory(directory).database.name} and no config.json: "
+            f"{directory} contains no {RunDirectory(directory).database.name} and no config.json of a run: "
             "it is not a run directory"
         )
     return RunPlace(directory)
 
 
-def find_record(record: str, runs: Path) -> RunPlace:
-    """Return the newest run that contains a record, given its id or the first characters of it.
+@contextlib.contextmanager
+def open_episode(record: str, run: str | None, runs: Path) -> Iterator[FoundEpisode]:
+    """Open the store that has a record, given its id or the first characters of it, and yield it with the episode.
 
-    Raises `UsageError` if no run contains it.
+    Without `run`, that is the newest run that contains the record. Raises `UsageError` if no run contains it.
     """
-    newest_first = places_of(runs)[::-1] or [find_run(None, runs)]
+    places = [find_run(run, runs)] if run else places_of(runs)[::-1] or [find_run(None, runs)]
     known: list[str] = []
     broken: list[str] = []
-    for place in newest_first:
+    for place in places:
         with contextlib.ExitStack() as closing:
             try:
                 store, row = closing.enter_context(open_run(place))
-            except AgentRLError as error:  # another run may contain it
-                broken.append(f"; {error}")
+                episode = asyncio.run(store.episode(record))
+                # Runs may share a database, which then has the records of all of them.
+                if episode is None or episode.record.run_id != row.id:
+                    known += [item.id for item in asyncio.run(store.records(row.id))]
+                    continue
+            except AgentRLError as error:
+                if run:
+                    raise
+                broken.append(f"; {error}")  # another run may contain it
                 continue
-            if asyncio.run(store.episode(record)) is not None:
-                return place
-            known += [item.id for item in asyncio.run(store.records(row.id))]
+            yield FoundEpisode(episode=episode, place=place, store=store, row=row)
+            return
     raise UsageError(
-        f"no record '{record}' in any run of {runs}{did_you_mean(record, known)}; "
-        f"`{command_line('trace', 'list', 'RUN')}` shows a run's records{''.join(broken)}"
+        f"no record '{record}' in {f'run {row.id}' if run else f'any run of {runs}'}{did_you_mean(record, known)}; "
+        f"`{command_line('trace', 'list', row.id if run else 'RUN')}` shows a run's records"
+        f"{'; --run selects another run' if run else ''}{''.join(broken)}"
     )
 
 
 @contextlib.contextmanager
 def open_run(place: RunPlace) -> Iterator[tuple[RunReader, RunRow]]:
-    """Open the store of a run for reading, and yield it with the run's row; the run may still be going."""
+    """Open the store of a run for reading, and yield it with the run's row; the run may still be going.
+
+    A folder that was renamed is recognised if its database has one run only.
+    """
     from agentrl_core.run.stores import open_reader
 
     directory = RunDirectory(place.directory)
@@ -139,7 +174,13 @@ def open_run(place: RunPlace) -> Iterator[tuple[RunReader, RunRow]]:
         if not rows:
             raise UsageError(f"{reader.location}: this database does not contain a run yet")
         name = directory.path.absolute().name
-        yield reader, next((row for row in rows if row.id == name), rows[-1])
+        named = [row for row in rows if row.id == name] or rows
+        if len(named) > 1:
+            raise UsageError(
+                f"{reader.location}: none of its {len(rows)} runs is called '{name}', like the folder "
+                f"{place.directory}; give the folder the name of its run"
+            )
+        yield reader, named[0]
     finally:
         asyncio.run(reader.close())
 
@@ -147,4 +188,10 @@ def open_run(place: RunPlace) -> Iterator[tuple[RunReader, RunRow]]:
 def is_run(path: Path) -> bool:
     """Return whether a folder has what a run writes first: its config snapshot or its database."""
     directory = RunDirectory(path)
-    return directory.database.is_file() or directory.snapshot.is_file()
+    if directory.database.is_file():
+        return True
+    try:  # the folder of a model has a file of the same name
+        directory.read_snapshot()
+    except UsageError:
+        return False
+    return True

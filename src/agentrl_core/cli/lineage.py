@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl_core.cli.find_run import RunPlace, RunsOption, find_record, find_run, is_run, open_run
+from agentrl_core.cli.find_run import RunPlace, RunsOption, find_run, is_run, open_episode, open_run
 from agentrl_core.cli.lineage_facts import (
     Checkpoint,
     CheckpointFacts,
@@ -26,7 +24,6 @@ from agentrl_core.weights.manifest import MANIFEST
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agentrl_core.api.stores import RunReader, RunRow
 
 _SHOWN_RECORDS = 50
 """Largest number of records that are printed; `--json` has all of them."""
@@ -49,9 +46,7 @@ def lineage(
     The chain is task, record, LLM call, trained tokens, optimizer step, policy version, checkpoint. A link that neither
     the store nor the run's folder has is named as missing.
     """
-    place = _place(thing, run, runs)
-    with open_run(place) as (store, row):
-        facts = _facts(thing, store, row, place)
+    facts = _facts(thing, run, runs)
     if as_json:
         print_json(facts)
         return
@@ -60,32 +55,28 @@ def lineage(
             typer.echo(line)
 
 
-def _place(thing: str, run: str | None, runs: Path) -> RunPlace:
-    if run is not None or re.fullmatch(r"(step|version):.*", thing):
-        return find_run(run, runs)
-    if not (Path(thing, MANIFEST)).is_file():
-        return find_record(thing, runs)
+def _facts(
+    thing: str, run: str | None, runs: Path
+) -> Sequence[RecordFacts | StepFacts | VersionFacts | CheckpointFacts]:
+    kind, numbered, number = thing.partition(":")
+    if numbered and kind in {"step", "version"}:
+        if not number.isdecimal():
+            raise UsageError(f"{thing}: expected {kind}:N with a whole number N")
+        with open_run(place := find_run(run, runs)) as (store, row):
+            links = Lineage(store, row, place.directory)
+            return links.of_step(int(number)) if kind == "step" else [links.of_version(int(number))]
+    if Path(thing, MANIFEST).is_file():
+        with open_run(place := find_run(run, runs) if run else _run_of_checkpoint(thing)) as (store, row):
+            return [Lineage(store, row, place.directory).of_checkpoint(Path(thing))]
+    with open_episode(thing, run, runs) as found:
+        return [Lineage(found.store, found.row, found.place.directory).of_record(found.episode)]
+
+
+def _run_of_checkpoint(thing: str) -> RunPlace:
     folder = Path(thing).resolve().parent.parent
     if not is_run(folder):
         raise UsageError(f"{thing} is not in the folder of a run; name its run with --run")
     return RunPlace(folder)
-
-
-def _facts(
-    thing: str, store: RunReader, row: RunRow, place: RunPlace
-) -> Sequence[RecordFacts | StepFacts | VersionFacts | CheckpointFacts]:
-    links = Lineage(store, row, place.directory)
-    kind, _, number = thing.partition(":")
-    if kind in {"step", "version"} and number:
-        if not number.isdecimal():
-            raise UsageError(f"{thing}: expected {kind}:N with a whole number N")
-        return links.of_step(int(number)) if kind == "step" else [links.of_version(int(number))]
-    if Path(thing, MANIFEST).is_file():
-        return [links.of_checkpoint(Path(thing))]
-    episode = asyncio.run(store.episode(thing))
-    if episode is None:
-        raise UsageError(f"run {row.id} has no record '{thing}'; expected RECORD, step:N, version:N or a checkpoint")
-    return [links.of_record(episode)]
 
 
 def _lines(facts: RecordFacts | StepFacts | VersionFacts | CheckpointFacts) -> Iterator[str]:
@@ -118,7 +109,7 @@ def _record(facts: RecordFacts) -> Iterator[str]:
         again = " (repeated by a resumed run)" if use.voided else ""
         yield f"  trained by  step {use.step}{again}: {use.trained_tokens} tokens -> version {use.version}"
         if use.checkpoint is not None:
-            yield f"  saved in    {_told(use.checkpoint)}"
+            yield f"  saved in    {_saved(use.checkpoint)}"
 
 
 def _step(facts: StepFacts) -> Iterator[str]:
@@ -135,13 +126,13 @@ def _step(facts: StepFacts) -> Iterator[str]:
         yield f"  record      {item.record}: task {item.task}, {reward}, {trained}"
     yield from _others(len(facts.records))
     if facts.checkpoint is not None:
-        yield f"  saved in    {_told(facts.checkpoint)}"
+        yield f"  saved in    {_saved(facts.checkpoint)}"
 
 
 def _version(facts: VersionFacts) -> Iterator[str]:
     yield f"version {facts.origin.version} of run {facts.run}: {facts.origin.told}"
     if facts.origin.checkpoint is not None:
-        yield f"  saved in    {_told(facts.origin.checkpoint)}"
+        yield f"  saved in    {_saved(facts.origin.checkpoint)}"
     for item in facts.records[:_SHOWN_RECORDS]:
         reward = "no reward" if item.reward is None else f"reward {item.reward:g}"
         yield f"  sampled     {item.tokens} tokens of record {item.record}: task {item.task}, {reward}"
@@ -152,7 +143,7 @@ def _version(facts: VersionFacts) -> Iterator[str]:
 
 def _checkpoint(facts: CheckpointFacts) -> Iterator[str]:
     files = "every file is as it was written" if facts.verified else "NOT as it was written"
-    yield f"checkpoint {_told(facts.checkpoint)}, of run {facts.run}: {files}"
+    yield f"checkpoint {_saved(facts.checkpoint)}, of run {facts.run}: {files}"
     for step, version, records in facts.steps[-_SHOWN_RECORDS:]:
         yield f"  step        {step} -> version {version}, {records} records"
     if len(facts.steps) > _SHOWN_RECORDS:
@@ -161,11 +152,11 @@ def _checkpoint(facts: CheckpointFacts) -> Iterator[str]:
 
 def _origins(origins: Sequence[Origin]) -> Iterator[str]:
     for item in origins:
-        saved = "" if item.checkpoint is None else f", saved in {_told(item.checkpoint)}"
+        saved = "" if item.checkpoint is None else f", saved in {_saved(item.checkpoint)}"
         yield f"  sampled by  version {item.version}: {item.told}{saved}"
 
 
-def _told(checkpoint: Checkpoint) -> str:
+def _saved(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.folder} (version {checkpoint.version}, BLAKE2b {checkpoint.digest[:_SHOWN_DIGEST]}…)"
 
 

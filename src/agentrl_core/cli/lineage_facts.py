@@ -18,6 +18,7 @@ import attrs
 
 from agentrl_core.batching.credit import is_trained
 from agentrl_core.errors import UsageError
+from agentrl_core.run.versions import step_of_version
 from agentrl_core.types import Episode, Outcome, Record
 from agentrl_core.weights.manifest import peek_manifest, read_manifest
 
@@ -60,7 +61,7 @@ class StepUse:
     version: int
     """Version that the step published."""
     trained_tokens: int
-    """Sampled tokens of the record that were loss positions of the step."""
+    """Sampled tokens of the record's trainable calls."""
     checkpoint: Checkpoint | None
     """First checkpoint whose weights contain the step."""
 
@@ -157,30 +158,34 @@ class Lineage:
         self._store, self._run_id, self._folder = store, run.id, folder
         model = run.config.get("model") or {}
         self._model = model.get("path") or model.get("use") or ""
-        self.missing: list[str] = []
 
     @functools.cached_property
     def steps(self) -> list[StepRow]:
         """All steps in the order in which they were made."""
         return asyncio.run(self._store.steps(self._run_id))
 
-    @functools.cached_property
+    @property
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints with a readable manifest, by step."""
-        found = []
+        return self._checkpoints[0]
+
+    @functools.cached_property
+    def _checkpoints(self) -> tuple[list[Checkpoint], list[str]]:
+        """The checkpoints with a readable manifest, and a line for each one without."""
+        found, unreadable = [], []
         for path in self._folder.joinpath("checkpoints").glob("step-*"):
             if not re.fullmatch(r"step-\d+", path.name):
                 continue
             try:
                 manifest = peek_manifest(path)
             except ValueError as error:
-                self.missing.append(str(error))
+                unreadable.append(str(error))
                 continue
             if manifest is None:
-                self.missing.append(f"{path} has no manifest")
+                unreadable.append(f"{path} has no manifest")
             else:
                 found.append(_checkpoint(path, manifest.step, manifest.version, manifest.digest))
-        return sorted(found, key=lambda item: item.step or 0)
+        return sorted(found, key=lambda item: item.step or 0), unreadable
 
     def of_record(self, episode: Episode) -> RecordFacts:
         """Follow a record back to the versions that sampled it, and forward to the weights that contain it."""
@@ -197,9 +202,9 @@ class Lineage:
             for row in self.steps
             if record.id in row.records
         ]
-        if not any(not use.voided for use in uses):
-            self.missing.append(self._why_untrained(record, voided=bool(uses)))
-        self.missing += [_unsaved(use.step) for use in uses if use.checkpoint is None and not use.voided]
+        missing = [_unsaved(use.step) for use in uses if use.checkpoint is None and not use.voided]
+        if all(use.voided for use in uses):
+            missing.append(self._why_untrained(record, voided=bool(uses)))
         return RecordFacts(
             run=self._run_id,
             record=record.id,
@@ -212,7 +217,7 @@ class Lineage:
             calls=calls,
             sampled_by=[self.origin(version) for version in sorted(_versions(episode))],
             trained_by=uses,
-            missing=self._told(),
+            missing=[*missing, *self._checkpoints[1]],
         )
 
     def of_step(self, number: int) -> list[StepFacts]:
@@ -227,10 +232,10 @@ class Lineage:
         episodes = [self._episode(name) for name in row.records]
         consumed = [_consumed(item, _trained_tokens(item)) for item in episodes if item is not None]
         gone = [name for name, item in zip(row.records, episodes, strict=True) if item is None]
-        self.missing += [f"record {name} is not in the store" for name in gone]
+        missing = [f"record {name} is not in the store" for name in gone]
         checkpoint = self._first_with(row)
         if checkpoint is None and not row.voided:
-            self.missing.append(_unsaved(row.step))
+            missing.append(_unsaved(row.step))
         return StepFacts(
             run=self._run_id,
             step=row.step,
@@ -240,7 +245,7 @@ class Lineage:
             records=consumed,
             sampled_by=[self.origin(version) for version in sorted({v for item in consumed for v in item.versions})],
             checkpoint=checkpoint,
-            missing=self._told(),
+            missing=[*missing, *self._checkpoints[1]],
         )
 
     def of_version(self, version: int) -> VersionFacts:
@@ -255,14 +260,13 @@ class Lineage:
                 found.append(_consumed(episode, tokens))
         names = {item.record for item in found}
         origin = self.origin(version)
-        if origin.checkpoint is None:
-            self.missing.append(f"no checkpoint has the weights of version {version}")
+        unsaved = [] if origin.checkpoint else [f"no checkpoint has the weights of version {version}"]
         return VersionFacts(
             run=self._run_id,
             origin=origin,
             records=found,
             trained_by=[row.step for row in self.steps if not row.voided and names.intersection(row.records)],
-            missing=self._told(),
+            missing=[*unsaved, *self._checkpoints[1]],
         )
 
     def of_checkpoint(self, path: Path) -> CheckpointFacts:
@@ -273,20 +277,20 @@ class Lineage:
             raise UsageError(str(error)) from error
         if manifest is None:
             raise UsageError(f"{path} has no manifest.json: it is not a checkpoint of a run")
+        missing: list[str] = []
         try:
             read_manifest(path)
-            verified = True
         except ValueError as error:
-            self.missing.append(str(error))
-            verified = False
+            missing.append(str(error))
+        verified = not missing
         behind = [row for row in self.steps if not row.voided and row.step <= (manifest.step or 0)]
         last = behind[-1] if behind else None
         if manifest.step is None:
-            self.missing.append("these are published weights: their manifest names no step")
+            missing.append("these are published weights: their manifest names no step")
         elif len(behind) < manifest.step:
-            self.missing.append(f"the store has {len(behind)} live steps up to step {manifest.step}")
+            missing.append(f"the store has {len(behind)} live steps up to step {manifest.step}")
         elif last is not None and last.version != manifest.version:
-            self.missing.append(
+            missing.append(
                 f"step {last.step} published version {last.version}, but the manifest says {manifest.version}: these "
                 "are the weights of a step that a resumed run repeated"
             )
@@ -295,25 +299,19 @@ class Lineage:
             checkpoint=_checkpoint(path, manifest.step, manifest.version, manifest.digest),
             verified=verified,
             steps=[(row.step, row.version, len(row.records)) for row in behind],
-            missing=self._told(),
+            missing=missing,
         )
 
     def origin(self, version: int) -> Origin:
-        """Return the step that a version's weights come from.
-
-        A resumed run publishes the weights of its checkpoint again, as a version that no step has. The next version is
-        then that of the first step after the checkpoint, which names the step before.
-        """
+        """Return the step that a version's weights come from."""
         made = {row.version: row for row in self.steps}
-        step: int | None = None
-        voided = False
+        step, voided = step_of_version(version, self.steps), False
         if version == 0:
-            step, told = 0, "the policy before the first step" + (f" ({self._model})" if self._model else "")
+            told = "the policy before the first step" + (f" ({self._model})" if self._model else "")
         elif version in made:
-            step, voided = made[version].step, made[version].voided
+            voided = made[version].voided
             told = f"published by step {step}" + (", which a resumed run repeated" if voided else "")
-        elif version + 1 in made:
-            step = made[version + 1].step - 1
+        elif step is not None:
             told = f"the weights of step {step}, published again when the run was resumed"
         else:
             told = "no step in the store published it"
@@ -350,10 +348,6 @@ class Lineage:
 
     def _episode(self, record_id: str) -> Episode | None:
         return asyncio.run(self._store.episode(record_id))
-
-    def _told(self) -> list[str]:
-        told, self.missing = list(dict.fromkeys(self.missing)), []
-        return told
 
 
 def _checkpoint(path: Path, step: int | None, version: int, digest: str) -> Checkpoint:

@@ -10,7 +10,7 @@ import attrs
 import typer
 
 from agentrl_core.cli.episode_text import content_text, printable
-from agentrl_core.cli.find_run import RunsOption, find_record, find_run, open_run
+from agentrl_core.cli.find_run import RunsOption, open_episode
 from agentrl_core.cli.output import print_json
 from agentrl_core.cli.trace_text import parted_lines, plain_decoder
 from agentrl_core.errors import UsageError
@@ -40,20 +40,16 @@ def replay(
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.replay import replay as run_again
 
-    place = find_run(run, runs) if run else find_record(record, runs)
-    with open_run(place) as (store, row):
-        episode = asyncio.run(store.episode(record))
-        if episode is None:
-            raise UsageError(f"no record '{record}' in run {row.id}; --run selects another run")
-        of_set = asyncio.run(store.tasks(row.id, task_set=episode.record.task_set))
-        task = next((task for task in of_set if task.id == episode.record.task_id), None)
-        groups = {item.group_id for item in asyncio.run(store.records(row.id))}
-    folder = place.model_directory(row)
+    with open_episode(record, run, runs) as found:
+        episode, task, place = found.episode, found.task(), found.place
+        groups = {item.group_id for item in asyncio.run(found.store.records(found.row.id))}
+        steps = asyncio.run(found.store.steps(found.row.id))
+    folder = place.model_directory(found.row)
     if task is None or folder is None:
         lost = f"the row of task '{episode.record.task_id}'" if task is None else "the policy's tokenizer"
         raise UsageError(f"record {episode.record.id} cannot be replayed: {lost} is not there any more")
     directory = RunDirectory.open(place.directory)
-    report = run_again(episode, task, directory, folder, num_groups=len(groups))
+    report = run_again(episode, task, directory, folder, num_groups=len(groups), steps=steps)
     if as_json:
         print_json(attrs.asdict(report, recurse=False) | {"identical": report.identical})
     else:

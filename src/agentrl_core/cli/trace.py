@@ -16,13 +16,10 @@ from agentrl_core.api.stores import RecordUsage
 from agentrl_core.cli.diff import diff
 from agentrl_core.cli.episode_text import content_text, episode_lines, fidelity_text, printable
 from agentrl_core.cli.export import export
-from agentrl_core.cli.find_run import RunsOption, find_record, find_run, open_run
+from agentrl_core.cli.find_run import RunsOption, find_run, open_episode, open_run
 from agentrl_core.cli.lineage import lineage
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.cli.replay import replay
-from agentrl_core.config.invocation import command_line
-from agentrl_core.config.nearest import did_you_mean
-from agentrl_core.errors import UsageError
 from agentrl_core.types import Outcome  # noqa: TC001  # typer reads the annotations
 from agentrl_core.weights.witness import NOTHING, verify
 
@@ -122,23 +119,13 @@ def show(
 
     Also shows where a prompt differs from what the chat template would render (drift).
     """
-    place = find_run(run, runs) if run else find_record(record, runs)
-    with open_run(place) as (store, row):
-        episode = asyncio.run(store.episode(record))
-        if episode is None:
-            known = [item.id for item in asyncio.run(store.records(row.id))]
-            raise UsageError(
-                f"no record '{record}' in run {row.id}{did_you_mean(record, known)}; "
-                f"`{command_line('trace', 'list', row.id)}` lists its records; --run selects another run"
-            )
-        of_set = asyncio.run(store.tasks(row.id, task_set=episode.record.task_set))
-        tasks = [task for task in of_set if task.id == episode.record.task_id]
+    with open_episode(record, run, runs) as found:
+        episode, task = found.episode, found.task()
+        folder = found.place.model_directory(found.row)
     if as_json:
-        print_json(
-            {"record": episode.record, "task": tasks[0] if tasks else None, "interactions": episode.interactions}
-        )
+        print_json({"record": episode.record, "task": task, "interactions": episode.interactions})
         return
-    for line in episode_lines(episode, tasks[0] if tasks else None, _chat(place.model_directory(row))):
+    for line in episode_lines(episode, task, _chat(folder)):
         typer.secho(line.text, bold=line.heading)
 
 

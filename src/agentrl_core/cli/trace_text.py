@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentrl_core.cli.episode_text import printable
-from agentrl_core.engines.replay import shared_tokens
+from agentrl_core.data.comparison import shared_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

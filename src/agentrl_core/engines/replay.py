@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentrl_core.data.comparison import shared_tokens
 from agentrl_core.errors import EngineError
 from agentrl_core.types import Chunk, FinishReason
 
@@ -135,10 +136,3 @@ class ReplayEngine:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
-    return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )

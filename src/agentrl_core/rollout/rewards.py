@@ -50,21 +50,21 @@ class GivenReward:
     """Interaction id → reward; empty if one number was given."""
 
 
-def read_reward(given: Any, interactions: Sequence[Interaction], *, giver: str = "the workflow") -> GivenReward | None:
+def read_reward(result: Any, interactions: Sequence[Interaction], *, giver: str = "the workflow") -> GivenReward | None:
     """Check the value that `giver` returned: a number, `{interaction id or turn index: number}`, or None for no reward.
 
     Raises `EpisodeError` with reason `not_finite`, `unknown_interaction` or `reward_type`.
     """
-    if given is None:
+    if result is None:
         return None
-    if not isinstance(given, Mapping):
-        return GivenReward(value=_number(given, giver))
-    if not given:
+    if not isinstance(result, Mapping):
+        return GivenReward(value=_number(result, giver))
+    if not result:
         raise EpisodeError(
             "reward_type", f"{giver} returned an empty dict; return a number, or None to leave it to the scorer"
         )
     rewards: dict[str, float] = {}
-    for key, value in given.items():
+    for key, value in result.items():
         interaction = _find(key, interactions, giver)
         if interaction.id in rewards:
             raise EpisodeError("reward_type", f"{giver} named {interaction.id} twice, by id and by turn index")
@@ -72,9 +72,9 @@ def read_reward(given: Any, interactions: Sequence[Interaction], *, giver: str =
     return GivenReward(value=math.fsum(rewards.values()), by_interaction=rewards)
 
 
-def _number(given: Any, giver: str) -> float:
+def _number(value: Any, giver: str) -> float:
     try:
-        return finite_number(given)
+        return finite_number(value)
     except EpisodeError as error:
         raise EpisodeError(error.reason, f"{giver} gave no usable reward: {error}") from error
 
@@ -136,10 +136,10 @@ async def ask_scorer(
         raise EpisodeError("no_score", str(judged.error), details=judged.error.details) from judged.error
     if judged.error is not None:
         raise EpisodeError("no_score", f"{name} raised {describe(judged.error)}") from judged.error
-    given = judged.value
-    score = given if isinstance(given, Score) else None
+    result = judged.value
+    score = result if isinstance(result, Score) else None
     try:
-        reward = read_reward(score.value if score else given, interactions, giver=name)
+        reward = read_reward(score.value if score else result, interactions, giver=name)
     except EpisodeError as error:
         raise EpisodeError("no_score", str(error)) from error
     if reward is None:

@@ -213,20 +213,23 @@ class InProcessSampling(SamplingSide):
 
     def close(self) -> SamplingTotals:
         """Cancel running episodes, close everything, and return what was sampled; allowed at any time."""
-        # Notices and CPU times come first: they read from the gateway and from the agents' thread.
-        self._tell_forced_temperatures()
-        self._tell_without_effect()
-        cpu_seconds = self._cpu_seconds()
-        self._scheduler.stop()
-        if self._scheduling is not None:
-            self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
-        self._undo.close()
+        with self._undo:  # everything closes even if a tracker fails at a notice
+            self._undo.callback(self._stop_episodes)
+            # Notices and CPU times come first: they read from the gateway and from the agents' thread.
+            self._tell_forced_temperatures()
+            self._tell_without_effect()
+            cpu_seconds = self._cpu_seconds()
         return SamplingTotals(
             outcomes=self._scheduler.counts.records.totals,
             groups=self._scheduler.counts.groups.totals,
             llm_calls=self.gateway.calls,
             cpu_seconds=cpu_seconds,
         )
+
+    def _stop_episodes(self) -> None:
+        self._scheduler.stop()
+        if self._scheduling is not None:
+            self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
 
     def _cpu_seconds(self) -> dict[str, float]:
         # Gateway and inline agents share a thread, so the gateway's own measure is subtracted from the thread's.

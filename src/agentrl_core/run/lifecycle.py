@@ -33,13 +33,13 @@ def carry_out(
     with directory.locked(), directory.private(), directory.logging_to("run"), ExitStack() as closing:
         closing.callback(components.close)
         try:
-            audience = RunEvents(_trackers(components, directory, closing), components.registry.hooks.notify)
+            events = RunEvents(_trackers(components, directory, closing), components.registry.hooks.notify)
             store: Store = open_store(components, directory)
             # Callbacks run in reverse order: the store closes before the trackers, and the components close last.
             closing.callback(lambda: asyncio.run(store.close()))
             asyncio.run(check_identity(store, directory))
             with _status(store, directory):
-                return work(store, audience)
+                return work(store, events)
         except KeyboardInterrupt as stop:
             what = str(stop) or _before_any_step(directory)
             message = f"interrupted {what}. To resume: {command_line('runs', 'resume', directory.reference)}"

@@ -41,14 +41,14 @@ class TrainingLoop:
         directory: RunDirectory,
         start: Start,
         sampling: SamplingSide,
-        audience: RunEvents,
+        events: RunEvents,
         interruption: Interruption,
         *,
         started_at: float,
     ) -> None:
         self._interruption = interruption
         self._components, self._config = components, components.config
-        self._directory, self._audience, self._started_at = directory, audience, started_at
+        self._directory, self._events, self._started_at = directory, events, started_at
         self._learner, self._store = start.learner, start.store
         self._step, self._version = start.step, start.version
         self._evals: list[EvalReport] = []
@@ -56,16 +56,16 @@ class TrainingLoop:
         earlier = self._earlier_metrics()
         self._recent_rewards = [metrics.get("reward/mean", 0.0) for metrics in earlier][-_STEPS_AT_TARGET:]
         self._sampled_at: float | None = None
-        self._progress = audience.progress
+        self._progress = events.progress
         self._sampling = sampling
         self._progress.count_calls(lambda: sampling.llm_calls)
-        self._batches = BatchCollector(sampling, self._learner, self._config.rollout, notice=audience.notice)
+        self._batches = BatchCollector(sampling, self._learner, self._config.rollout, notice=events.notice)
         self._checkpoints = Checkpoints(
             self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step
         )
         # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
         self._learner.before_change(interruption.hold)
-        self._watch = StepWarnings(self._config, audience.notice, max_tokens=sampling.max_tokens, earlier=earlier)
+        self._watch = StepWarnings(self._config, events.notice, max_tokens=sampling.max_tokens, earlier=earlier)
 
     def run(self) -> RunSummary:
         """Train to the end. The summary also goes to the trackers if the run fails or is interrupted."""
@@ -77,13 +77,13 @@ class TrainingLoop:
         )
         status, message = "failed", ""
         try:
-            self._audience.run_started(info)
+            self._events.run_started(info)
             self._train()
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
             message = self._checkpoints.save_interrupted(
-                self._step, self._version, self._audience.notice, broke_step=self._interruption.broke_step
+                self._step, self._version, self._events.notice, broke_step=self._interruption.broke_step
             )
             raise KeyboardInterrupt(message) from None  # `carry_out` adds the command that resumes
         except BaseException as error:
@@ -95,14 +95,14 @@ class TrainingLoop:
 
     def _train(self) -> None:
         for notice in self._sampling.notices:
-            self._audience.notice(notice)
+            self._events.notice(notice)
         self._evaluate(self._config.eval.tasks)
         if self._step >= self._config.trainer.steps:
             # The run was killed during its last evaluation and resumed: the evaluation above is the one it lacked.
             return
         self._sampling.begin()
         rollout = self._config.rollout
-        self._audience.notice(
+        self._events.notice(
             f"step {self._step + 1} of {self._config.trainer.steps} begins: {rollout.tasks_per_step} tasks x "
             f"{rollout.group_size} episodes"
         )
@@ -110,7 +110,7 @@ class TrainingLoop:
             with self._interruption.whole_step():
                 report = self._take_step()
                 # Report the step before the evaluation that may follow it, so that the console prints them in order.
-                self._audience.step_finished(report)
+                self._events.step_finished(report)
             self._check_signal(report)
             self._check_finite(report)
             if self._reached_target(report):
@@ -162,7 +162,7 @@ class TrainingLoop:
             step=self._step,
             version=self._version,
             groups=[group.id for group in signal.sampled],
-            records=[episode.record.id for group in signal.sampled for episode in group.episodes],
+            records=[episode.record.id for group in signal.groups for episode in group.episodes],
             metrics=metrics,
         )
         asyncio.run(self._store.add_step(row))
@@ -190,7 +190,7 @@ class TrainingLoop:
         self._version += 1
         self._sampling.load_weights(self._version, self._learner.weights())
         asyncio.run(self._store.add_version(self._directory.name, self._version, step=self._step))
-        self._audience.weights_published(self._version)
+        self._events.weights_published(self._version)
 
     def _evaluate(self, tasks: int) -> None:
         if not self._components.eval_sets:
@@ -206,7 +206,7 @@ class TrainingLoop:
             failed={name: found.failed for name, found in results.items()},
         )
         self._evals.append(report)
-        self._audience.evaluated(report)
+        self._events.evaluated(report)
         for name, found in results.items():
             if found.failed and not found.scored:
                 raise RunError(
@@ -238,7 +238,7 @@ class TrainingLoop:
         self._not_finite += 1
         records = "; ".join(f"{record}: {what}" for record, what in sorted(report.left_out.items()))
         skipped = report.metrics.get("batch/updates_skipped", 0.0)
-        self._audience.notice(
+        self._events.notice(
             f"step {report.step}: left out of the loss because of NaN or infinite numbers: {records}"
             + (f"; {skipped:.0f} optimizer updates of this step were skipped" if skipped else "")
         )
@@ -282,7 +282,7 @@ class TrainingLoop:
             exact_tokens=self._learner.fidelity.exact,
             error=message,
         )
-        self._audience.run_finished(summary)
+        self._events.run_finished(summary)
         return summary
 
 

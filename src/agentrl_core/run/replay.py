@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core import config as configs
+from agentrl_core.api.scoring import training_step
 from agentrl_core.concurrency.processes import close_workers
 from agentrl_core.config import LoadedConfig
+from agentrl_core.data.comparison import without_call_ids
 from agentrl_core.engines.replay import Divergence, ReplayEngine
 from agentrl_core.errors import RunError, UsageError
 from agentrl_core.gateway import Gateway
@@ -34,9 +36,10 @@ from agentrl_core.run.shared_start import announce
 from agentrl_core.run.stores import scratch_store
 from agentrl_core.run.threads import LoopThread
 from agentrl_core.run.upstream_replay import UpstreamReplay
+from agentrl_core.run.versions import step_of_version
 
 if TYPE_CHECKING:
-    from agentrl_core.api.stores import Store
+    from agentrl_core.api.stores import StepRow, Store
     from agentrl_core.chat.facade import Chat
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.rollout.episode_source import EpisodeSource
@@ -47,6 +50,7 @@ _ANY_LENGTH = 2**31
 """Context length of a model whose config states none."""
 _TRIED_CALLS = 4
 """Numbers of first calls that are tried to find an episode's random key; calls before it may have been lost."""
+_STEP_UNKNOWN = "the store does not tell at which training step this was scored, so rewards are not compared"
 _END_S = 15.0
 """Longest wait for the agent's clean-up, in seconds."""
 
@@ -71,11 +75,14 @@ class ReplayReport:
         return self.divergence is None and not self.differences
 
 
-def replay(episode: Episode, task: Task, directory: RunDirectory, model_dir: Path, *, num_groups: int) -> ReplayReport:
+def replay(
+    episode: Episode, task: Task, directory: RunDirectory, model_dir: Path, *, num_groups: int, steps: Sequence[StepRow]
+) -> ReplayReport:
     """Replay an episode of the run in `directory`; `model_dir` has the policy's tokenizer and chat template.
 
     Nothing is written into the run's folder. `num_groups` bounds the search for the random key, from which the ids of
-    replies follow. Raises `UsageError` if the run has no workflow that can be called, or its config does not resolve.
+    replies follow. `steps` are the run's rows, which tell at which training step the episode was scored. Raises
+    `UsageError` if the run has no workflow that can be called, or its config does not resolve.
     """
     kept, base_dir = directory.read_snapshot()
     config = configs.parse(kept)
@@ -93,10 +100,12 @@ def replay(episode: Episode, task: Task, directory: RunDirectory, model_dir: Pat
         closing.enter_context(scratch.logging_to("replay"))
         chat = policy_chat(components, model_dir)
         engine = ReplayEngine(episode, context_length=_context_length(config, model_dir), decode=chat.reply_text)
-        done = _Rerun(components, episode, task, chat, engine, upstreams, scratch).run(
+        step = _training_step(episode, steps)
+        done = _Rerun(components, episode, task, chat, engine, upstreams, scratch, step).run(
             _seed_key(episode, config, num_groups)
         )
-    return _compare(episode, done, engine, upstreams)
+    step_known = step is not None or episode.record.is_eval
+    return _compare(episode, done, engine, upstreams, step_known=step_known)
 
 
 def _local(config: RunConfig, upstreams: UpstreamReplay) -> RunConfig:
@@ -122,9 +131,11 @@ class _Rerun:
         engine: ReplayEngine,
         upstreams: UpstreamReplay,
         scratch: RunDirectory,
+        step: int | None,
     ) -> None:
         self._components, self._episode, self._task = components, episode, task
         self._chat, self._engine, self._upstreams, self._scratch = chat, engine, upstreams, scratch
+        self._step = step
 
     def run(self, seed_key: tuple[int, ...]) -> Episode | None:
         """Return the new episode; None if it diverged."""
@@ -179,6 +190,7 @@ class _Rerun:
         )
         sampling = attrs.evolve(config.sampling, temperature=config.eval.temperature) if record.is_eval else None
         async with source.group(record.group_id, self._task):
+            training_step.set(self._step)
             episode = asyncio.ensure_future(
                 runner.run_episode(
                     self._task,
@@ -240,14 +252,26 @@ def _seed_key(episode: Episode, config: RunConfig, num_groups: int) -> tuple[int
     return keys[0]
 
 
-def _compare(episode: Episode, done: Episode | None, engine: ReplayEngine, upstreams: UpstreamReplay) -> ReplayReport:
+def _training_step(episode: Episode, steps: Sequence[StepRow]) -> int | None:
+    """Return the number of steps made when the episode's group began; None for an evaluation, or if it is unknown.
+
+    Stores do not tell the version with which a group began; the first token was sampled by that version, or by one
+    published while the episode waited.
+    """
+    versions = [version for item in episode.interactions for version, _ in item.versions]
+    return None if episode.record.is_eval or not versions else step_of_version(min(versions), steps)
+
+
+def _compare(
+    episode: Episode, done: Episode | None, engine: ReplayEngine, upstreams: UpstreamReplay, *, step_known: bool
+) -> ReplayReport:
     calls = len(engine.answered) + upstreams.answered
     divergence = engine.diverged.result() if engine.diverged.done() else None
     differences = [upstreams.diverged.result()] if upstreams.diverged.done() else []
     if done is not None:
         differences += _unmade(engine.left + upstreams.left)
         differences += _replies(done, engine)
-        differences += _results(episode, done)
+        differences += _results(episode, done, rewards=step_known)
     elif divergence is None and not differences:
         raise RunError("the replay ended without an episode")
     return ReplayReport(
@@ -255,7 +279,7 @@ def _compare(episode: Episode, done: Episode | None, engine: ReplayEngine, upstr
         calls=calls,
         divergence=divergence,
         differences=differences,
-        notes=_sampling_notes(engine),
+        notes=_sampling_notes(engine) + ([] if step_known else [_STEP_UNKNOWN]),
     )
 
 
@@ -269,16 +293,11 @@ def _replies(done: Episode, engine: ReplayEngine) -> list[str]:
     found = []
     for item, request in engine.answered:
         repeated = now.get(request.request_id)
-        if repeated is not None and _without_ids(repeated.output) != _without_ids(item.output):
+        if repeated is not None and without_call_ids(repeated.output) != without_call_ids(item.output):
             found.append(
                 f"call [{item.seq}] {item.id}: the same tokens are parsed differently: {_shown(item, repeated)}"
             )
     return found
-
-
-def _without_ids(output: Mapping[str, Any]) -> dict[str, Any]:
-    calls = [{**call, "id": ""} for call in output.get("tool_calls") or ()]
-    return {**output, "tool_calls": calls}
 
 
 def _shown(item: Interaction, repeated: Interaction) -> str:
@@ -287,22 +306,24 @@ def _shown(item: Interaction, repeated: Interaction) -> str:
     )
 
 
-def _results(episode: Episode, done: Episode) -> list[str]:
-    """Return the differences in outcome, reward and score."""
+def _results(episode: Episode, done: Episode, *, rewards: bool) -> list[str]:
+    """Return the differences in outcome and, if `rewards`, in reward and score."""
     before, after = episode.record, done.record
     found = []
     if (before.outcome, before.reason) != (after.outcome, after.reason):
         detail = f" ({after.detail})" if after.detail else ""
         found.append(f"outcome: recorded {_outcome(before)}, now {_outcome(after)}{detail}")
+    if not rewards:
+        return found
     values = [(name, getattr(before, name), getattr(after, name)) for name in ("reward", "score")]
     found += [f"{name}: recorded {old}, now {new}" for name, old, new in values if old != new]
     numbers = [{item.id: item.seq for item in one.interactions} for one in (episode, done)]
-    given = [
+    by_call = [
         {seqs.get(name, name): value for name, value in one.rewards.items()}
         for one, seqs in zip((before, after), numbers, strict=True)
     ]
-    if given[0] != given[1]:
-        found.append(f"rewards by call: recorded {given[0]}, now {given[1]}")
+    if by_call[0] != by_call[1]:
+        found.append(f"rewards by call: recorded {by_call[0]}, now {by_call[1]}")
     return found
 
 

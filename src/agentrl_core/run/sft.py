@@ -176,15 +176,15 @@ def _run(
 ) -> RunSummary:
     started = time.time()
 
-    def work(store: Store, audience: RunEvents) -> RunSummary:
+    def work(store: Store, events: RunEvents) -> RunSummary:
         step, version = 0, 0
         if not resumed:
             asyncio.run(announce(store, components, directory.name, identity=directory.identity))
-        checkpoint = newest_checkpoint(store, directory, audience.notice) if resumed else None
+        checkpoint = newest_checkpoint(store, directory, events.notice) if resumed else None
         start = (
             checkpoint[1] if checkpoint else model_directory(components, directory, lambda: _conversations(components))
         )
-        audience.notice(loading(start))
+        events.notice(loading(start))
         # The tuner comes before the check: with `epochs` the number of steps is known only from the rows.
         tuner = _tuner(components, start)
         if checkpoint is not None:
@@ -192,14 +192,14 @@ def _run(
             check_unfinished(store, directory, step, steps=tuner.steps)
             tuner.restore(folder)
         for line in tuner.notices:
-            audience.notice(line)
+            events.notice(line)
         if resumed:
             version = asyncio.run(rewind(store, components, directory, step)).last_version + 1
-            audience.notice(f"resumed after step {step}")
+            events.notice(f"resumed after step {step}")
         else:
             asyncio.run(store.add_version(directory.name, 0, step=0))
         loop = _Loop(
-            components, directory, store, audience, tuner, interruption, step=step, version=version, started_at=started
+            components, directory, store, events, tuner, interruption, step=step, version=version, started_at=started
         )
         return loop.run()
 
@@ -232,7 +232,7 @@ class _Loop:
         components: SftComponents,
         directory: RunDirectory,
         store: Store,
-        audience: RunEvents,
+        events: RunEvents,
         tuner: Tuner,
         interruption: Interruption,
         *,
@@ -241,9 +241,9 @@ class _Loop:
         started_at: float,
     ) -> None:
         self._components, self._config, self._directory = components, components.config, directory
-        self._store, self._audience, self._tuner = store, audience, tuner
+        self._store, self._events, self._tuner = store, events, tuner
         self._step, self._version, self._started_at = step, version, started_at
-        self._checkpoints = Checkpoints(tuner, store, directory, self._config.trainer, audience.progress, step=step)
+        self._checkpoints = Checkpoints(tuner, store, directory, self._config.trainer, events.progress, step=step)
         self._interruption = interruption
         tuner.before_change(interruption.hold)
         self._evals: list[EvalReport] = []
@@ -260,13 +260,13 @@ class _Loop:
         )
         status, message = "failed", ""
         try:
-            self._audience.run_started(info)
+            self._events.run_started(info)
             self._train()
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
             message = self._checkpoints.save_interrupted(
-                self._step, self._version, self._audience.notice, broke_step=self._interruption.broke_step
+                self._step, self._version, self._events.notice, broke_step=self._interruption.broke_step
             )
             raise KeyboardInterrupt(message) from None  # `carry_out` adds the command that resumes
         except BaseException as error:
@@ -289,8 +289,8 @@ class _Loop:
         self._checkpoints.save(self._step, self._version)
 
     def _take_step(self) -> None:
-        self._audience.progress.begin_step(self._step + 1, self._tuner.steps, ahead=False)
-        self._audience.progress.begin("training")
+        self._events.progress.begin_step(self._step + 1, self._tuner.steps, ahead=False)
+        self._events.progress.begin("training")
         metrics = self._tuner.step()
         self._interruption.hold()
         self._step += 1
@@ -300,15 +300,15 @@ class _Loop:
         row = StepRow(run_id=name, step=self._step, version=self._version, groups=(), records=(), metrics=metrics)
         asyncio.run(self._store.add_step(row))
         self._checkpoints.after_step(self._step, self._version)
-        self._audience.step_finished(StepReport(step=self._step, version=self._version, metrics=metrics, outcomes={}))
+        self._events.step_finished(StepReport(step=self._step, version=self._version, metrics=metrics, outcomes={}))
 
     def _evaluate(self) -> None:
-        self._audience.progress.begin("evaluating")
+        self._events.progress.begin("evaluating")
         losses = self._tuner.held_out()
         if losses:
             report = EvalReport(step=self._step, rewards={}, records={}, losses=losses)
             self._evals.append(report)
-            self._audience.evaluated(report)
+            self._events.evaluated(report)
 
     def _finish(self, status: str, message: str) -> RunSummary:
         summary = RunSummary(
@@ -324,5 +324,5 @@ class _Loop:
             wall_s=time.time() - self._started_at,
             error=message,
         )
-        self._audience.run_finished(summary)
+        self._events.run_finished(summary)
         return summary

@@ -52,10 +52,10 @@ class Start:
     """Earlier submission indices that no step consumed, with the number of unusable groups that each has had."""
 
 
-def fresh_start(components: RunComponents, directory: RunDirectory, store: Store, audience: RunEvents) -> Start:
+def fresh_start(components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents) -> Start:
     """Start a new run: build or find the policy, and warm-start it if the config says so."""
     asyncio.run(announce(store, components, directory.name, identity=directory.identity))
-    model_dir, learner = _initial_policy(components, directory, audience)
+    model_dir, learner = _initial_policy(components, directory, events)
     asyncio.run(store.add_version(directory.name, 0, step=0))
     return Start(model_dir=model_dir, learner=learner, store=store)
 
@@ -85,21 +85,21 @@ def check_reference(components: RunComponents, directory: RunDirectory) -> None:
         )
 
 
-def resumed_start(components: RunComponents, directory: RunDirectory, store: Store, audience: RunEvents) -> Start:
+def resumed_start(components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents) -> Start:
     """Restore the newest checkpoint and void the steps after it; without a checkpoint, start from step 0."""
-    checkpoint = newest_checkpoint(store, directory, audience.notice)
+    checkpoint = newest_checkpoint(store, directory, events.notice)
     if checkpoint is None:
         step = 0
-        model_dir, learner = _initial_policy(components, directory, audience)
+        model_dir, learner = _initial_policy(components, directory, events)
     else:
         step, model_dir = checkpoint
         check_unfinished(store, directory, step, steps=components.config.trainer.steps)
-        audience.notice(loading(model_dir))
+        events.notice(loading(model_dir))
         learner = _learner(components, directory, model_dir)
         learner.restore(model_dir)
     point = asyncio.run(rewind(store, components, directory, step))
     lost = "" if checkpoint else f"; there is no checkpoint in {directory.checkpoints}, so all steps are repeated"
-    audience.notice(f"resumed after step {step}, at group {point.next_index}{lost}")
+    events.notice(f"resumed after step {step}, at group {point.next_index}{lost}")
     version = point.last_version + 1
     return Start(
         model_dir=model_dir,
@@ -112,22 +112,22 @@ def resumed_start(components: RunComponents, directory: RunDirectory, store: Sto
     )
 
 
-def _initial_policy(components: RunComponents, directory: RunDirectory, audience: RunEvents) -> tuple[Path, Learner]:
+def _initial_policy(components: RunComponents, directory: RunDirectory, events: RunEvents) -> tuple[Path, Learner]:
     """Return the folder of the policy before the first step, and its learner; run the warm start if there is one."""
     if builder := components.config.model.use:
-        audience.notice(f"building the policy '{builder}'")
+        events.notice(f"building the policy '{builder}'")
     model_dir = model_directory(components, directory, lambda: _conversations(components))
-    audience.notice(loading(model_dir))
+    events.notice(loading(model_dir))
     learner = _learner(components, directory, model_dir)
     warm_start = components.config.warm_start
     if warm_start is None:
         return model_dir, learner
     rows = _demonstrations(components, warm_start)
-    audience.notice(f"warm start: {warm_start.steps} steps on {len(rows)} demonstrations")
-    audience.progress.begin("warm start", total=warm_start.steps, unit="steps")
-    losses = learner.warm_start(rows, warm_start, after_step=audience.progress.advance)
-    audience.progress.begin("loading")
-    audience.notice(f"warm start done: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    events.notice(f"warm start: {warm_start.steps} steps on {len(rows)} demonstrations")
+    events.progress.begin("warm start", total=warm_start.steps, unit="steps")
+    losses = learner.warm_start(rows, warm_start, after_step=events.progress.advance)
+    events.progress.begin("loading")
+    events.notice(f"warm start done: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     # The reference comes before the checkpoint: a run killed in between resumes from the checkpoint, skips the warm
     # start, and would never get its reference.
     if learner.refers:

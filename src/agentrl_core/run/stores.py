@@ -64,8 +64,8 @@ def open_reader(directory: RunDirectory, file: Path | None = None) -> RunReader:
     `UsageError` if the store is not installed or its options lack something, such as a password.
     """
     component, base_dir, block = _named(directory)
-    if file is not None:
-        component = Component(RunConfig().store.use, {"path": str(file)})
+    if file is not None or component == RunConfig().store:  # the common case needs no plugins, which load slowly
+        return SQLiteStore.read(file or directory.database)
     registry = _registry(tuple(block))
     where = f"{directory.snapshot}: store"
     target = registry.load("stores", component.use, base_dir=base_dir, where=where)

@@ -147,21 +147,26 @@ def _run(components: RunComponents, directory: RunDirectory, begin: Begin, inter
     """Run both sides in this process, inside the frame of `carry_out`."""
     started = time.time()
 
-    def work(store: Store, audience: RunEvents) -> RunSummary:
+    def work(store: Store, events: RunEvents) -> RunSummary:
         if fewer := learner_threads(components.config, usable_cores())[1]:
-            audience.notice(fewer)
-        start = begin(components, directory, store, audience)
-        audience.notice("starting the engine and the gateway")
+            events.notice(fewer)
+        start = begin(components, directory, store, events)
+        events.notice("starting the engine and the gateway")
         sampling = InProcessSampling(
             components,
             start,
             directory.name,
             admin_key_file=directory.admin_key,
-            on_scored=audience.record_scored,
-            on_ended=audience.progress.ended,
-            notice=audience.notice,
+            on_scored=events.record_scored,
+            on_ended=events.progress.ended,
+            notice=events.notice,
             asked_to_stop=interruption.check,
         )
-        return TrainingLoop(components, directory, start, sampling, audience, interruption, started_at=started).run()
+        try:
+            loop = TrainingLoop(components, directory, start, sampling, events, interruption, started_at=started)
+        except BaseException:  # from here on the loop closes the sampling side
+            sampling.close()
+            raise
+        return loop.run()
 
     return carry_out(components, directory, work)

@@ -27,7 +27,6 @@ _STATUS = {
     Outcome.TIMED_OUT: "failed",
     Outcome.CANCELLED: "failed",
 }
-_REQUEST_TYPES = {"completions": "completions"}
 _DEFAULT_SCORER = "agentcpm"
 
 
@@ -116,7 +115,7 @@ def _sampled(item: Interaction, episode: Episode, token_text: Callable[[int], st
         "_id": item.id,
         "task": episode.record.group_id,
         "traj_id": episode.record.sample_index,
-        "req_type": _REQUEST_TYPES.get(item.api, "chatcompletions"),
+        "req_type": "completions" if item.api == "completions" else "chatcompletions",
         "request": {
             "messages": [openai_message(message) for message in (*request, *item.messages)],
             "model": item.model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, assert_never
 
 import attrs
@@ -11,6 +10,7 @@ from agentrl_core.data.export.agentcpm import documents
 from agentrl_core.data.export.atif import trajectories
 from agentrl_core.data.export.chat import chat_rows
 from agentrl_core.data.export.episodes import episode_row
+from agentrl_core.data.export.names import Format
 from agentrl_core.data.export.sft import export_rows
 
 if TYPE_CHECKING:
@@ -18,23 +18,6 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.stores import RunRow, StepRow
     from agentrl_core.types import Episode, Record, Task
-
-
-class Format(StrEnum):
-    """Form of an exported file."""
-
-    SFT = "sft"
-    """Demonstrations for `agentrl sft`, a row per branch."""
-    JSONL = "jsonl"
-    """Whole episodes without loss, a row per record."""
-    CHAT = "chat"
-    """Messages in OpenAI's form, a row per branch."""
-    ATIF = "atif"
-    """Harbor's trajectories, a document per branch."""
-    AGENTRL = "agentrl"
-    """Documents of AgentCPM's AgentRL."""
-    PARQUET = "parquet"
-    """The content of `jsonl` in columns."""
 
 
 @attrs.define(kw_only=True)

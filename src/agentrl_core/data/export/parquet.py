@@ -14,7 +14,7 @@ from agentrl_core.data.export.episodes import FORMAT, TaskEpisode, read_episode
 from agentrl_core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 ROWS_AT_ONCE = 64
@@ -48,11 +48,15 @@ def read_parquet(path: Path) -> list[TaskEpisode]:
 def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
     record, calls = row["record"], row["interactions"]
     return {
-        "task": _text(row["task"]),
-        **record,
-        **{name: _text(record[name]) for name in _RECORD_JSON},
-        "interactions": [{**call, **{name: _text(call[name]) for name in _CALL_JSON}} for call in calls],
+        "task": _json(row["task"]),
+        **_cells(record, _RECORD_JSON),
+        "interactions": [_cells(call, _CALL_JSON) for call in calls],
     }
+
+
+def _cells(fields: Mapping[str, Any], as_json: Sequence[str]) -> dict[str, Any]:
+    plain = {name: _utf8(value) if isinstance(value, str) else value for name, value in fields.items()}
+    return plain | {name: _json(fields[name]) for name in as_json}
 
 
 def _row(columns: dict[str, Any]) -> dict[str, Any]:
@@ -65,8 +69,13 @@ def _row(columns: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _json(value: Any) -> str:
+    return _utf8(json.dumps(value, ensure_ascii=False))
+
+
+def _utf8(text: str) -> str:
+    """Return a text with lone surrogates, which UTF-8 lacks, as escapes, which JSON reads as what they were."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _schema(arrow: Any) -> Any:

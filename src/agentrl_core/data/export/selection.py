@@ -48,13 +48,13 @@ class Selection:
         return [record for record in passing if record.id in best]
 
 
-def taken_again(steps: Sequence[StepRow]) -> set[str]:
-    """Return the ids of the records that only voided steps consumed.
+def taken_again(steps: Sequence[StepRow], records: Sequence[Record]) -> set[str]:
+    """Return the ids of those `records` whose groups were taken by voided steps only, whatever filters kept of them.
 
     A resumed run has sampled their tasks again, so an export of both would contain the tasks twice.
     """
-    voided, live = ({name for step in steps if step.voided == kind for name in step.records} for kind in (True, False))
-    return voided - live
+    voided, live = ({name for step in steps if step.voided == kind for name in step.groups} for kind in (True, False))
+    return {record.id for record in records if record.group_id in voided - live}
 
 
 def _by_reward(record: Record) -> tuple[float, int, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core.batching.credit import children_of, is_trained
+from agentrl_core.batching.credit import is_trained
+from agentrl_core.data.export.branches import branches_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +20,10 @@ def export_rows(episode: Episode, *, tokenizer: str = "") -> Iterator[dict[str, 
     their rows, so that every sampled token counts once; in other rows its messages have the weight 0. A leaf without
     a call that is left to train has no row.
     """
-    children = children_of(episode)
-    done: set[str] = set()
-    for leaf in (item for item in episode.interactions if not children[item.id]):
-        lineage = episode.lineage(leaf)
-        new = {item.id for item in lineage if is_trained(item)} - done
+    for branch in branches_of(episode):
+        new = {item.id for item in branch.calls if is_trained(item)} - branch.shared
         if new:
-            done |= new
-            yield _row(episode.record, lineage, new, tokenizer)
+            yield _row(episode.record, branch.calls, new, tokenizer)
 
 
 def _row(record: Record, lineage: Sequence[Interaction], new: set[str], tokenizer: str) -> dict[str, Any]:
