@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
@@ -195,8 +196,10 @@ def plugins(session: nox.Session) -> None:
 @nox.parametrize("plugin", [nox.param(path, id=path.name) for path in PLUGINS])
 def isolated(session: nox.Session, plugin: Path) -> None:
     """Run one plugin's suite with only core, the conformance kit and that plugin: proves its dependencies complete."""
-    siblings = (ROOT / "plugins" / name for name in ("agentrl-testing", "agentrl-examples"))
-    needed = dict.fromkeys(map(str, (ROOT, *siblings, plugin)))
+    dependencies = nox.project.load_toml(plugin / "pyproject.toml")["project"]["dependencies"]
+    named = {Requirement(item).name for item in dependencies}
+    siblings = (path for path in PLUGINS if path.name in named)
+    needed = dict.fromkeys(map(str, (ROOT, ROOT / "plugins" / "agentrl-testing", *siblings, plugin)))
     session.install(*CONSTRAINTS, *needed, *_group("test", plugin))
     session.run("pytest", str(plugin / "tests"))
 

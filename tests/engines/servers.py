@@ -107,6 +107,8 @@ class ModelServer:
         """Bodies of what it was asked, in order; what it was told to do; headers of all requests."""
         self.lost = False
         """Whether requests for tokens get no reply, as from a server that dies."""
+        self.refused = set()
+        """Commands of `pause` and `continue` that fail."""
         self.broken = False
         """Whether it fails to load weights."""
         self.faults = []
@@ -192,6 +194,8 @@ class ModelServer:
 
     async def _pause(self, request, body):
         assert request.query_params.get("mode", body.get("mode")) == "abort"
+        if "pause" in self.refused:
+            return JSONResponse({"message": "cannot pause"}, 400)
         self.controls.append(("pause", body))
         self._go.clear()
         for run in self._running.values():
@@ -201,6 +205,8 @@ class ModelServer:
         return JSONResponse({"message": "Generation paused.", "status": "ok"})
 
     async def _continue(self, _request, body):
+        if "continue" in self.refused:
+            return JSONResponse({"message": "cannot continue"}, 400)
         self.controls.append(("continue", body))
         self._go.set()
         return JSONResponse({"message": "Generation continued.", "status": "ok"})

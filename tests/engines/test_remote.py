@@ -163,10 +163,26 @@ def test_a_server_with_other_weights_loads_the_policys_first(server, servers, st
     policy = servers.write_weights(tmp_path / "policy", 7)
     engine = start(kind, model_dir=policy)
     loading = {"sglang": ["load"], "vllm": ["load", "flush", "name"]}[kind]
-    assert [name for name, _ in server.controls] == ["pause", *loading, "continue"]
+    first = {"sglang": [], "vllm": ["continue"]}[kind]
+    assert [name for name, _ in server.controls] == [*first, "pause", *loading, "continue"]
     result = run(ask(engine, PROMPT))
     assert set(result.versions) == {0}
     assert result.logprobs == pytest.approx(servers.reference_logprobs(7, PROMPT, result.ids, 1.0), abs=1e-9)
+
+
+def test_a_server_that_an_earlier_run_left_paused_is_resumed(server, start, kind):
+    left = start(kind)
+    run(left.pause())
+    assert server.label == "default"
+    assert len(run(ask(start(kind), PROMPT, max_tokens=3)).ids) == 3
+
+
+def test_a_restarted_server_ends_the_run_if_it_loads_no_new_weights(server, start, kind, new_weights):
+    engine = start(kind, patience_s=0.2)
+    run(engine.load_weights(1, new_weights))
+    server.reset()
+    with pytest.raises(EngineError, match=r"weights of version 0, after version 1 was loaded; was the server"):
+        run(ask(engine, PROMPT))
 
 
 def test_a_live_module_travels_over_a_directory_that_goes_away(server, servers, start, kind):
@@ -271,7 +287,7 @@ def test_leaving_stops_the_server(server, start, kind):
     run(leave())
     assert server.stopped.is_set()
     if kind == "sglang":  # it would notice by itself seconds later
-        assert [name for name, _ in server.controls] == ["abort"]
+        assert [name for name, _ in server.controls if name != "continue"] == ["abort"]
 
 
 def stream_of(*bodies):

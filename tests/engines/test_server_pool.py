@@ -82,6 +82,38 @@ def test_weights_that_one_server_cannot_load_are_an_error(start, two_servers, se
     assert engine.version == 0
 
 
+@pytest.mark.parametrize("resumes", [True, False])
+def test_no_server_stays_paused_when_one_cannot_be_paused(start, two_servers, servers, tmp_path, resumes, caplog):
+    engine = start()
+    new = DirectoryWeights(servers.write_weights(tmp_path / "new", 1))
+    for server in two_servers:
+        server.controls.clear()
+    two_servers[1].refused = {"pause"} if resumes else {"pause", "continue"}
+    with pytest.raises(EngineError, match=f"{two_servers[1].url}.*cannot pause"):
+        run(engine.load_weights(1, new))
+    assert [[name for name, _ in server.controls] for server in two_servers] == [
+        ["pause", "continue"],
+        ["continue"] if resumes else [],
+    ]
+    assert (f"{two_servers[1].url}: not resumed" in caplog.text) is not resumes
+    assert [len(result.ids) for result in run(play(engine, ["a", "b", "c", "d"]))] == [3] * 4
+
+
+def test_a_restarted_server_gets_no_calls_until_it_loads_new_weights(start, two_servers, servers, tmp_path, caplog):
+    engine = start()
+    run(engine.load_weights(1, DirectoryWeights(servers.write_weights(tmp_path / "1", 1))))
+    two_servers[0].reset()
+    for result in run(play(engine, [f"g{index}" for index in range(6)])):
+        assert set(result.versions) == {1}
+    assert f"{two_servers[0].url}" in caplog.text
+    assert "was the server restarted?" in caplog.text
+    run(engine.load_weights(2, DirectoryWeights(servers.write_weights(tmp_path / "2", 2))))
+    two_servers[0].asked.clear()
+    for result in run(play(engine, [f"h{index}" for index in range(6)])):
+        assert set(result.versions) == {2}
+    assert prompts_of(two_servers[0])
+
+
 def test_calls_go_to_the_other_server_while_one_is_away(start, two_servers):
     engine = start()
     two_servers[0].lost = True  # it accepts connections, and closes them

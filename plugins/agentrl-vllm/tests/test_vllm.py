@@ -81,12 +81,16 @@ def test_a_server_without_control_routes_samples_and_says_that_it_takes_no_weigh
 
 def test_a_server_without_the_route_is_told_how_to_start(server, start):
     server.faults = [JSONResponse({"detail": "Not Found"}, 404)]
-    with pytest.raises(EngineError, match=r"no route /inference/v1/generate; start vLLM 0\.32"):
+    with pytest.raises(
+        EngineError, match=r"^http://127.0.0.1:\d+: vLLM has no route /inference/v1/generate; start vLLM 0\.32"
+    ):
         start()
 
 
 def test_new_weights_are_loaded_with_an_empty_cache_and_then_named(server, start, new_weights):
-    run(start().load_weights(5, new_weights))
+    engine = start()
+    server.controls.clear()
+    run(engine.load_weights(5, new_weights))
     loading = [item for item in server.controls if item[0] != "pause"]
     rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(new_weights.path)}}
     assert loading == [("load", rpc), ("flush", {}), ("name", {"new_version": "5"}), ("continue", {})]

@@ -125,9 +125,9 @@ def _shaped_rewards(group: Group, shaping: Sequence[Shaping]) -> list[float]:
     rewards = [_reward(group, episode) for episode in group.episodes]
     for item in shaping:
         name = f"shaping '{getattr(item, 'name', '') or type(item).__name__}'"
-        with _errors_of(name, _told(group)):
+        with _errors_of(name, _group_name(group)):
             found: Any = item.shape(group, tuple(rewards))
-        _check_numbers(found, len(rewards), name, _told(group), "records")
+        _check_numbers(found, len(rewards), name, _group_name(group), "records")
         rewards = [float(value) for value in found]
     return rewards
 
@@ -164,11 +164,11 @@ def _group_advantages(
             [by_name[name] for name in names]
             for by_name, names in zip(map(paid.returns, group.episodes, rewards), trained, strict=True)
         ]
-        with _errors_of(who, _told(group)):
+        with _errors_of(who, _group_name(group)):
             of_turns: Any = [list(turns) for turns in advantage.turn_advantages(returns)]
         found = _as_numbers(of_turns, returns, who, group)
     else:
-        with _errors_of(who, _told(group)):
+        with _errors_of(who, _group_name(group)):
             of_records: Any = list(advantage.advantages(rewards))
         (values,) = _as_numbers([of_records], [rewards], who, group)
         found = [
@@ -203,12 +203,12 @@ class _Paid:
         Raises `TrainingError` unless there is a finite number for every interaction.
         """
         name, calls = f"credit {type(self.credit).__name__}", [item.id for item in episode.interactions]
-        with _errors_of(name, _told(self.group)):
+        with _errors_of(name, _group_name(self.group)):
             found: Any = self.credit.credit(episode)
         if not isinstance(found, Mapping) or not all(call in found and _is_finite(found[call]) for call in calls):
             raise TrainingError(
-                f"{name} returned {found!r:.200} for record {episode.record.id} of {_told(self.group)}; expected a "
-                f"mapping from the id of each of its {len(calls)} interactions to a finite number"
+                f"{name} returned {found!r:.200} for record {episode.record.id} of {_group_name(self.group)}; expected "
+                f"a mapping from the id of each of its {len(calls)} interactions to a finite number"
             )
         return found
 
@@ -240,7 +240,7 @@ def _as_numbers(
     if not fits or not all(hasattr(value, "__float__") for values in found for value in values):
         expected = " and ".join(str(len(values)) for values in inputs)
         raise TrainingError(
-            f"{who} returned {found!r:.100} for {_told(group)}, from {inputs!r:.100}; expected {expected} numbers"
+            f"{who} returned {found!r:.100} for {_group_name(group)}, from {inputs!r:.100}; expected {expected} numbers"
         )
     return [[float(value) for value in values] for values in found]
 
@@ -265,7 +265,7 @@ def _filtered(item: Filter, group: Group, advantages: dict[str, float]) -> tuple
 def _asked(item: Filter, group: Group, advantages: Mapping[str, float]) -> bool | Collection[str]:
     """Return a filter's verdict; raise `TrainingError` with the filter's name if it raises or returns another type."""
     name = f"filter '{_reason(item)}'"
-    with _errors_of(name, _told(group)):
+    with _errors_of(name, _group_name(group)):
         verdict: Any = item.keep(group, advantages)
     # Booleans of numpy and torch.
     if not isinstance(verdict, bool) and getattr(verdict, "ndim", None) == 0:
@@ -323,14 +323,14 @@ def _trained_calls(signal: Signal) -> tuple[list[str], list[TrainedCall]]:
 def _bounded(item: Bounds, group: Group, advantages: Mapping[str, float]) -> dict[str, float]:
     """Return a group's advantages as bounded by a shaping; raise `TrainingError` unless it returns one for each."""
     name = f"shaping '{type(item).__name__}'"
-    with _errors_of(name, _told(group)):
+    with _errors_of(name, _group_name(group)):
         found = item.bound(group, advantages)
         values = [found[call] for call in advantages]
-    _check_numbers(values, len(advantages), name, _told(group), "calls")
+    _check_numbers(values, len(advantages), name, _group_name(group), "calls")
     return dict(zip(advantages, values, strict=True))
 
 
-def _told(group: Group) -> str:
+def _group_name(group: Group) -> str:
     """Return the name of a group for messages."""
     return f"group {group.id} of task '{group.task_id}'"
 

@@ -39,7 +39,7 @@ class Checkpoint:
 
 @attrs.frozen(kw_only=True)
 class Origin:
-    """Where the weights of a policy version come from."""
+    """Origin of the weights of a policy version."""
 
     version: int
     step: int | None

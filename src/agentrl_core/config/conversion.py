@@ -125,10 +125,10 @@ def section_hook(
                     with under(name):
                         raise InvalidError(ConfigFault((), unknown(name, cls)))
             for name, attribute in options.items():
-                given, kind = value.get(name, attrs.NOTHING), kinds.get(attribute.name, Any)
+                option, kind = value.get(name, attrs.NOTHING), kinds.get(attribute.name, Any)
                 with under(name):
-                    if given is not attrs.NOTHING and not (given is None and _is_section(kind)):
-                        values[name] = convert_option(given, kind, attribute)
+                    if option is not attrs.NOTHING and not (option is None and _is_section(kind)):
+                        values[name] = convert_option(option, kind, attribute)
                     elif attribute.default is attrs.NOTHING:
                         raise InvalidError(ConfigFault((), "missing"))
         try:

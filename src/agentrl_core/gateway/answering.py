@@ -26,7 +26,6 @@ from agentrl_core.gateway.serving.web import (
     json_response,
     refused,
 )
-from agentrl_core.gateway.upstream_calls import UpstreamCall
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -36,8 +35,9 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.history.ledger import Prompt
     from agentrl_core.gateway.large_requests import LargeRequests
     from agentrl_core.gateway.policy_calls import PolicyCalls
-    from agentrl_core.gateway.recording import OpenCall, Recorder
+    from agentrl_core.gateway.recording import OpenCall
     from agentrl_core.gateway.sessions import Session
+    from agentrl_core.gateway.upstream_calls import UpstreamCalls
     from agentrl_core.gateway.upstreams import Upstreams
 
 _logger = logging.getLogger(__name__)
@@ -54,13 +54,13 @@ class Answerer:
         admission: Admission,
         calls: PolicyCalls,
         upstreams: Upstreams,
-        recorder: Recorder,
+        upstream_calls: UpstreamCalls,
         large: LargeRequests,
     ) -> None:
         self._admission = admission
         self._calls = calls
         self._upstreams = upstreams
-        self._recorder = recorder
+        self._upstream_calls = upstream_calls
         self._large = large
         self.fatal: RunError | None = None
         """First failure of the engine or the store that no request caused; None while both work.
@@ -139,22 +139,7 @@ class Answerer:
         upstream = self._upstreams.find(request.model)
         if upstream is None:
             return self._calls.begin(session, request, id_prefix, prompts, attempt)
-        if request.prompts:
-            raise RequestError(
-                400,
-                "unsupported_value",
-                f"model {request.model!r} is an upstream, which takes chat messages only; send messages, not a prompt",
-                param="model",
-            )
-        # Upstreams do not know the gateway's reply ids, so the conversation of `previous_response_id` is written out.
-        return UpstreamCall(
-            request=self._calls.continued(session, request),
-            id=self._calls.forwarded_id(session, id_prefix),
-            session=session,
-            upstream=upstream,
-            attempt=attempt,
-            recorder=self._recorder,
-        )
+        return self._upstream_calls.begin(session, request, id_prefix, upstream, attempt)
 
     def _answer(self, dialect: Dialect, reply: Reply) -> HttpResponse:
         """Encode a complete reply, as a stream if the client asked for one."""

@@ -24,6 +24,7 @@ from agentrl_core.gateway.recording import Recorder
 from agentrl_core.gateway.sampling_parameters import SamplingPolicy
 from agentrl_core.gateway.serving.routes import Router
 from agentrl_core.gateway.sessions import Session, SessionBook
+from agentrl_core.gateway.upstream_calls import UpstreamCalls
 from agentrl_core.gateway.upstreams import Upstreams
 
 if TYPE_CHECKING:
@@ -67,22 +68,28 @@ class Gateway:
         """Longest reply of a call that sets no limit, in tokens."""
         self._sessions = SessionBook(url=lambda: self.url, url_tokens=config.url_tokens)
         self._meter = CpuMeter()
-        self._recorder = Recorder(store=store, run_id=run_id, meter=self._meter)
+        self._policy_recorder = Recorder(store=store, run_id=run_id, meter=self._meter)
         self._policy_calls = PolicyCalls(
             engine=engine,
             chat=chat,
-            recorder=self._recorder,
+            recorder=self._policy_recorder,
             history=config.history,
             most_replies=config.max_replies_per_call,
             unseen_tools=config.unseen_tools,
             seed=seed,
         )
         self._upstreams = Upstreams(config.upstreams)
+        # A recorder of its own, because `calls` is the number of the policy's replies only.
+        upstream_calls = UpstreamCalls(
+            recorder=Recorder(store=store, run_id=run_id, meter=self._meter),
+            seed=seed,
+        )
         self.leases = Leases()
         """Slots that wait for online agents."""
         self._online = OnlineSessions(
             sessions=self._sessions,
             calls=self._policy_calls,
+            upstream_calls=upstream_calls,
             store=store,
             run_id=run_id,
             policy=self._policy,
@@ -109,7 +116,7 @@ class Gateway:
             admission=self._admission,
             calls=self._policy_calls,
             upstreams=self._upstreams,
-            recorder=Recorder(store=store, run_id=run_id, meter=self._meter),
+            upstream_calls=upstream_calls,
             large=self._large,
         )
         self.router = Router(
@@ -146,7 +153,7 @@ class Gateway:
     @property
     def calls(self) -> int:
         """Replies of the policy finished and stored so far."""
-        return self._recorder.num_replies
+        return self._policy_recorder.num_replies
 
     @property
     def forced_temperatures(self) -> int:

@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
@@ -20,10 +20,10 @@ from agentrl_core.errors import ContextLengthError, RequestError
 from agentrl_core.gateway.history.ledger import Prompt, build_prompt
 from agentrl_core.gateway.history.raw_prompts import raw_prompt
 from agentrl_core.gateway.sampling import Generation, PolicyCall
-from agentrl_core.gateway.sampling_parameters import NAME_CHARS, call_seed, reply_name
+from agentrl_core.gateway.sampling_parameters import call_seed, count_used, reply_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from agentrl_core.api.engines import Engine
     from agentrl_core.chat.facade import Chat
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.retries import Attempt
     from agentrl_core.gateway.sessions import Session
     from agentrl_core.types import Grammar, Interaction
-
-T = TypeVar("T")
-
-_MOST_LOST_CALLS = 10_000
-"""Most call numbers that `_count_used` tries beyond the stored ones: calls that began but were aborted or lost."""
 
 
 class PolicyCalls:
@@ -176,27 +171,6 @@ class PolicyCalls:
             reply_id=reply_id,
         )
 
-    def forwarded_id(self, session: Session, id_prefix: str) -> str:
-        """Return the id of the next reply of an upstream, which follows from the seed like the policy's."""
-        with session.lock:
-            number = session.num_forwarded
-            session.num_forwarded += 1
-        return f"{id_prefix}{self._forwarded_name(session, number)}"
-
-    def _forwarded_name(self, session: Session, number: int) -> str:
-        return reply_name(self._seed, session.seed_key, session.twin, "upstream", number)
-
-    def count_forwarded(self, session: Session, interactions: Sequence[Interaction]) -> int:
-        """Return how many upstream replies a restored session has begun, derived from the ids of the stored ones."""
-        unseen = {item.id.partition(".")[0][-NAME_CHARS:] for item in interactions if item.upstream}
-        return _count_used(unseen, functools.partial(self._forwarded_name, session), most=len(interactions))
-
-    def continued(self, session: Session, request: ChatRequest) -> ChatRequest:
-        """Return the request with the conversation of its `previous` reply put before its messages."""
-        if request.previous is None:
-            return request
-        return attrs.evolve(request, messages=tuple(session.ledger.conversation(request)))
-
     def prompts(self, session: Session, request: ChatRequest) -> Sequence[Prompt]:
         """Build the prompts of a request, continuing earlier calls of the session where they match.
 
@@ -213,7 +187,7 @@ class PolicyCalls:
     def _prompts(self, session: Session, request: ChatRequest, most: int) -> Sequence[Prompt]:
         if request.prompts:
             return [raw_prompt(self.chat, prompt, session.ledger.raw, most_tokens=most) for prompt in request.prompts]
-        continued = self.continued(session, request)
+        continued = session.ledger.continued(request)
         prompt = build_prompt(self.chat, continued, session.ledger, self._history, most_tokens=most)
         if not prompt.ids:
             raise RequestError(
@@ -229,7 +203,7 @@ class PolicyCalls:
         unseen = {interaction.sampling.seed for interaction in interactions if not interaction.upstream}
         # Call numbers are not stored, but the seeds made from them are.
         seed_of = functools.partial(call_seed, self._seed, *session.seed_key)
-        return _count_used(unseen, seed_of, most=len(interactions))
+        return count_used(unseen, seed_of, most=len(interactions))
 
     async def abort_all(self, session: Session) -> None:
         """Abort the running generations of a closed session, and wait until its finished calls are stored."""
@@ -249,15 +223,3 @@ class PolicyCalls:
         if room < 1:
             raise ContextLengthError(prompt_tokens=len(prompt.ids), context_length=self._engine.context_length)
         return room
-
-
-def _count_used(unseen: set[T], of_number: Callable[[int], T], *, most: int) -> int:
-    """Return the smallest number above all those whose value is in `unseen`.
-
-    The values are hashes, so numbers are tried from 0 on. There may be gaps: calls that began and were never stored.
-    """
-    for number in range(most + _MOST_LOST_CALLS):
-        if not unseen:
-            return number
-        unseen.discard(of_number(number))
-    return most + _MOST_LOST_CALLS

@@ -6,7 +6,7 @@ Also derives seeds and reply ids from the run's seed, so that equal runs sample 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
@@ -14,12 +14,16 @@ from agentrl_core.errors import RequestError
 from agentrl_core.types import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from agentrl_core.gateway.call_types import ChatRequest
 
+T = TypeVar("T")
+
 NAME_CHARS = 32
 """Number of characters that `reply_name` returns."""
+_MOST_LOST_CALLS = 10_000
+"""Most call numbers that `count_used` tries beyond the stored ones: calls that began but were aborted or lost."""
 
 _LEAST_TEMPERATURE = 1e-3
 """Lowest temperature above 0; logits divided by a smaller one may not be finite."""
@@ -182,3 +186,15 @@ def reply_name(*parts: object) -> str:
     seed sample different tokens.
     """
     return hashlib.blake2b(repr(parts).encode(), digest_size=NAME_CHARS // 2).hexdigest()
+
+
+def count_used(unseen: set[T], of_number: Callable[[int], T], *, most: int) -> int:
+    """Return the smallest number above all those whose value is in `unseen`.
+
+    The values are hashes, so numbers are tried from 0 on. There may be gaps: calls that began and were never stored.
+    """
+    for number in range(most + _MOST_LOST_CALLS):
+        if not unseen:
+            return number
+        unseen.discard(of_number(number))
+    return most + _MOST_LOST_CALLS

@@ -76,7 +76,7 @@ class Session:
     """Number among the open sessions with the same seed key, so that reply ids in the engine are unique."""
     num_calls: int = attrs.field(default=0, init=False)
     """Number of policy replies begun."""
-    num_forwarded: int = attrs.field(default=0, init=False)
+    num_upstream_calls: int = attrs.field(default=0, init=False)
     """Number of calls to upstreams begun."""
     num_finished: int = attrs.field(default=0, init=False)
     """Number of finished replies, the policy's and upstreams'; the next interaction's `seq`."""

@@ -6,6 +6,7 @@ that is never trained.
 
 from __future__ import annotations
 
+import functools
 import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,19 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.api.tool_parsers import call_id
+from agentrl_core.errors import RequestError
 from agentrl_core.gateway.call_types import Choice, Delta, Reply, TokenUsage
 from agentrl_core.gateway.recording import OpenCall
+from agentrl_core.gateway.sampling_parameters import NAME_CHARS, count_used, reply_name
 from agentrl_core.types import FinishReason, Interaction, Message, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from agentrl_core.gateway.call_types import ChatRequest
+    from agentrl_core.gateway.recording import Recorder
+    from agentrl_core.gateway.retries import Attempt
+    from agentrl_core.gateway.sessions import Session
     from agentrl_core.gateway.upstream_chat import UpstreamPiece
     from agentrl_core.gateway.upstreams import Upstream
 
@@ -46,6 +53,47 @@ class _ChoiceParts:
             output["content"] = content or None
             output["tool_calls"] = self.tool_calls
         return output
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class UpstreamCalls:
+    """Begins the calls of all sessions to upstreams, with ids that follow from the seed like those of the policy's."""
+
+    recorder: Recorder
+    seed: int
+
+    def begin(
+        self, session: Session, request: ChatRequest, id_prefix: str, upstream: Upstream, attempt: Attempt | None
+    ) -> UpstreamCall:
+        """Return the call for a request; `RequestError` where the upstream cannot serve it. Nothing is sent yet."""
+        if request.prompts:
+            raise RequestError(
+                400,
+                "unsupported_value",
+                f"model {request.model!r} is an upstream, which takes chat messages only; send messages, not a prompt",
+                param="model",
+            )
+        # Upstreams do not know the gateway's reply ids, so the conversation of `previous_response_id` is written out.
+        request = session.ledger.continued(request)
+        with session.lock:
+            number = session.num_upstream_calls
+            session.num_upstream_calls += 1
+        return UpstreamCall(
+            request=request,
+            id=f"{id_prefix}{self._name(session, number)}",
+            session=session,
+            upstream=upstream,
+            attempt=attempt,
+            recorder=self.recorder,
+        )
+
+    def count_calls(self, session: Session, interactions: Sequence[Interaction]) -> int:
+        """Return how many upstream calls a restored session has begun, derived from the ids of the stored ones."""
+        unseen = {item.id.partition(".")[0][-NAME_CHARS:] for item in interactions if item.upstream}
+        return count_used(unseen, functools.partial(self._name, session), most=len(interactions))
+
+    def _name(self, session: Session, number: int) -> str:
+        return reply_name(self.seed, session.seed_key, session.twin, "upstream", number)
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -43,8 +43,12 @@ class VLLM:
 
         Raises `EngineError` if the server lacks the route that samples.
         """
-        served = attrs.evolve(served, has_raw_logprobs=await self._has_raw_logprobs(calls, served.model))
         info = await calls.get("/weight_info")
+        if info is not None:
+            # A run that ended early may have left the server paused, and the probe below would wait for its end.
+            for command in self.resume():
+                await calls.post(command.path, command.body)
+        served = attrs.evolve(served, has_raw_logprobs=await self._has_raw_logprobs(calls, served.model))
         if info is None:
             return attrs.evolve(
                 served,

@@ -34,7 +34,7 @@ _NOT_READY = RETRYABLE_STATUSES - {_FIRST_SERVER_ERROR}
 """Statuses that a router sends while the server behind it starts. Not 500: that comes from the server itself, which has
 failed."""
 _HEALTH_S = 10.0
-"""Timeout of a health check."""
+"""Timeout of calls that are tried once: health checks, and resuming after a failed pause."""
 
 
 class ServerControl:
@@ -72,7 +72,12 @@ class ServerControl:
                 raise TypeError(f"found the model {card['id']!r:.60} with max_model_len {length!r:.60}")
             served = Served(model=card["id"], context_length=length, model_path=str(card.get("root") or ""))
         with self._expected():
-            return await self._protocol.describe(self, served)
+            try:
+                return await self._protocol.describe(self, served)
+            except EngineError as error:
+                if self._client.url in str(error):
+                    raise
+                raise EngineError(f"{self._client.url}: {error}") from error
 
     async def load_at_start(self, directory: Path, label: str) -> None:
         """Have an idle server load weights, and resume it if a run that ended early has left it paused."""
@@ -119,6 +124,10 @@ class ServerControl:
     async def resume(self) -> None:
         """Let the server sample again."""
         await self._run(self._protocol.resume())
+
+    async def try_resume(self) -> None:
+        """Let the server sample again, if it answers now."""
+        await self._run(self._protocol.resume(), silence_s=_HEALTH_S, patience_s=0.0)
 
     async def load(self, directory: Path, label: str) -> None:
         """Have the server read weights from a directory that it sees under the same path."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import math
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -282,13 +283,15 @@ class RemoteEngine:
         if failure.answered:
             call.server.absence.end()
         else:
+            if failure.outdated and math.isinf(call.server.absence.since):
+                log.warning("%s", failure)
             call.server.absence.begin(str(failure), others_are_up=self._pool.has_other_up(call.server))
         wait_s = BACKOFF.wait_s(call.failures, failure.retry_after_s)
         call.failures += 1
-        call.outlived_absence = call.outlived_absence or failure.unreached
+        call.outlived_absence = call.outlived_absence or failure.unreached or failure.outdated
         if call.failures > RETRIES or failure.waited or wait_s > BACKOFF.longest_s:
             # Many failures in a row: find out whether they are about this call, or the server is away for all of them.
-            is_up = failure.answered or await call.server.control.is_up()
+            is_up = failure.answered or (not failure.outdated and await call.server.control.is_up())
             if is_up:
                 call.server.absence.end()
                 if not call.outlived_absence:

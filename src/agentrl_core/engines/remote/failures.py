@@ -74,6 +74,7 @@ class LostReplyError(UnavailableError):
         answered: bool = False,
         waited: bool = False,
         unreached: bool = False,
+        outdated: bool = False,
     ) -> None:
         super().__init__(message, status=status, retry_after_s=retry_after_s)
         self.unreached = unreached
@@ -82,6 +83,9 @@ class LostReplyError(UnavailableError):
         """Whether the model server itself replied; an overloaded server is not away."""
         self.waited = waited
         """Whether so much time has passed that an immediate repetition would not help."""
+        self.outdated = outdated
+        """Whether the server replied with weights older than those that it had loaded: it counts as away until it loads
+        the next ones."""
 
 
 class Absence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from agentrl_core.api.remote import ServerProtocol
     from agentrl_core.engines.remote.server import RemoteServer
     from agentrl_core.types import GenerateRequest
+
+log = logging.getLogger(__name__)
 
 _MOST_KEPT = 4096
 """Groups or sessions whose server is remembered; the least recently used ones are forgotten."""
@@ -99,7 +102,23 @@ class ServerPool:
     async def pause(self) -> None:
         """Pause all servers, if they take weights; otherwise nothing needs them to hold still."""
         if self.takes_weights:
-            await self._on_all(lambda server: server.control.pause())
+            try:
+                await self._on_all(lambda server: server.control.pause())
+            except EngineError:
+                # Those that did pause would hang up every call until its timeout.
+                await self._try_resume()
+                raise
+
+    async def _try_resume(self) -> None:
+        """Resume the servers that answer now; log those that do not."""
+
+        async def resume(server: RemoteServer) -> None:
+            try:
+                await server.control.try_resume()
+            except EngineError as error:
+                log.warning("%s: not resumed after a failed pause: %s", server.url, error)
+
+        await self._on_all(resume)
 
     async def resume(self) -> None:
         """Let all servers sample again."""
@@ -132,6 +151,8 @@ async def _begin_weights(server: RemoteServer, model_dir: Path | None) -> str | 
     # Servers call the weights that they were started with `default`.
     is_initial = served.label in {None, "default"} and served.model_path == str(model_dir)
     if model_dir is None or is_initial:
+        # A run that ended early, during its first publication, leaves it paused with the same weights.
+        await server.control.resume()
         return served.label
     await server.control.load_at_start(model_dir, label_of(0))
     return label_of(0)

@@ -137,7 +137,15 @@ class RemoteServer:
         """Return the policy version of each token; a server that takes no weights has only one version."""
         if not part.labels or (self.served is not None and not self.served.takes_weights):
             return [version] * len(part.ids)
-        return [self._state.version_of(label, self._where(request)) for label in part.labels]
+        versions = [self._state.version_of(label, self._where(request)) for label in part.labels]
+        # All servers had `version` when the call began, unless one was restarted since.
+        if versions and min(versions) < version:
+            raise LostReplyError(
+                f"{self._where(request)}: sampled from weights of version {min(versions)}, after version {version} was "
+                "loaded; was the server restarted? It gets no calls until it loads the next version",
+                outdated=True,
+            )
+        return versions
 
     async def _score(self, call: RemoteCall, request: ServerRequest) -> None:
         """Replace the logprobs by those of the unconstrained distribution, with a second call.

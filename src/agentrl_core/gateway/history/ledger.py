@@ -163,6 +163,12 @@ class Ledger:
             return call
         return {**call, "function": {**call["function"], "arguments": sampled["function"]["arguments"]}}
 
+    def continued(self, request: ChatRequest) -> ChatRequest:
+        """Return the request with the conversation of its `previous` reply put before its messages."""
+        return (
+            request if request.previous is None else attrs.evolve(request, messages=tuple(self.conversation(request)))
+        )
+
     def conversation(self, request: ChatRequest) -> list[Message]:
         """Return the conversation up to and including the request's `previous` reply, followed by its own messages.
 

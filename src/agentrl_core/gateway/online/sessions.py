@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agentrl_core.gateway.policy_calls import PolicyCalls
     from agentrl_core.gateway.sampling_parameters import SamplingPolicy
     from agentrl_core.gateway.sessions import Session, SessionBook
+    from agentrl_core.gateway.upstream_calls import UpstreamCalls
     from agentrl_core.types import Interaction
 
 _logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class OnlineSessions:
         *,
         sessions: SessionBook,
         calls: PolicyCalls,
+        upstream_calls: UpstreamCalls,
         store: Store,
         run_id: str,
         policy: Callable[..., SamplingPolicy],
@@ -57,6 +59,7 @@ class OnlineSessions:
     ) -> None:
         self._sessions = sessions
         self._calls = calls
+        self._upstream_calls = upstream_calls
         self._store = store
         self._run_id = run_id
         self._policy = policy
@@ -145,12 +148,12 @@ class OnlineSessions:
         episode = await self._store.episode(session.record_id)
         interactions = episode.interactions if episode is not None else ()
         num_calls = self._calls.count_calls(session, interactions)
-        num_forwarded = self._calls.count_forwarded(session, interactions)
+        num_upstream_calls = self._upstream_calls.count_calls(session, interactions)
         with session.lock:
             # Another call may have loaded them while this one waited for the store.
             if session.unloaded:
                 session.interactions.extend(interactions)
-                session.num_calls, session.num_forwarded = num_calls, num_forwarded
+                session.num_calls, session.num_upstream_calls = num_calls, num_upstream_calls
                 session.num_finished = len(interactions)
                 restore(session.ledger, self._calls.chat, interactions)
                 if episode is not None:

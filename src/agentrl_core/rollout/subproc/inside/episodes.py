@@ -99,7 +99,7 @@ class Worker:
             os.environ.update(header["environ"])
             answer = {"op": "done", "value": plain(self._call(number, data, header["episode"]))}
         except BaseException as error:  # noqa: BLE001  (any failure of an agent is data)
-            answer = dict(self._told(error), op="raised")
+            answer = dict(self._facts_of(error), op="raised")
         self._tidy()
         # Work that a cancelled agent had put on a thread goes on there. It would read the next episode's key from the
         # environment, so this process serves no other episode.
@@ -180,7 +180,7 @@ class Worker:
         if names:
             print(f"the agent left processes running; they were ended: {names}", file=sys.stderr, flush=True)  # noqa: T201 - to the log
 
-    def _told(self, error: BaseException) -> dict[str, Any]:
+    def _facts_of(self, error: BaseException) -> dict[str, Any]:
         """Return the facts about an exception that the run needs."""
         cause: Any = error
         while getattr(cause, "exceptions", None) and isinstance(cause.exceptions, (list, tuple)):
