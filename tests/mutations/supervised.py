@@ -69,7 +69,7 @@ TABLE = [
         "data/export/sft.py",
         ("tests/data/test_export.py",),
         {
-            "a sampled token in two rows": ("if is_trained(item)} - done", "if is_trained(item)}"),
+            "a sampled token in two rows": ("if is_trained(item)} - branch.shared", "if is_trained(item)}"),
             "spans one token late": (
                 "[len(ids), len(ids) + len(item.output_ids)]",
                 "[len(ids) + 1, len(ids) + len(item.output_ids) + 1]",
