@@ -212,7 +212,8 @@ async def main() -> None:
     arguments = parser.parse_args()
     ReplayEngine.context_length = arguments.context
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(arguments.model, arguments.folder or Path(folder), arguments.upstream)
+        # On a thread, because the engine of a model server starts with an event loop of its own.
+        run = await asyncio.to_thread(Run, arguments.model, arguments.folder or Path(folder), arguments.upstream)
         await run.begin()
         _tell({"url": run.gateway.url})
         for line in sys.stdin.buffer:
