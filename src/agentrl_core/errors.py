@@ -65,6 +65,14 @@ class UnstorableError(StoreError):
     """One value cannot be stored (not JSON, not UTF-8, too large); the store still accepts others."""
 
 
+class ClaimLostError(StoreError):
+    """The member was declared lost, or the group has another member by now; its work on the group is void."""
+
+
+class MemberError(StoreError):
+    """A process may not take part in the run, such as a second trainer, or one with other packages."""
+
+
 class EngineError(RunError):
     """The engine cannot generate or load weights."""
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from agentrl_core.api.claims import Admission, GroupClaim
     from agentrl_core.api.group_queue import OvertakeLimits
+    from agentrl_core.api.members import Member
     from agentrl_core.types import Episode, Group, Interaction, Message, Record, Task
 
 
@@ -111,6 +113,41 @@ class SessionRow:
     """Interaction id -> reward, for the rewards received so far."""
 
 
+@attrs.frozen(kw_only=True)
+class GroupRow:
+    """A group as stored, without its records."""
+
+    id: str
+    task_id: str
+    """Empty while the group is reserved for a task that an online agent brings."""
+    index: int
+    size: int
+    version: int
+    is_eval: bool
+    task_set: str
+    state: Literal["reserved", "open", "ready", "taken", "trained", "dropped", "dead", "aside"]
+    """A training group is reserved or open, then ready (usable), dropped (unusable) or dead (it lost too many
+    members); a step takes it, and it is trained. A resumed run sets groups of voided versions aside."""
+    member_id: str
+    """Live member that has the group; empty if none has it."""
+    tries: int
+    takeovers: int
+
+
+@attrs.frozen(kw_only=True)
+class RunControl:
+    """What a run's members are to do: set by the trainer and by commands such as `agentrl runs pause`."""
+
+    admitted_steps: int = -1
+    """Number of optimizer steps after which sampling may go on, see `Admission`. -1: sampling has not begun."""
+    closed: bool = False
+    """Whether no more groups will come (`close_sampling`)."""
+    wanted: Literal["run", "pause", "stop"] = "run"
+    """`pause`: no new episode and no new step begins. `stop`: every member ends as after SIGTERM."""
+    limits: Mapping[str, int | float] = attrs.field(factory=dict)
+    """Dotted config path -> value that replaces the config's, such as `rollout.max_concurrent_rollouts`."""
+
+
 class RunReader(Protocol):
     """Reading half of a store: enough for every command that shows, compares or exports runs.
 
@@ -164,6 +201,18 @@ class RunReader(Protocol):
         """Return the message sampled by each record's last LLM call by record id, for records that have a call."""
         ...
 
+    async def members(self, run_id: str) -> list[Member]:
+        """Return the members of a run, also those that left or were lost, in the order in which they joined."""
+        ...
+
+    async def groups(self, run_id: str) -> list[GroupRow]:
+        """Return the groups of a run in the order in which they were added."""
+        ...
+
+    async def control(self, run_id: str) -> RunControl:
+        """Return what people and the trainer want of the run's members."""
+        ...
+
     async def close(self) -> None:
         """Release the database; closing again does nothing, other calls raise `StoreError`."""
         ...
@@ -198,19 +247,109 @@ class Store(RunReader, Protocol):
         """
         ...
 
-    async def add_group(
-        self, run_id: str, group_id: str, task_id: str, *, index: int, size: int, version: int, is_eval: bool = False
-    ) -> None:
-        """Announce a group before its first record.
+    async def join(self, member: Member) -> None:
+        """Add a live member of a run. Raises `MemberError`, with the other's name, for a second live trainer."""
+        ...
 
-        `index` is the position of its task in the order of submission. A group that repeats the task of an unusable
-        group has the index of that group. Ids are never reused in a store: groups that a resumed run samples again
-        get new ids.
+    async def beat(self, member_id: str, report: Mapping[str, Any]) -> bool:
+        """Count a heartbeat and replace the member's report; return False, and change nothing, if it is not live."""
+        ...
+
+    async def leave(self, member_id: str) -> None:
+        """End a live member in an orderly way: its claims are free, and its running records end as `cancelled`."""
+        ...
+
+    async def declare_lost(self, member_id: str, *, beats: int) -> bool:
+        """End a live member whose heartbeats still are `beats` as `leave` does; return whether this call ended it.
+
+        By compare-and-set, so a member that has beaten in between stays, and only one caller ends it. Its records end
+        `cancelled` for the reason `lost`.
         """
         ...
 
-    async def add_record(self, record: Record) -> None:
-        """Announce a record with the outcome `running`."""
+    async def claim_groups(
+        self,
+        run_id: str,
+        member_id: str,
+        count: int,
+        *,
+        admission: Admission,
+        size: int,
+        version: int,
+        task_at: Callable[[int], str] | None,
+    ) -> list[GroupClaim]:
+        """Claim up to `count` groups for a live member, and return them; never waits.
+
+        In this order: evaluation groups without a member (`add_evaluation`), training groups that lost their member,
+        by index; then, as far as `admission` allows and sampling is not closed, positions to sample again that have
+        been released, by index, and new positions. Evaluation groups are claimed before sampling begins
+        (`RunControl.admitted_steps` is -1) and however many groups are pending. `task_at(index)` names a position's
+        task. It is None in a run whose agents bring the tasks: a new group is then reserved, and `begin_group` gives
+        it its position. New groups have `size` slots and `version`. A group that lost more than
+        `admission.max_takeovers` members becomes `dead` instead, like a dropped group without another try.
+
+        Raises `ClaimLostError` if the member is not live.
+        """
+        ...
+
+    async def begin_group(self, claim: GroupClaim, task_id: str) -> GroupClaim:
+        """Give a reserved group its task and the next position, and return the claim with both."""
+        ...
+
+    async def release_group(self, claim: GroupClaim) -> None:
+        """Give up a claim without an end of the group, whose running records have ended; the next member gets it.
+
+        A reserved group disappears. Takeovers do not count. Does nothing if the claim is lost.
+        """
+        ...
+
+    async def add_evaluation(
+        self, run_id: str, task_set: str, task_ids: Sequence[str], *, version: int
+    ) -> Sequence[str]:
+        """Ask for one episode on each task; return the ids of the groups, in the order of `task_ids`."""
+        ...
+
+    async def await_groups(self, run_id: str, group_ids: Sequence[str]) -> list[Record | None]:
+        """Wait until no group is open any more; return the last record of each, None for one that ended without.
+
+        Returns early, with what there is, once sampling is closed.
+        """
+        ...
+
+    async def admit(self, run_id: str, steps: int) -> None:
+        """Let sampling go on as `Admission` allows after `steps` optimizer steps.
+
+        Positions of groups that ended unusable before this call are released: they may be claimed again.
+        """
+        ...
+
+    async def replace_groups(self, run_id: str, count: int) -> None:
+        """Admit `count` more groups for the next step, in place of groups that were taken and then filtered out."""
+        ...
+
+    async def set_control(
+        self,
+        run_id: str,
+        *,
+        wanted: Literal["run", "pause", "stop"] | None = None,
+        limits: Mapping[str, int | float | None] | None = None,
+    ) -> RunControl:
+        """Change what the run's members are to do; None leaves a value as it is, or removes one limit."""
+        ...
+
+    async def changed(self, run_id: str, seen: int, *, timeout_s: float) -> int:
+        """Wait until a claim, a group or the run's control may have changed since `seen`, and return a new `seen`.
+
+        0 returns at once. Changes by this process return at once; those of other processes are noticed within
+        `timeout_s`, after which the call returns anyway.
+        """
+        ...
+
+    async def add_record(self, record: Record, *, member_id: str = "") -> None:
+        """Announce a record with the outcome `running`.
+
+        With `member_id`, raises `ClaimLostError` unless this member is live and has the record's group.
+        """
         ...
 
     async def add_interaction(self, run_id: str, interaction: Interaction) -> None:
@@ -235,10 +374,11 @@ class Store(RunReader, Protocol):
         """
         ...
 
-    async def finish_group(self, run_id: str, group_id: str, *, usable: bool) -> None:
-        """Mark an open group, all of whose slots are terminal, as ready if it is usable, else as dropped.
+    async def finish_group(self, claim: GroupClaim, *, usable: bool, requeue: int = 0) -> bool:
+        """Mark a claimed group, all of whose slots are terminal, as ready if it is usable, else as dropped.
 
-        A group that is not open stays unchanged.
+        A position whose group was dropped comes again, after the next `admit`, if it had fewer than `requeue` tries;
+        the result says whether it does. Raises `ClaimLostError`, and changes nothing, if the group has another member.
         """
         ...
 
@@ -267,9 +407,11 @@ class Store(RunReader, Protocol):
     async def void_after(self, run_id: str, step: int) -> int:
         """Void the steps after `step`, so that the run can continue from there; return the number of voided steps.
 
-        Groups that no live step consumed are set aside: they are never handed out, and the run samples their tasks
-        again. Records that are still running become `cancelled` and their sessions `closed`. Sampling is open again.
-        Nothing is deleted.
+        The versions that later steps published are void too. A training group that no live step consumed keeps what it
+        has if none of its tokens is of a void version: it is ready (or open) again, so a finished but untrained record
+        trains after a restart. All other unconsumed groups are set aside: they are never handed out, their members
+        lose them, and their positions come again. Running records of groups without a live member become `cancelled`
+        and their sessions `closed`. Sampling is open again, and begins with the next `admit`. Nothing is deleted.
         """
         ...
 
