@@ -77,6 +77,10 @@ class EngineError(RunError):
     """The engine cannot generate or load weights."""
 
 
+class WeightsError(EngineError):
+    """One published version of the weights is damaged, incomplete or gone; another version may be loaded instead."""
+
+
 class UnservableError(EngineError):
     """The engine cannot serve one request as it is; it still serves others."""
 
