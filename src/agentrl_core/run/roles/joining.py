@@ -17,10 +17,12 @@ from agentrl_core.run.stores import open_store
 from agentrl_core.weights.place import WeightsPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import os
+    from collections.abc import Callable, Sequence
 
     from agentrl_core.api.members import Member, Role
     from agentrl_core.api.stores import RunRow, Store
+    from agentrl_core.config import LoadedConfig
     from agentrl_core.config.schema import RunConfig
     from agentrl_core.run.components import RunComponents
 
@@ -32,17 +34,20 @@ class Commands:
     config: str
     name: str
 
+    @classmethod
+    def of(cls, config: str | os.PathLike[str], loaded: LoadedConfig[RunConfig]) -> Commands:
+        """Return the command lines for a config file and the run that it names."""
+        return cls(config=str(config), name=loaded.run.name or "RUN")
+
     def __call__(self, role: Role) -> str:
         """Return the command line of a role."""
         return command_line(role, self.config, "--name", self.name)
 
 
 @attrs.frozen(kw_only=True)
-class JoinedRun:
-    """A run that another process trains."""
+class FoundRun:
+    """A run that another process trains, with its open store."""
 
-    directory: RunDirectory
-    """Folder for this process's log; on the trainer's machine, the run's own."""
     store: Store
     row: RunRow
 
@@ -63,7 +68,7 @@ def weights_place(components: RunComponents, directory: RunDirectory, identity: 
     return WeightsPlace((components.base_dir / Path(place).expanduser() / f"{directory.name}-{identity[:8]}").absolute())
 
 
-async def find_run(components: RunComponents, directory: RunDirectory, wait: Wait, command: Commands) -> JoinedRun:
+async def find_run(components: RunComponents, directory: RunDirectory, wait: Wait, command: Commands) -> FoundRun:
     """Wait until the run's trainer has joined it, and open its store; the caller closes the store."""
     fix = f"start it with `{command('train')}`"
     store = components.registry.load("stores", components.config.store.use, base_dir=components.base_dir, where="store")
@@ -83,7 +88,7 @@ async def find_run(components: RunComponents, directory: RunDirectory, wait: Wai
                 wait.on(f"the trainer of run '{directory.name}' to load its model", fix)
             else:
                 wait.over()
-                return JoinedRun(directory=directory, store=opened, row=row)
+                return FoundRun(store=opened, row=row)
             await asyncio.sleep(LOOK_S)
     except BaseException:
         await opened.close()
@@ -93,7 +98,7 @@ async def find_run(components: RunComponents, directory: RunDirectory, wait: Wai
 class RunEnd:
     """Watch of a server or a sampler over its run: whether it has ended, and whether it has a trainer."""
 
-    def __init__(self, run: JoinedRun, limit_s: float | None, notice: Callable[[str], None], command: Commands) -> None:
+    def __init__(self, run: FoundRun, limit_s: float | None, notice: Callable[[str], None], command: Commands) -> None:
         self._run, self._wait, self._command = run, Wait(notice, limit_s), command
 
     @property
@@ -101,7 +106,7 @@ class RunEnd:
         """Text for other members of what this one waits for."""
         return self._wait.what
 
-    async def look(self, members: list[Member]) -> str:
+    async def look(self, members: Sequence[Member]) -> str:
         """Return how the run has ended, and an empty text while it goes on; `RunError` if it lacks a trainer too long.
 
         A trainer that was killed or interrupted may come back, so its run has not ended.
