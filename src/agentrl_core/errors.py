@@ -119,6 +119,15 @@ class EpisodeError(AgentRLError):
         return type(self), (self.reason, str(self)), {"details": self.details}
 
 
+class ServerLostError(AgentRLError):
+    """The serving process of an episode is gone or out of reach; the episode runs again, and its agent is not to blame.
+
+    The record ends `cancelled`, for the reason `server_lost`.
+    """
+
+    reason = "server_lost"
+
+
 class RequestError(AgentRLError):
     """LLM request that the gateway refuses; becomes an HTTP error in the SDK's own shape.
 

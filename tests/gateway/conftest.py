@@ -236,11 +236,20 @@ def make_record():
     return make
 
 
+def opened(gateway, record, *, seed_key, **options):
+    """Open a session without a loop: in process nothing waits."""
+    try:
+        gateway.open_session(record, seed_key=seed_key, **options).send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("opening a session in process waited")
+
+
 @pytest.fixture
 def open_session(make_record):
-    def open_one(gateway, **fields):
+    def open_one(gateway, *, seed_key=None, sampling=None, **fields):
         record = make_record(**fields)
-        return gateway.open_session(record, seed_key=(1, record.sample_index))
+        return opened(gateway, record, seed_key=seed_key or (1, record.sample_index), sampling=sampling)
 
     return open_one
 
