@@ -98,7 +98,9 @@ def take_part(
     its work and leaves.
     """
     loaded = configs.load(Path(config), overrides, name=name or None)
-    Interruption().run(lambda interruption: _take_part(role, loaded, Commands.of(config, loaded), build, notice, interruption))
+    Interruption().run(
+        lambda interruption: _take_part(role, loaded, Commands.of(config, loaded), build, notice, interruption)
+    )
 
 
 def _take_part(
@@ -147,9 +149,7 @@ def _take_part(
             raise
         except Exception as error:
             logger.exception("this member of the run stopped")
-            raise RunError(
-                f"{type(error).__name__}: {error} (unexpected error; the traceback is in {log})"
-            ) from error
+            raise RunError(f"{type(error).__name__}: {error} (unexpected error; the traceback is in {log})") from error
 
 
 def _work(joining: Joining, work: Work, end: RunEnd) -> None:

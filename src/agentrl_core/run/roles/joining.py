@@ -65,7 +65,9 @@ def weights_place(components: RunComponents, directory: RunDirectory, identity: 
     if place is None:
         return WeightsPlace(directory.path / "weights")
     # Runs of several folders may have the same name.
-    return WeightsPlace((components.base_dir / Path(place).expanduser() / f"{directory.name}-{identity[:8]}").absolute())
+    return WeightsPlace(
+        (components.base_dir / Path(place).expanduser() / f"{directory.name}-{identity[:8]}").absolute()
+    )
 
 
 async def find_run(components: RunComponents, directory: RunDirectory, wait: Wait, command: Commands) -> FoundRun:
@@ -83,7 +85,9 @@ async def find_run(components: RunComponents, directory: RunDirectory, wait: Wai
             if row is None:
                 wait.on(f"run '{directory.name}' to be created in {opened.location}", fix)
             elif row.status != "running":
-                wait.on(f"the trainer of run '{directory.name}', which is {row.status}", f"resume it: `{command('train')}`")
+                wait.on(
+                    f"the trainer of run '{directory.name}', which is {row.status}", f"resume it: `{command('train')}`"
+                )
             elif not any(member.role == "train" for member in await opened.members(row.id)):
                 wait.on(f"the trainer of run '{directory.name}' to load its model", fix)
             else:

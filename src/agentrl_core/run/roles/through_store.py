@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_core.api.weights import ModuleWeights
 from agentrl_core.errors import RunError
+from agentrl_core.run.group_supply import GroupSupply
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
 from agentrl_core.run.threads import LoopThread
-from agentrl_core.types import Evaluation, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.start import Start
     from agentrl_core.training.checkpoint import Companions
-    from agentrl_core.types import Group, Record, Task
+    from agentrl_core.types import Evaluation, Group, Task
     from agentrl_core.weights.place import WeightsPlace
 
 T = TypeVar("T")
@@ -39,7 +39,6 @@ _WATCH_S = 1.0
 _QUIET_S = 60.0
 """Seconds without an ended episode or a served call after which the user is told."""
 _END_S = 15.0
-_TASKS_AT_ONCE = 500
 _KINDS: Mapping[Role, str] = {"serve": "a server", "sample": "a sampler", "train": "the trainer"}
 _ENDED = {"lost": "is lost", "left": "has left", "live": "is live"}
 
@@ -67,6 +66,7 @@ class SamplingThroughStore(SamplingSide):
         self._config, self._components = components.config, components
         self._store, self._run_id, self._place, self._companions = start.store, run_id, place, companions
         self._asked_to_stop, self._command = asked_to_stop, command
+        self._supply = GroupSupply(start.store, run_id)
         limit_s = components.config.roles.wait_s
         self._wait = Wait(notice, limit_s)
         self._stall = Wait(
@@ -107,25 +107,21 @@ class SamplingThroughStore(SamplingSide):
 
     def begin(self) -> None:
         """Add the tasks, and let training episodes begin."""
-        self._run(self._begin())
-
-    async def _begin(self) -> None:
-        await self._add_tasks(self._components.tasks, "train")
-        await self._store.admit(self._run_id, self._steps_done)
+        self._run(self._supply.open(self._components.tasks, self._steps_done))
 
     def take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
         """Block until the next `count` groups are ready; `RunError` if no server, sampler or episode comes in time."""
         return self._run(self._take_groups(count, ahead))
 
     async def _take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
-        groups = await self._watched(self._store.take_groups(self._run_id, count, ahead=ahead))
+        groups = await self._watched(self._supply.take(count, ahead))
         if len(groups) < count:
             raise RunError("sampling was closed before the step had all of its groups")
         return groups
 
     def replace(self, groups: int) -> None:
         """Sample `groups` more groups for this step, in place of groups that were taken and then filtered out."""
-        self._run(self._store.replace_groups(self._run_id, groups))
+        self._run(self._supply.replace(groups))
 
     def load_weights(self, version: int, source: WeightSource) -> None:
         """Publish weights for the servers; the next operation that needs them waits until the servers have them.
@@ -141,25 +137,15 @@ class SamplingThroughStore(SamplingSide):
         """Wait until all live servers have the version, then admit the groups that may follow `steps_done` steps."""
         self._steps_done = steps_done
         self._run(self._until_loaded())
-        self._run(self._store.admit(self._run_id, steps_done))
+        self._run(self._supply.admit(steps_done))
 
     def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, Evaluation]:
         """Have the first `tasks` tasks of each set run once, and return the results by name; blocks until all are."""
         self._run(self._until_loaded())
-        return {name: self._run(self._evaluate(name, members[:tasks])) for name, members in sets.items()}
-
-    async def _evaluate(self, name: str, tasks: Sequence[Task]) -> Evaluation:
-        task_set = name if name == "eval" else f"eval.{name}"
-        await self._add_tasks(tasks, task_set)
-        ids = [task.id for task in tasks]
-        groups = await self._store.add_evaluation(self._run_id, task_set, ids, version=self._version)
-        records: list[Record | None] = await self._watched(self._store.await_groups(self._run_id, groups))
-        rewards = [
-            record.reward
-            for record in records
-            if record is not None and record.outcome is Outcome.SCORED and record.reward is not None
-        ]
-        return Evaluation.of(rewards, failed=len(tasks) - len(rewards))
+        return {
+            name: self._run(self._watched(self._supply.evaluate(name, members[:tasks], version=self._version)))
+            for name, members in sets.items()
+        }
 
     def drain_counts(self) -> SampledCounts:
         """Return what ended since the last call, as far as the samplers have told."""
@@ -172,6 +158,7 @@ class SamplingThroughStore(SamplingSide):
             groups=new["groups"],
             answers=new["answers"],
             unseen_tools=None if unseen is None else unseen["unseen_tools"],
+            idle_s=0.0,
         )
 
     def close(self) -> SamplingTotals:
@@ -258,10 +245,6 @@ class SamplingThroughStore(SamplingSide):
             "an episode to end" + (f" ({'; '.join(sorted(waiting))})" if waiting else ""),
             f"see the samplers' logs; an episode ends after rollout.timeout_s = {self._config.rollout.timeout_s:g} s",
         )
-
-    async def _add_tasks(self, tasks: Sequence[Task], task_set: str) -> None:
-        for first in range(0, len(tasks), _TASKS_AT_ONCE):
-            await self._store.add_tasks(self._run_id, tasks[first : first + _TASKS_AT_ONCE], task_set=task_set)
 
     def _counts(self, members: Sequence[Member]) -> dict[str, Counter[str]]:
         """Return the sums of what all members have counted, also those that are gone."""
