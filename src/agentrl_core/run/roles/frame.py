@@ -98,9 +98,8 @@ def take_part(
     its work and leaves.
     """
     loaded = configs.load(Path(config), overrides, name=name or None)
-    Interruption().run(
-        lambda interruption: _take_part(role, loaded, Commands.of(config, loaded), build, notice, interruption)
-    )
+    command = Commands.of(config, loaded)
+    Interruption().run(lambda interruption: _take_part(role, loaded, command, build, notice, interruption))
 
 
 def _take_part(

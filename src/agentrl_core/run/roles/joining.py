@@ -85,9 +85,8 @@ async def find_run(components: RunComponents, directory: RunDirectory, wait: Wai
             if row is None:
                 wait.on(f"run '{directory.name}' to be created in {opened.location}", fix)
             elif row.status != "running":
-                wait.on(
-                    f"the trainer of run '{directory.name}', which is {row.status}", f"resume it: `{command('train')}`"
-                )
+                what = f"the trainer of run '{directory.name}', which is {row.status}"
+                wait.on(what, f"resume it with `{command('train')}`")
             elif not any(member.role == "train" for member in await opened.members(row.id)):
                 wait.on(f"the trainer of run '{directory.name}' to load its model", fix)
             else:

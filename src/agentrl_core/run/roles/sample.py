@@ -1,4 +1,4 @@
-"""`agentrl sample`: claims groups of a run and runs their episodes on its servers; imports neither torch nor a model."""
+"""`agentrl sample`: claims groups of a run and runs their episodes on its servers, without torch."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Server:
             await asyncio.sleep(LOOK_S)
 
     async def _newest(self, *, above: int) -> int | None:
-        """Return the newest version above `above` that can be loaded and that the store knows; None if there is none."""
+        """Return the newest loadable version above `above` that the store knows; None if there is none."""
         found = next((version for version in self._place.versions() if version not in self._refused), -1)
         if found <= above:
             return None
