@@ -44,7 +44,7 @@ _OF_ROLE: Mapping[Role, Sequence[str]] = {
 }
 
 
-def new_member(components: RunComponents, run_id: str, role: Role, *, lease_s: float = 60.0, url: str = "") -> Member:
+def new_member(components: RunComponents, run_id: str, role: Role) -> Member:
     """Return the member that this process is about to become, with what it shares in its report."""
     options = dict(_shared(configs.dump_without_passwords(components.config), _OF_ROLE[role]))
     tasks = {} if role == "serve" else _task_sets(components)
@@ -52,8 +52,7 @@ def new_member(components: RunComponents, run_id: str, role: Role, *, lease_s: f
     return Member(
         run_id=run_id,
         role=role,
-        lease_s=lease_s,
-        url=url,
+        lease_s=components.config.rollout.lease_s,
         config_digest=_digest(shared),
         packages=_packages(components.used.values()),
         report={OPTIONS: options, TASKS: tasks},

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from agentrl_core.api.weights import WeightSource
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.start import Start
-    from agentrl_core.training.checkpoint import Companions
     from agentrl_core.types import Evaluation, Group, Task
     from agentrl_core.weights.place import WeightsPlace
 
@@ -58,13 +57,15 @@ class SamplingThroughStore(SamplingSide):
         run_id: str,
         *,
         place: WeightsPlace,
-        companions: Companions,
         notice: Callable[[str], None],
         asked_to_stop: Callable[[], None],
         command: Callable[[Role], str],
     ) -> None:
+        from agentrl_core.training.checkpoint import Companions  # imports torch, so after the cheap checks
+
         self._config, self._components = components.config, components
-        self._store, self._run_id, self._place, self._companions = start.store, run_id, place, companions
+        self._store, self._run_id, self._place = start.store, run_id, place
+        self._companions = Companions.read(start.model_dir)
         self._asked_to_stop, self._command = asked_to_stop, command
         self._supply = GroupSupply(start.store, run_id)
         limit_s = components.config.roles.wait_s
