@@ -27,10 +27,12 @@ OPTIONS, TASKS = "options", "tasks"
 """Keys of a member's report: its shared options, and the source and digest of each of its task sets."""
 
 _SERVED = (
-    "seed", "model.use", "model.options", "model.dtype", "sampling",
+    "seed", "model", "sampling",
     "gateway.history", "gateway.temperature", "gateway.tool_parser", "gateway.unseen_tools", "gateway.reasoning_parser",
 )  # fmt: skip
-"""Options that decide what a server answers. `model.path` is none: a server loads what the trainer published."""
+"""Options that decide what a server answers."""
+_OWN = ("model.path",)
+"""Options of these sections that may differ: a server loads the weights that the trainer has published."""
 _SAMPLED = (
     "seed", "sampling", "workflow", "scorers", "data.default_scorer", "data.shuffle", "eval.temperature",
     "rollout.group_size", "rollout.tasks_per_step", "rollout.min_group_size", "rollout.max_head_offpolicyness",
@@ -102,7 +104,7 @@ def _shared(config: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[s
         value: Any = config
         for part in name.split("."):
             value = value[part]
-        yield from _leaves(name, value)
+        yield from ((leaf, found) for leaf, found in _leaves(name, value) if leaf not in _OWN)
 
 
 def _leaves(name: str, value: object) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from agentrl_core import config as configs
+from agentrl_core.concurrency.threads import call_on_thread
 from agentrl_core.errors import AgentRLError, RunError
 from agentrl_core.run.components import resolve
 from agentrl_core.run.interruption import Interruption
@@ -177,7 +178,7 @@ def _work(joining: Joining, work: Work, end: RunEnd) -> None:
 async def _stay(store: Store, member: Member, membership: Membership, work: Work, end: RunEnd) -> str:
     """Look at the run again and again until it has ended; return how."""
     loop = asyncio.get_running_loop()
-    told, told_at = dict(work.report()), loop.time()
+    told, told_at = _news(work), loop.time()
     while True:
         members = await store.members(member.run_id)
         if ended := await end.look(members):
@@ -185,7 +186,13 @@ async def _stay(store: Store, member: Member, membership: Membership, work: Work
         if (await store.control(member.run_id)).wanted == "stop":
             return "stopped"
         urgent = await work.look(members)
-        if urgent or (loop.time() - told_at > _TELL_S and told != work.report()):
-            told, told_at = dict(work.report()), loop.time()
-            await asyncio.to_thread(membership.tell)
+        if urgent or (loop.time() - told_at > _TELL_S and told != _news(work)):
+            told, told_at = _news(work), loop.time()
+            # On a thread of its own: those of the loop may all be taken by agents.
+            await call_on_thread(membership.tell, name="tell")
         await asyncio.sleep(LOOK_S)
+
+
+def _news(work: Work) -> Mapping[str, Any]:
+    """Return a member's report without the times, which change always and may wait for the next heartbeat."""
+    return {name: value for name, value in work.report().items() if not name.endswith("_ms")}

@@ -72,23 +72,23 @@ def weights_place(components: RunComponents, directory: RunDirectory, identity: 
 
 async def find_run(components: RunComponents, directory: RunDirectory, wait: Wait, command: Commands) -> FoundRun:
     """Wait until the run's trainer has joined it, and open its store; the caller closes the store."""
-    fix = f"start it with `{command('train')}`"
+    missing, fix = f"run '{directory.name}', which does not exist yet", f"start it with `{command('train')}`"
     store = components.registry.load("stores", components.config.store.use, base_dir=components.base_dir, where="store")
     if "path" in inspect.signature(store).parameters:  # it lives in the run's folder, which the trainer makes
         while not (directory.snapshot.is_file() and directory.database.is_file()):
-            wait.on(f"run '{directory.name}' to be created in {directory.path}", fix)
+            wait.on(missing, fix)
             await asyncio.sleep(LOOK_S)
     opened = open_store(components, directory)
     try:
         while True:
             row = next((row for row in await opened.runs() if row.id == directory.name), None)
             if row is None:
-                wait.on(f"run '{directory.name}' to be created in {opened.location}", fix)
+                wait.on(missing, fix)
             elif row.status != "running":
                 what = f"the trainer of run '{directory.name}', which is {row.status}"
                 wait.on(what, f"resume it with `{command('train')}`")
             elif not any(member.role == "train" for member in await opened.members(row.id)):
-                wait.on(f"the trainer of run '{directory.name}' to load its model", fix)
+                wait.on(f"the trainer of run '{directory.name}' to join it", fix)
             else:
                 wait.over()
                 return FoundRun(store=opened, row=row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from agentrl_core.rollout.remote import RemoteGateway
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
-from agentrl_core.run.group_supply import task_set
 from agentrl_core.run.in_process import policy_chat
 from agentrl_core.run.roles.frame import take_part
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
@@ -99,7 +99,6 @@ class Sampler:
                 member_id=joining.member.id,
                 seed=config.seed,
                 version=lambda: self._version,
-                eval_sets={task_set(name): tasks for name, tasks in components.eval_sets.items()},
                 eval_sampling=attrs.evolve(config.sampling, temperature=config.eval.temperature),
                 shuffle=config.data.shuffle,
                 total_steps=config.trainer.steps,
@@ -123,6 +122,8 @@ class Sampler:
             "outcomes": dict(counts.records.totals),
             "groups": dict(counts.groups.totals),
             "answers": dict(counts.answers.totals),
+            "cpu_ms": {"agent": round(1000 * time.process_time())},
+            "idle_ms": {"sampler": round(1000 * self._scheduler.idle_s)},
             "waits_for": self._gateway.waits_for,
         }
 

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COUNTED = ("outcomes", "groups", "answers", "calls", "cpu_ms")
+_COUNTED = ("outcomes", "groups", "answers", "calls", "cpu_ms", "idle_ms")
 """Keys of members' reports with counts, which only grow: ended records, groups and answers of a sampler; LLM calls of a
-server; milliseconds of CPU time of both, by part."""
+server; milliseconds of CPU time of both, by part, and milliseconds in which a sampler ran no episode."""
 
 _WATCH_S = 1.0
+_LOADING_S = 10.0
+"""Seconds of loading a version after which the user is told."""
 _QUIET_S = 60.0
 """Seconds without an ended episode or a served call after which the user is told."""
 _END_S = 15.0
@@ -69,7 +71,7 @@ class SamplingThroughStore(SamplingSide):
         self._asked_to_stop, self._command = asked_to_stop, command
         self._supply = GroupSupply(start.store, run_id)
         limit_s = components.config.roles.wait_s
-        self._wait = Wait(notice, limit_s)
+        self._wait, self._loading = Wait(notice, limit_s), Wait(notice, limit_s, quiet_s=_LOADING_S)
         self._stall = Wait(
             notice, None if limit_s is None else limit_s + components.config.rollout.timeout_s, quiet_s=_QUIET_S
         )
@@ -104,7 +106,7 @@ class SamplingThroughStore(SamplingSide):
     @property
     def waits_for(self) -> str:
         """Text for other members of what the trainer waits for; empty if it does not wait."""
-        return self._wait.what or self._stall.what
+        return self._wait.what or self._loading.what or self._stall.what
 
     def begin(self) -> None:
         """Add the tasks, and let training episodes begin."""
@@ -150,16 +152,18 @@ class SamplingThroughStore(SamplingSide):
 
     def drain_counts(self) -> SampledCounts:
         """Return what ended since the last call, as far as the samplers have told."""
-        now = self._counts(self._run(self._store.members(self._run_id)))
+        members = self._run(self._store.members(self._run_id))
+        samplers = sum(member.role == "sample" and member.state == "live" for member in members)
+        now = self._counts(members)
         new = {name: counts - self._drained[name] for name, counts in now.items()}
         self._drained = now
-        unseen = None if all(server.report.get("takes_tools", True) for server in self._servers) else new["calls"]
+        takes_tools = all(server.report.get("takes_tools", True) for server in self._servers)
         return SampledCounts(
             outcomes=new["outcomes"],
             groups=new["groups"],
             answers=new["answers"],
-            unseen_tools=None if unseen is None else unseen["unseen_tools"],
-            idle_s=0.0,
+            unseen_tools=None if takes_tools else new["calls"]["unseen_tools"],
+            idle_s=new["idle_ms"]["sampler"] / 1000 / max(1, samplers),
         )
 
     def close(self) -> SamplingTotals:
@@ -191,13 +195,15 @@ class SamplingThroughStore(SamplingSide):
             if servers and not behind:
                 self._servers = servers
                 self._wait.over()
+                self._loading.over()
                 return
             refused = [error for server in servers if (error := _refusal(server, self._version))]
             if refused and len(refused) == len(servers):
                 raise RunError(f"no server could load version {self._version}: {refused[0]}")
             if not self._missing(members, "serve"):
                 names = ", ".join(server.name for server in behind)
-                self._wait.on(
+                self._wait.over()
+                self._loading.on(
                     f"{names} to load version {self._version} of the weights from {self._place.root}",
                     "see its log, or end that process",
                 )
@@ -249,7 +255,7 @@ class SamplingThroughStore(SamplingSide):
 
     def _counts(self, members: Sequence[Member]) -> dict[str, Counter[str]]:
         """Return the sums of what all members have counted, also those that are gone."""
-        sums: dict[str, Counter[str]] = {name: Counter() for name in COUNTED}
+        sums: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}
         for member in members:
             for name, total in sums.items():
                 total.update(member.report.get(name, {}))
