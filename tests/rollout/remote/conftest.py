@@ -28,7 +28,7 @@ class KeepingStore(parts.MemoryStore):
         super().__init__()
         self.records = {}
 
-    async def add_record(self, record):
+    async def add_record(self, record, **_):
         self.records[record.id] = record
 
     async def finish_record(self, record):
