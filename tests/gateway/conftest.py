@@ -19,7 +19,7 @@ from agentrl_core.errors import StoreError, UnavailableError
 from agentrl_core.gateway import Gateway
 from agentrl_core.http.tls_context import ssl_context
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.types import Record
+from agentrl_core.types import Episode, Record
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>")
@@ -132,6 +132,12 @@ class MemoryStore:
         if self.gate is not None:
             await self.gate.wait()
         self.interactions.append(interaction)
+
+    async def episode(self, record_id):
+        found = tuple(item for item in self.interactions if item.record_id == record_id)
+        return Episode(
+            record=Record(id=record_id, run_id="run", task_id="t", group_id="g", sample_index=0), interactions=found
+        )
 
 
 @pytest.fixture

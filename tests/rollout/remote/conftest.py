@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 from tests.gateway import conftest as parts
+from tests.matrix.proxy import CuttingProxy
 
 from agentrl_core.api.members import Member
 from agentrl_core.config.schema import RolloutConfig
@@ -17,29 +18,22 @@ from agentrl_core.rollout.remote import RemoteGateway
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
-from agentrl_core.types import Episode, Record, Task
+from agentrl_core.types import Task
 
 
-class KeepingStore:
+class KeepingStore(parts.MemoryStore):
     """Keeps records and interactions, as both sides of a run see them."""
 
     def __init__(self):
-        self.records, self.interactions = {}, {}
+        super().__init__()
+        self.records = {}
 
-    async def add_record(self, record):
+    async def add_record(self, record, **_):
         self.records[record.id] = record
 
     async def finish_record(self, record):
         self.records[record.id] = record
         return True
-
-    async def add_interaction(self, run_id, interaction):
-        await asyncio.sleep(0)
-        self.interactions.setdefault(interaction.record_id, []).append(interaction)
-
-    async def episode(self, record_id):
-        record = Record(id=record_id, run_id="run", task_id="t", group_id="g", sample_index=0)
-        return Episode(record=record, interactions=tuple(self.interactions.get(record_id, ())))
 
 
 @attrs.frozen(eq=False)
@@ -75,10 +69,25 @@ def serving(serve):
 
 
 @pytest.fixture
+def proxied(serving):
+    """A serving member behind a proxy that can break connections, and the proxy."""
+    host, port = serving.gateway.url.removeprefix("http://").split(":")
+    proxy = CuttingProxy(host, int(port))
+    yield attrs.evolve(serving, member=attrs.evolve(serving.member, url=f"http://127.0.0.1:{proxy.port}")), proxy
+    proxy.close()
+
+
+@pytest.fixture
 def make_remote():
     def make(*servers, **options):
-        options = {"run_id": "run", "member_id": "sampler", "admin_key": parts.ADMIN, "patience_s": 20.0} | options
-        remote = RemoteGateway(backoff=Backoff(first_s=0.05, longest_s=0.05), **options)
+        options = {
+            "run_id": "run",
+            "member_id": "sampler",
+            "admin_key": parts.ADMIN,
+            "patience_s": 20.0,
+            "backoff": Backoff(first_s=0.05, longest_s=0.05),
+        } | options
+        remote = RemoteGateway(**options)
         remote.update([server.member for server in servers])
         return remote
 

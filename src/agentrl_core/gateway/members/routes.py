@@ -20,6 +20,7 @@ from agentrl_core.types import Record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
 
     from agentrl_core.chat.facade import Chat
     from agentrl_core.config.schema import SamplingConfig
@@ -72,7 +73,9 @@ class MemberControl:
         ask: Callable[[Session, ChatRequest, str], Awaitable[Reply]],
     ) -> None:
         self._admin, self._sessions, self._members = admin, sessions, members
-        self._run_id, self._sampling, self._chat = run_id, sampling, chat
+        self._run_id, self._sampling = run_id, sampling
+        # Read now: the folder may be one policy version of many, which is deleted later.
+        self._tokenizer_files = _read_files(chat.directory)
         self._base_url, self._version, self._fatal, self._ask = base_url, version, fatal, ask
 
     def pages(self) -> Mapping[str, Page]:
@@ -160,15 +163,17 @@ class MemberControl:
 
     async def _tokenizer(self, _request: HttpRequest) -> HttpResponse:
         """Return the texts of the policy's tokenizer files by name, for token-level workflows on hosts without them."""
-        directory = self._chat.directory
-        files = {
-            name: (directory / name).read_text(encoding="utf-8")
-            for name in TOKENIZER_FILES
-            if directory is not None and (directory / name).is_file()
-        }
-        if not files:
+        if not self._tokenizer_files:
             raise RequestError(404, "no_tokenizer", "this server's tokenizer was not read from a model directory")
+        files = {name: content.decode() for name, content in self._tokenizer_files.items()}
         return json_response({"files": files})
+
+
+def _read_files(directory: Path | None) -> Mapping[str, bytes]:
+    """Return the tokenizer files of a model directory; none for a chat that was built from parts."""
+    if directory is None:
+        return {}
+    return {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
 
 
 def _fields(request: HttpRequest, shape: Schema) -> Fields:

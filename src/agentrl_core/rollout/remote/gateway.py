@@ -109,15 +109,19 @@ class RemoteGateway:
 
         Episodes at a server that is not live any more end with `ServerLostError`.
         """
-        live = {member.id: member for member in members if member.role == "serve" and member.state == "live"}
-        for member_id in self._servers.keys() - live.keys():
+        live = {
+            member.id: member for member in members if member.role == "serve" and member.state == "live" and member.url
+        }
+        gone, joined = self._servers.keys() - live.keys(), live.keys() - self._servers.keys()
+        for member_id in gone:
             server = self._servers.pop(member_id)
             server.lost.set()
             server.close()
-        for member_id in live.keys() - self._servers.keys():
-            if live[member_id].url:
-                self._servers[member_id] = Server(live[member_id], self._admin_key)
-        self._changed.wake()
+        for member_id in joined:
+            self._servers[member_id] = Server(live[member_id], self._admin_key)
+        # Not at every call: those who wait would ask a server that is down at once, instead of after a while.
+        if gone or joined:
+            self._changed.wake()
 
     async def open_session(
         self, record: Record, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx2
 
+from agentrl_core.gateway.serving.transport import hide_tokens
 from agentrl_core.http.shared_client import SharedClient
 from agentrl_core.http.tls_context import ssl_context
 
@@ -27,6 +28,7 @@ class NoticingClient(SharedClient):
     """
 
     def __init__(self, on_fault: Callable[[str, str], None]) -> None:
+        hide_tokens()
         # Without limits: each episode may have calls of its own, and a connection that they share would be a queue.
         super().__init__(verify=ssl_context(), limits=httpx2.Limits(max_connections=None), mounts=_DIRECT)
         self._on_fault = on_fault
