@@ -1,4 +1,4 @@
-"""Members of a run: they beat whatever their process does, watch each other, and stop when the run goes on without them."""
+"""Members of a run: they beat whatever their process does, watch each other, and stop if they are declared lost."""
 
 import asyncio
 import contextlib
@@ -218,7 +218,7 @@ def test_a_member_that_is_gone_is_declared_lost_by_the_others(store):
     """With the notice, and in spite of a lease that is much shorter than the watcher's."""
     gone, told = make(), threading.Event()
     asyncio.run(store.join(gone))
-    with Membership(store, [make()], notice=lambda message: (gone.name in message and told.set())) as membership:
+    with Membership(store, [make()], notice=lambda message: gone.name in message and told.set()) as membership:
         membership.join()
         assert told.wait(PATIENCE_S)
         assert states(store)[gone.id] == "lost"
