@@ -87,7 +87,7 @@ def test_other_tasks_are_refused(member, tmp_path):
     trainer = member("train")
     before = (tmp_path / "tasks.jsonl").read_text(encoding="utf-8")
     (tmp_path / "tasks.jsonl").write_text(before.replace("Say a.", "Say b."), encoding="utf-8")
-    with pytest.raises(MemberError, match=r"data\.train \(the tasks themselves\) is 5 tasks with the digest \w{12} here"):
+    with pytest.raises(MemberError, match=r"data\.train \(the tasks themselves\) is 5 tasks with the digest \w{12} "):
         check_agreement(member("sample"), [trainer])
     check_agreement(member("serve"), [trainer])
 
