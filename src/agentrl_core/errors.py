@@ -65,8 +65,20 @@ class UnstorableError(StoreError):
     """One value cannot be stored (not JSON, not UTF-8, too large); the store still accepts others."""
 
 
+class ClaimLostError(StoreError):
+    """The member was declared lost, or the group has another member by now; its work on the group is void."""
+
+
+class MemberError(StoreError):
+    """A process may not take part in the run, such as a second trainer, or one with other packages."""
+
+
 class EngineError(RunError):
     """The engine cannot generate or load weights."""
+
+
+class WeightsError(EngineError):
+    """One published version of the weights is damaged, incomplete or gone; another version may be loaded instead."""
 
 
 class UnservableError(EngineError):
@@ -105,6 +117,15 @@ class EpisodeError(AgentRLError):
     def __reduce__(self) -> tuple[type[EpisodeError], tuple[str, str], dict[str, Any]]:
         """Pickle the constructor's arguments: exceptions with their own arguments otherwise cannot be unpickled."""
         return type(self), (self.reason, str(self)), {"details": self.details}
+
+
+class ServerLostError(AgentRLError):
+    """The serving process of an episode is gone or out of reach; the episode runs again, and its agent is not to blame.
+
+    The record ends `cancelled`, for the reason `server_lost`.
+    """
+
+    reason = "server_lost"
 
 
 class RequestError(AgentRLError):

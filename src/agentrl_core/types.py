@@ -187,7 +187,8 @@ class Outcome(enum.StrEnum):
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
     """The run stopped first, and the slot is sampled anew on resume; or another episode of the group failed (reason
-    `sibling_failed`, with `rollout.siblings: cancel`)."""
+    `sibling_failed`, with `rollout.siblings: cancel`); or the process that served its calls was lost (`server_lost`),
+    and the slot is sampled anew at once."""
 
 
 @attrs.frozen(kw_only=True)

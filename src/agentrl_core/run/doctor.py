@@ -25,6 +25,8 @@ from agentrl_core.run.checks import Checks
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.in_process import InProcessSampling
+from agentrl_core.run.membership import Membership
+from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.start import untrained_start
 from agentrl_core.run.stores import check_store, scratch_store
 from agentrl_core.types import Outcome
@@ -192,11 +194,15 @@ def _rehearsal(components: RunComponents) -> Iterator[Finding]:
         closing.callback(lambda: asyncio.run(store.close()))
         try:
             start = untrained_start(components, directory, store)
+            both = [new_member(components, directory.name, role) for role in ("train", "sample")]
+            membership = closing.enter_context(Membership(store, both))
+            membership.join()
             notices: list[str] = []
             side = InProcessSampling(
                 components,
                 start,
                 directory.name,
+                membership=membership,
                 admin_key_file=directory.admin_key,
                 on_scored=lambda _: None,
                 notice=notices.append,
