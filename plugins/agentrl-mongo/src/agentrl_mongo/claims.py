@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.api.claims import GroupClaim
-from agentrl_core.api.run_rows import GroupRow
-from agentrl_core.errors import ClaimLostError, StoreError
-from agentrl_mongo import documents, members, queries, sampling_state
+from agentrl_core.errors import ClaimLostError
+from agentrl_mongo import documents, members, queries, rows, sampling_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from agentrl_core.api.claims import Admission
     from agentrl_mongo.documents import Document
@@ -43,54 +42,9 @@ class Claiming:
     where: str
     token: str = attrs.field(factory=lambda: uuid.uuid4().hex)
     """Stands in every group that the call claims, so that a repeated call finds what it has."""
-    begun: bool = False
-
-
-def group_document(
-    run_id: str, *, task_id: str, index: int, size: int, version: int, task_set: str, is_eval: bool = False
-) -> Document:
-    """Return the document of a new group without a member."""
-    group_id = uuid.uuid4().hex
-    return {
-        "_id": f"{run_id}/{group_id}",
-        "run_id": run_id,
-        "id": group_id,
-        "task_id": documents.plain(task_id, f"group {group_id}"),
-        "index": index,
-        "size": size,
-        "version": version,
-        "is_eval": is_eval,
-        "task_set": task_set,
-        "state": "open",
-        # True while it waits to be taken, and while it counts for the admission: for training groups only.
-        "queued": not is_eval,
-        "pending": not is_eval,
-        "member_id": "",
-        "claim": "",
-        "tries": 0,
-        "takeovers": 0,
-        "follows": "",
-        "order": documents.next_order(),
-    }
-
-
-def row_of(kept: Document, live: Collection[str]) -> GroupRow:
-    """Restore a group; a member that is not among `live` does not have it any more."""
-    held_by = kept.get("member_id", "")
-    lost = bool(held_by) and held_by not in live
-    return GroupRow(
-        id=kept["id"],
-        task_id=documents.restored(kept["task_id"]),
-        index=int(kept["index"]),
-        size=int(kept["size"]),
-        version=int(kept["version"]),
-        is_eval=kept["is_eval"],
-        task_set=kept.get("task_set", "eval" if kept["is_eval"] else "train"),
-        state=kept["state"],
-        member_id="" if lost else held_by,
-        tries=int(kept.get("tries", 0)),
-        takeovers=int(kept.get("takeovers", 0)) + lost,
-    )
+    has_begun: bool = False
+    has_ended_groups: bool = False
+    """Whether a group is dead that had lost too many members."""
 
 
 async def claim(database: Any, call: Claiming, completed: dict[str, str]) -> list[GroupClaim]:
@@ -106,10 +60,9 @@ async def _try(database: Any, call: Claiming, completed: dict[str, str]) -> list
     """Claim groups; None if another process was faster, and groups that are claimed already stay so."""
     # The run first: if anything that is read below changes so that fewer groups may start, its revision has changed.
     state = await sampling_state.settled(database, call.run_id, completed, where=call.where)
-    await members.live_member(database, call.member_id, where=call.where)
-    live = await members.live(database, call.run_id)
-    mine = await held(database, call) if call.begun else []
-    call.begun = True
+    live = await _live_with(database, call)
+    mine = await held(database, call) if call.has_begun else []
+    call.has_begun = True
     sampling = state.admitted_steps >= 0 and not state.closed
     mine += await _taken_over(database, call, live, call.count - len(mine), training=sampling)
     new: list[Document] = []
@@ -122,8 +75,19 @@ async def _try(database: Any, call: Claiming, completed: dict[str, str]) -> list
         ):
             return None
     # The member may have been declared lost meanwhile. Then it has none of these groups, whoever gets them.
-    await members.live_member(database, call.member_id, where=call.where)
+    await _live_with(database, call)
     return await _claims_of(database, call, mine) + [_claim_of(kept, {}) for kept in new]
+
+
+async def _live_with(database: Any, call: Claiming) -> list[str]:
+    """Return the live members; raise `ClaimLostError` if the call's member is not among them."""
+    live = await members.live(database, call.run_id)
+    if call.member_id not in live:
+        raise ClaimLostError(
+            f"{call.where}: member {call.member_id} does not take part in run '{call.run_id}' any more; it must join "
+            "again"
+        )
+    return live
 
 
 async def held(database: Any, call: Claiming) -> list[Document]:
@@ -135,7 +99,7 @@ async def held(database: Any, call: Claiming) -> list[Document]:
 async def give_back(database: Any, call: Claiming) -> None:
     """Release all groups that a cancelled call has claimed; nobody was told of them."""
     for kept in await held(database, call):
-        await release(database, _claim_of(kept, {}), where=call.where)
+        await release(database, _claim_of(kept, {}))
 
 
 async def _taken_over(
@@ -183,6 +147,7 @@ async def _take_over(database: Any, call: Claiming, kept: Document) -> bool:
         reason = "lost" if last is None else last["state"]
         await members.cancel_records_of(database, call.run_id, {kept["id"]: reason})
     kept |= change
+    call.has_ended_groups |= dead
     return not dead
 
 
@@ -199,14 +164,14 @@ async def _new_groups(database: Any, call: Claiming, state: SamplingState, room:
         return []
     shared: Document = {"size": call.size, "version": call.version, "task_set": "train"}
     if call.task_at is None:
-        new = [group_document(call.run_id, task_id="", index=-1, **shared) for _ in range(number)]
+        new = [rows.new_group(call.run_id, task_id="", index=-1, **shared) for _ in range(number)]
         return [kept | {"state": "reserved", "queued": False, **_owner(call)} for kept in new]
     wanted, order = queries.positions_again(call.run_id, call.admission.requeue)
     again = [kept async for kept in database["groups"].find(wanted, sort=order, limit=number)]
     turns = [(int(kept["index"]), int(kept["again_tries"]), kept["_id"]) for kept in again]
     turns += [(state.next_index + offset, 0, "") for offset in range(number - len(turns))]
     return [
-        group_document(call.run_id, task_id=call.task_at(index), index=index, **shared)
+        rows.new_group(call.run_id, task_id=call.task_at(index), index=index, **shared)
         | {"tries": tries, "follows": follows, **_owner(call)}
         for index, tries, follows in turns
     ]
@@ -249,17 +214,26 @@ async def check(database: Any, run_id: str, group_id: str, member_id: str, *, wh
     Two documents are read, so the claim may be lost a moment later. A record is therefore announced between two
     checks: if the second one passes, whoever ends the claim finds the record and cancels it.
     """
-    await members.live_member(database, member_id, where=where)
-    wanted = {"_id": f"{run_id}/{group_id}", "state": {"$in": ["open", "reserved"]}, "member_id": member_id}
-    if await database["groups"].find_one(wanted, {"_id": 1}) is None:
+    wanted = {"_id": f"{run_id}/{group_id}", "state": "open", "member_id": member_id}
+    if (
+        await members.run_of(database, member_id) != run_id
+        or await database["groups"].find_one(wanted, {"_id": 1}) is None
+    ):
         raise _lost(group_id, member_id, where=where)
+
+
+async def _run_of(database: Any, claimed: GroupClaim, *, where: str) -> str:
+    run_id = await members.run_of(database, claimed.member_id)
+    if run_id is None:
+        raise _lost(claimed.group_id, claimed.member_id, where=where)
+    return run_id
 
 
 async def begin(
     database: Any, claimed: GroupClaim, task_id: str, completed: dict[str, str], *, where: str
 ) -> GroupClaim:
     """Give a reserved group its task and the next position."""
-    run_id = (await members.live_member(database, claimed.member_id, where=where))["run_id"]
+    run_id = await _run_of(database, claimed, where=where)
     key, plain = f"{run_id}/{claimed.group_id}", documents.plain(task_id, f"group {claimed.group_id}")
     while True:
         state = await sampling_state.settled(database, run_id, completed, where=where)
@@ -271,31 +245,24 @@ async def begin(
             raise _lost(claimed.group_id, claimed.member_id, where=where)
         begun = {"_id": key, "index": state.next_index, "task_id": plain}
         plan = {"id": uuid.uuid4().hex, "groups": [], "begun": begun}
-        await sampling_state.commit(
-            database, run_id, state, plan, next_index=state.next_index + 1, completed=completed
-        )
+        await sampling_state.commit(database, run_id, state, plan, next_index=state.next_index + 1, completed=completed)
 
 
-async def release(database: Any, claimed: GroupClaim, *, where: str) -> None:
+async def release(database: Any, claimed: GroupClaim) -> None:
     """Give up a claim; does nothing if it is lost."""
-    try:
-        member = await members.live_member(database, claimed.member_id, where=where)
-    except ClaimLostError:
+    if (run_id := await members.run_of(database, claimed.member_id)) is None:
         return
-    key = f"{member['run_id']}/{claimed.group_id}"
-    mine = {"_id": key, "member_id": claimed.member_id}
+    mine = {"_id": f"{run_id}/{claimed.group_id}", "member_id": claimed.member_id}
     kept = await database["groups"].find_one_and_update(
         {**mine, "state": "open"}, {"$set": {"member_id": "", "claim": ""}}, {"_id": 1}
     )
     if kept is None and await database["groups"].find_one({**mine, "state": "reserved"}, {"_id": 1}) is not None:
-        await members.remove_reserved(database, [key])
+        await members.remove_reserved(database, [mine["_id"]])
 
 
-async def finish(
-    database: Any, claimed: GroupClaim, *, usable: bool, requeue: int, token: str, where: str
-) -> bool:
+async def finish(database: Any, claimed: GroupClaim, *, usable: bool, requeue: int, token: str, where: str) -> bool:
     """End a claimed group; return whether its position comes again. `token` tells a repeated call its own write."""
-    run_id = (await members.live_member(database, claimed.member_id, where=where))["run_id"]
+    run_id = await _run_of(database, claimed, where=where)
     key = f"{run_id}/{claimed.group_id}"
     again = not usable and not claimed.is_eval and claimed.tries < requeue
     change: Document = {"member_id": "", "finished_by": claimed.member_id, "finish": token}
@@ -304,12 +271,9 @@ async def finish(
         # In the same write: the position is never without a group that is there for it.
         change |= {"again": "waiting", "again_tries": claimed.tries + 1}
     mine = {"_id": key, "state": "open", "member_id": claimed.member_id}
-    if await database["groups"].find_one_and_update(mine, {"$set": change}, {"_id": 1}) is None:
-        kept = await database["groups"].find_one({"_id": key}, {"finish": 1})
-        if kept is None:
-            raise StoreError(f"{where}: no group {claimed.group_id} in run '{run_id}' to finish; it was never claimed")
-        if kept.get("finish") != token:
-            raise _lost(claimed.group_id, claimed.member_id, where=where)
+    ended = await database["groups"].find_one_and_update(mine, {"$set": change}, {"_id": 1})
+    if ended is None and await database["groups"].find_one({"_id": key, "finish": token}, {"_id": 1}) is None:
+        raise _lost(claimed.group_id, claimed.member_id, where=where)
     # Left by an earlier member that died between announcing a record and noticing that its claim was lost.
     await members.cancel_records_of(database, run_id, {claimed.group_id: "lost"})
     return again
@@ -317,6 +281,6 @@ async def finish(
 
 def _lost(group_id: str, member_id: str, *, where: str) -> ClaimLostError:
     return ClaimLostError(
-        f"{where}: member {member_id} does not have group {group_id} any more: another one has it, or it has ended; "
-        "drop the work on it"
+        f"{where}: member {member_id} does not have group {group_id} any more; its work on the group is void, and "
+        "another member samples it"
     )

@@ -1,4 +1,4 @@
-"""The queue of training groups that are ready, and the groups of evaluations: asking for them, waiting for their end."""
+"""The queue of training groups that are ready, and groups of evaluations: asking for them, waiting for their end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.api.group_queue import next_groups
-from agentrl_mongo import claims, documents, queries, sampling_state
+from agentrl_mongo import documents, queries, rows, sampling_state
 from agentrl_mongo.reader import IN_LIST
 from agentrl_mongo.writing import in_slices
 
@@ -76,8 +76,11 @@ async def take(
 async def _queue(database: Any, run_id: str) -> list[WaitingGroup]:
     wanted, order = queries.queue(run_id)
     found = [kept async for kept in database["groups"].find(wanted, sort=order)]
-    wanted, _ = queries.versions(run_id, sorted({int(kept["version"]) for kept in found}))
-    steps = {int(kept["version"]): int(kept["step"]) async for kept in database["versions"].find(wanted)}
+    steps: dict[int, int] = {}
+    for version in {int(kept["version"]) for kept in found}:
+        wanted, order = queries.live_versions(run_id, version)
+        published = await database["versions"].find_one(wanted, {"step": 1}, sort=order)
+        steps[version] = version if published is None else int(published["step"])
     return [
         WaitingGroup(
             key=kept["_id"],
@@ -85,7 +88,7 @@ async def _queue(database: Any, run_id: str) -> list[WaitingGroup]:
             task_id=kept["task_id"],
             index=int(kept["index"]),
             version=int(kept["version"]),
-            step=steps.get(int(kept["version"]), 0),
+            step=steps[int(kept["version"])],
             ready=kept["state"] == "ready",
         )
         for kept in found
@@ -103,15 +106,13 @@ async def give_back(database: Any, taker: Taker) -> None:
 def evaluation(run_id: str, task_set: str, task_ids: Sequence[str], *, version: int, claimable: bool) -> list[Document]:
     """Return documents of groups that ask for one episode on each task."""
     made = [
-        claims.group_document(
-            run_id, task_id=task_id, index=index, size=1, version=version, task_set=task_set, is_eval=True
-        )
+        rows.new_group(run_id, task_id=task_id, index=index, size=1, version=version, task_set=task_set, is_eval=True)
         for index, task_id in enumerate(task_ids)
     ]
     return made if claimable else [group | {"state": "aside"} for group in made]
 
 
-async def ended(database: Any, run_id: str, remaining: list[str], *, where: str) -> bool:
+async def have_ended(database: Any, run_id: str, remaining: list[str], *, where: str) -> bool:
     """Return whether all groups have ended, or sampling has; removes groups that have ended from `remaining`."""
     run = await sampling_state.read(database, run_id, where=where)
     while remaining and not run["sampling_closed"]:
@@ -129,6 +130,6 @@ async def last_records(database: Any, run_id: str, group_ids: Sequence[str]) -> 
     found: dict[str, Record] = {}
     for some in in_slices(group_ids):
         wanted, _ = queries.records_of(run_id, some, _OUTCOMES)
-        async for kept in database["records"].find(wanted, IN_LIST, sort=[("order", 1)]):
+        async for kept in database["records"].find(wanted, IN_LIST, sort=[("attempt", 1), ("order", 1)]):
             found[kept["group_id"]] = documents.record_from(kept)
     return [found.get(group_id) for group_id in group_ids]

@@ -1,19 +1,16 @@
 """Members of a run in a database: joining, heartbeats, and the end of a member with the records that it ran.
 
-A member is one document, and its end is one compare-and-set on it. Nothing else has to happen for its groups to be free:
-a group whose member is not live counts as having none. So a process that dies between that write and the next ones
-leaves nothing that is stuck; whoever claims a group first ends the records that its last member left running.
+A member is one document, and its end is one compare-and-set on it. Nothing else has to happen for its groups to be
+free: a group whose member is not live counts as having none. So a process that dies between that write and the next
+ones leaves nothing that is stuck; whoever claims a group first ends the records that its last member left running.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
-from agentrl_core.api.members import Member
-from agentrl_core.errors import ClaimLostError, MemberError, StoreError
-from agentrl_mongo import documents, queries
+from agentrl_core.errors import MemberError
+from agentrl_mongo import queries, rows
 from agentrl_mongo.writing import in_slices, inserted
 
 if TYPE_CHECKING:
@@ -23,25 +20,11 @@ if TYPE_CHECKING:
     from agentrl_mongo.documents import Document
 
 DETAILS = {
-    "lost": "the process that ran it gave no sign of life any more",
-    "left": "the process that ran it left the run",
+    "lost": "the process that ran it was declared lost: its heartbeat had stopped for longer than its lease",
+    "left": "the process that ran it left the run first",
     "resumed": "the process that ran it ended first",
 }
 """Reason of a cancelled record -> its text for a person."""
-
-
-def document_of(member: Member) -> Document:
-    """Convert a member."""
-    what = f"member {member.id}"
-    fields = attrs.asdict(member, recurse=False, filter=lambda field, _: field.name not in ("id", "packages", "report"))
-    kept = documents.plain(fields, what) | {"_id": member.id, "packages": documents.plain(dict(member.packages), what)}
-    return {**kept, "report": documents.plain(dict(member.report), what), "order": documents.next_order()}
-
-
-def member_of(kept: Document) -> Member:
-    """Restore a member."""
-    fields = {field.name: documents.restored(kept[field.name]) for field in attrs.fields(Member) if field.name in kept}
-    return Member(id=kept["_id"], **fields)
 
 
 async def join(database: Any, document: Document, *, where: str) -> None:
@@ -51,9 +34,10 @@ async def join(database: Any, document: Document, *, where: str) -> None:
         wanted, _ = queries.live_members(run_id)
         other = await database["members"].find_one({**wanted, "role": "train"})
         if other is not None and document["role"] == "train":
+            name = rows.member_of(other).name
             raise MemberError(
-                f"{where}: run '{run_id}' has a trainer already: {member_of(other).name}; end that process, or wait "
-                f"until it is declared lost ({other['lease_s']:g} s without a sign of life), and try again"
+                f"{where}: run '{run_id}' has a trainer already: {name}; end that process, or wait "
+                f"{other['lease_s']:g} s if it has died"
             )
         if await database["members"].find_one({"_id": document["_id"]}, {"_id": 1}) is not None:
             raise MemberError(f"{where}: a member {document['_id']} has joined before; ids are used once")
@@ -66,20 +50,13 @@ async def live(database: Any, run_id: str) -> list[str]:
     return [kept["_id"] async for kept in database["members"].find(wanted, {"_id": 1})]
 
 
-async def live_member(database: Any, member_id: str, *, where: str) -> Document:
-    """Return the document of a live member; raise `ClaimLostError` if it is not live."""
-    kept: Document | None = await database["members"].find_one({"_id": member_id}, {"run_id": 1, "state": 1})
-    if kept is None or kept["state"] != "live":
-        raise ClaimLostError(
-            f"{where}: member {member_id} is not live ({'unknown' if kept is None else kept['state']}), so it has no "
-            "groups; join the run again"
-        )
-    return kept
+async def run_of(database: Any, member_id: str) -> str | None:
+    """Return the run of a live member; None if there is no such member."""
+    kept = await database["members"].find_one({"_id": member_id, "state": "live"}, {"run_id": 1})
+    return None if kept is None else kept["run_id"]
 
 
-async def end(
-    database: Any, member_id: str, state: MemberState, *, token: str, beats: int | None = None, where: str
-) -> bool:
+async def end(database: Any, member_id: str, state: MemberState, *, token: str, beats: int | None = None) -> bool:
     """End a live member, if it still has this number of heartbeats; return whether this call ended it.
 
     `token` names the call, so that it knows its own write again if it is repeated.
@@ -87,12 +64,8 @@ async def end(
     expected = {"_id": member_id, "state": "live"} | ({} if beats is None else {"beats": beats})
     change = {"$set": {"state": state, "ended_by": token}}
     kept = await database["members"].find_one_and_update(expected, change)
-    if kept is None:
-        kept = await database["members"].find_one({"_id": member_id})
-        if kept is None:
-            raise StoreError(f"{where}: there is no member {member_id} in this database")
-        if kept.get("ended_by") != token:
-            return False
+    if kept is None and (kept := await database["members"].find_one({"_id": member_id, "ended_by": token})) is None:
+        return False
     await free(database, kept["run_id"], member_id, reason=state)
     return True
 

@@ -63,6 +63,11 @@ def steps(run_id: str) -> Query:
     return {"run_id": run_id}, [("order", 1)]
 
 
+def last_step(run_id: str) -> Query:
+    """Live steps, the last one first."""
+    return {"run_id": run_id, "voided": False}, [("step", -1)]
+
+
 def queue(run_id: str) -> Query:
     """Training groups that wait to be taken, open or ready, in the order of submission.
 
@@ -98,14 +103,14 @@ def abandoned_groups(run_id: str, live: Sequence[str]) -> Query:
 
 
 def positions_again(run_id: str, most_tries: int) -> Query:
-    """Groups whose positions may be claimed again, by position."""
+    """Groups whose positions may be claimed again now, by position."""
     wanted = {"run_id": run_id, "again": "released", "again_tries": {"$lte": most_tries}}
     return wanted, [("index", 1)]
 
 
-def positions_waiting(run_id: str) -> Query:
-    """Groups whose positions may be claimed again after the next `admit`."""
-    return {"run_id": run_id, "again": "waiting"}, []
+def positions_to_repeat(run_id: str, again: list[str]) -> Query:
+    """Groups whose positions may be claimed again, now (`released`) or after the next `admit` (`waiting`)."""
+    return {"run_id": run_id, "again": {"$in": again}}, []
 
 
 def unfinished_evaluations(run_id: str) -> Query:
@@ -118,11 +123,6 @@ def ended_groups_of_versions(run_id: str, versions: list[int]) -> Query:
     return {"run_id": run_id, "queued": False, "version": {"$in": versions}, "is_eval": False}, []
 
 
-def training_groups_below(run_id: str, index: int) -> Query:
-    """Training groups with a smaller submission index."""
-    return {"run_id": run_id, "is_eval": False, "index": {"$lt": index}}, []
-
-
 def members(run_id: str) -> Query:
     """Members in the order in which they joined."""
     return {"run_id": run_id}, [("order", 1)]
@@ -133,9 +133,9 @@ def live_members(run_id: str) -> Query:
     return {"run_id": run_id, "state": "live"}, []
 
 
-def versions(run_id: str, numbers: list[int]) -> Query:
-    """Publications of weights with these version numbers."""
-    return {"run_id": run_id, "version": {"$in": numbers}}, []
+def live_versions(run_id: str, most: int) -> Query:
+    """Publications of weights that are not void, up to a version, the newest first."""
+    return {"run_id": run_id, "version": {"$lte": most}, "voided": {"$ne": True}}, [("version", -1)]
 
 
 def _unfinished(run_id: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from agentrl_mongo.documents import Document
 
-_UNDONE = ["open", "ready", "taken", "reserved"]
+_CONSUMED = ["taken", "trained"]
 
 
 def _later(run_id: str, step: int) -> Document:
@@ -32,8 +32,10 @@ async def count_after(database: Any, run_id: str, step: int) -> int:
 
 
 async def live_steps(database: Any, run_id: str) -> int:
-    """Return the number of live steps."""
-    return int(await database["steps"].count_documents({"run_id": run_id, "voided": False}))
+    """Return the number of live steps, which is the number of the last one."""
+    wanted, order = queries.last_step(run_id)
+    kept = await database["steps"].find_one(wanted, {"step": 1}, sort=order)
+    return 0 if kept is None else int(kept["step"])
 
 
 async def void_after(database: Any, run_id: str, step: int, completed: dict[str, str], *, where: str) -> None:
@@ -47,50 +49,66 @@ async def void_after(database: Any, run_id: str, step: int, completed: dict[str,
     await database["steps"].update_many(_later(run_id, step), {"$set": {"voided": True}})
     later = {"run_id": run_id, "step": {"$gt": step}, "voided": {"$ne": True}}
     await database["versions"].update_many(later, {"$set": {"voided": True}})
-    void = await _void_versions(database, run_id)
-    await _sort_groups(database, run_id, void)
+    await _sort_groups(database, run_id)
     await _cancel_records(database, run_id)
     done = {"sampling_closed": False, "trained_steps": await live_steps(database, run_id)}
     await database["runs"].update_one({"_id": run_id}, {"$set": done, "$inc": {"revision": 1}})
 
 
-async def _void_versions(database: Any, run_id: str) -> set[int]:
-    found: set[int] = set()
-    for name in ("versions", "steps"):
-        wanted = {"run_id": run_id, "voided": True}
-        found |= {int(kept["version"]) async for kept in database[name].find(wanted, {"version": 1})}
+@attrs.define
+class _Steps:
+    """Groups and versions of a run's steps."""
+
+    consumed: set[str] = attrs.field(factory=set)
+    """Keys of the groups of live steps."""
+    undone: set[str] = attrs.field(factory=set)
+    """Keys of the groups of void steps that no live step has."""
+    void: set[int] = attrs.field(factory=set)
+    """Versions that are void."""
+
+
+async def _steps(database: Any, run_id: str) -> _Steps:
+    found = _Steps()
+    async for kept in database["steps"].find({"run_id": run_id}, {"groups": 1, "version": 1, "voided": 1}):
+        keys = {f"{run_id}/{group}" for group in kept["groups"]}
+        if kept["voided"]:
+            found.undone |= keys
+            found.void.add(int(kept["version"]))
+        else:
+            found.consumed |= keys
+    found.undone -= found.consumed
+    async for kept in database["versions"].find({"run_id": run_id, "voided": True}, {"version": 1}):
+        found.void.add(int(kept["version"]))
     return found
 
 
-async def _sort_groups(database: Any, run_id: str, void: set[int]) -> None:
+async def _sort_groups(database: Any, run_id: str) -> None:
     """Keep the groups that no void weights have touched, and set the others aside."""
-    live = database["steps"].find({"run_id": run_id, "voided": False}, {"groups": 1})
-    consumed = {f"{run_id}/{group}" async for kept in live for group in kept["groups"]}
-    collection = database["groups"]
+    steps, collection = await _steps(database, run_id), database["groups"]
     wanted, _ = queries.pending_groups(run_id)
     pending = [kept async for kept in collection.find(wanted)]
     # A step's groups are marked after it is recorded, so the trainer may have died in between.
-    trained = [kept["_id"] for kept in pending if kept["_id"] in consumed]
-    await _update_each(collection, trained, {"$set": {"state": "trained", "queued": False, "pending": False}})
-    pending = [kept for kept in pending if kept["_id"] not in consumed]
-    touched = await _touched_by(database, run_id, [kept["id"] for kept in pending], void)
-    aside, kept_groups = [], []
-    for kept in pending:
-        (aside if int(kept["version"]) in void or kept["id"] in touched else kept_groups).append(kept)
-    await members.remove_reserved(database, [kept["_id"] for kept in aside if kept["state"] == "reserved"])
-    aside = [kept for kept in aside if kept["state"] != "reserved"]
-    for some in in_slices(sorted(void)):
+    for some in in_slices([kept["_id"] for kept in pending if kept["_id"] in steps.consumed]):
+        trained = {"state": "trained", "queued": False, "pending": False}
+        await collection.update_many({"_id": {"$in": some}}, {"$set": trained})
+    pending = [kept for kept in pending if kept["_id"] not in steps.consumed]
+    pending += [kept async for kept in _found_each(collection, sorted(steps.undone)) if kept["state"] == "trained"]
+    touched = await _touched_by(database, run_id, [kept["id"] for kept in pending], steps.void)
+    aside = [kept for kept in pending if int(kept["version"]) in steps.void or kept["id"] in touched]
+    reserved = {kept["_id"] for kept in aside if kept["state"] == "reserved"}
+    await members.remove_reserved(database, sorted(reserved))
+    for some in in_slices(sorted(steps.void)):
         wanted, _ = queries.ended_groups_of_versions(run_id, some)
-        ended = {"$in": ["trained", "dropped", "dead"]}
-        aside += [
-            kept
-            async for kept in collection.find({**wanted, "state": ended, "_id": {"$nin": []}})
-            if kept["_id"] not in consumed
-        ]
-    await _set_aside(collection, aside)
-    returned = {"$set": {"state": "ready", "queued": True}, "$unset": {"taken_by": ""}}
-    for kept in kept_groups:
-        await collection.update_one({"_id": kept["_id"], "state": "taken"}, returned)
+        aside += [kept async for kept in collection.find({**wanted, "state": {"$in": ["dropped", "dead"]}})]
+    gone = {kept["_id"] for kept in aside}
+    await _set_aside(collection, [kept for kept in aside if kept["_id"] not in reserved])
+    returned = {
+        "$set": {"state": "ready", "queued": True, "pending": True},
+        "$unset": {"taken_by": "", "trained_by": ""},
+    }
+    for kept in pending:
+        if kept["_id"] not in gone and kept["state"] in _CONSUMED:
+            await collection.update_one({"_id": kept["_id"], "state": {"$in": _CONSUMED}}, returned)
     wanted, _ = queries.unfinished_evaluations(run_id)
     await collection.update_many(wanted, {"$set": {"state": "aside", "member_id": ""}})
 
@@ -122,7 +140,7 @@ async def _set_aside(collection: Any, groups: Sequence[Document]) -> None:
             change: Document = {"state": "aside", "queued": False, "pending": False, "member_id": ""}
             # A position that was given to a later group comes again with that one.
             if kept.get("again") != "given":
-                change |= {"again": "waiting", "again_tries": tries}
+                change |= {"again": "released", "again_tries": tries}
             await collection.update_one({"_id": kept["_id"], "state": {"$ne": "aside"}}, {"$set": change})
 
 
@@ -138,29 +156,18 @@ async def _cancel_records(database: Any, run_id: str) -> None:
 
 
 async def left(database: Any, run_id: str, step: int) -> tuple[int, dict[int, int]]:
-    """Return the next submission index, and the earlier ones that no live step up to `step` consumed.
+    """Return one more than the highest position that live steps up to `step` consumed, and the positions to repeat.
 
-    Each of those comes with the number of its groups that were dropped. A dropped group counts only if it was submitted
-    before the last live step published its version.
+    Each of those comes with its tries.
     """
     wanted = {"run_id": run_id, "voided": False, "step": {"$lte": step}}
-    live = [kept async for kept in database["steps"].find(wanted, {"groups": 1, "version": 1})]
-    names = [f"{run_id}/{group}" for kept in live for group in kept["groups"]]
-    consumed = {int(kept["index"]) async for kept in _found_each(database["groups"], names)}
-    next_index = max(consumed, default=-1) + 1
-    newest = max((kept["version"] for kept in live), default=0)
-    found: dict[int, int] = {}
-    wanted, _ = queries.training_groups_below(run_id, next_index)
-    async for kept in database["groups"].find(wanted, {"index": 1, "state": 1, "version": 1}):
-        if (index := int(kept["index"])) not in consumed:
-            dropped = kept["state"] == "dropped" and kept["version"] < newest
-            found[index] = found.get(index, 0) + dropped
-    return next_index, found
-
-
-async def _update_each(collection: Any, ids: list[str], change: dict[str, Any]) -> None:
-    for some in in_slices(ids):
-        await collection.update_many({"_id": {"$in": some}}, change)
+    names = [f"{run_id}/{group}" async for kept in database["steps"].find(wanted) for group in kept["groups"]]
+    next_index = 0
+    async for kept in _found_each(database["groups"], names):
+        next_index = max(next_index, int(kept["index"]) + 1)
+    wanted, _ = queries.positions_to_repeat(run_id, ["waiting", "released"])
+    found = {int(kept["index"]): int(kept["again_tries"]) async for kept in database["groups"].find(wanted)}
+    return next_index, {index: tries for index, tries in sorted(found.items()) if index < next_index}
 
 
 async def _found_each(collection: Any, ids: list[str]) -> AsyncIterator[Document]:

@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.api.run_rows import RunControl
 from agentrl_core.errors import StoreError
-from agentrl_mongo import documents
+from agentrl_mongo import rows
 from agentrl_mongo.writing import insert_missing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agentrl_core.api.run_rows import RunControl
     from agentrl_mongo.documents import Document
 
-FIELDS = {
-    name: 1
-    for name in (
+FIELDS = dict.fromkeys(
+    (
         *("revision", "plan", "next_index", "admitted_steps", "trained_steps", "sampling_closed", "replaced"),
-        *("wanted", "limits"),
-    )
-}
+        *("wanted", "limits", "control_revision"),
+    ),
+    1,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -54,16 +56,6 @@ class SamplingState:
             closed=kept["sampling_closed"],
             replaced=sum(int(count) for count in kept.get("replaced", {}).values()),
         )
-
-
-def control_of(kept: Document) -> RunControl:
-    """Restore what a run's members are to do."""
-    return RunControl(
-        admitted_steps=int(kept.get("admitted_steps", -1)),
-        closed=kept["sampling_closed"],
-        wanted=kept.get("wanted", "run"),
-        limits={limit["option"]: documents.restored(limit["value"]) for limit in kept.get("limits", ())},
-    )
 
 
 async def read(database: Any, run_id: str, *, where: str) -> Document:
@@ -115,3 +107,18 @@ async def complete(database: Any, plan: Document) -> None:
         reserved = {"_id": begun["_id"], "state": "reserved"}
         change = {"state": "open", "queued": True, "index": begun["index"], "task_id": begun["task_id"]}
         await database["groups"].update_one(reserved, {"$set": change})
+
+
+async def set_control(
+    database: Any, run_id: str, *, wanted: str | None, limits: Mapping[str, int | float | None], where: str
+) -> RunControl | None:
+    """Change what the run's members are to do, and return it; None if somebody else changed it meanwhile."""
+    kept = await read(database, run_id, where=where)
+    before = rows.control_of(kept)
+    after = {name: value for name, value in {**before.limits, **limits}.items() if value is not None}
+    change = {"wanted": wanted or before.wanted, "limits": rows.limits_to(after)}
+    expected = {"_id": run_id, "control_revision": kept["control_revision"]}
+    update = {"$set": change, "$inc": {"control_revision": 1}}
+    if await database["runs"].find_one_and_update(expected, update, {"_id": 1}) is None:
+        return None
+    return rows.control_of(kept | change)

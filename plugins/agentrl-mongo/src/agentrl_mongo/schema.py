@@ -58,7 +58,6 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
         _index("run_id", "order"),
         _index("run_id", "pending"),
         _index("run_id", "is_eval", "state", "member_id", "order"),
-        _index("run_id", "is_eval", "index"),
         _index("run_id", "again", "index"),
     ],
     "members": [

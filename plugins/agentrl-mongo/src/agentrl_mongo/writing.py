@@ -1,13 +1,14 @@
-"""Writes that may be repeated after a lost connection, and lists of ids that fit into one command."""
+"""Writes that may be repeated or cancelled, and lists of ids that fit into one command."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, WriteConcernError, WTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from agentrl_mongo.documents import Document
 
@@ -51,3 +52,13 @@ async def insert_missing(collection: Any, values: Sequence[Document]) -> None:
             late = fault.get("errInfo", {}).get("wtimeout")
             kind = WTimeoutError if late else WriteConcernError
             raise kind(fault["errmsg"], fault["code"], fault) from None
+
+
+async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Await `work`; if the caller is cancelled, let `work` end first, because what it has begun to write goes on."""
+    running = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
