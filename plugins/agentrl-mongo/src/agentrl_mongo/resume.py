@@ -1,4 +1,4 @@
-"""What a resumed run goes on with: steps and versions that become void, groups that it keeps, positions that come again.
+"""Going on from an earlier step: steps and versions that become void, groups that stay, positions that come again.
 
 Every write can be repeated: if the server or this process ends in between, the next resumption completes it. Samplers
 may be live meanwhile, so each group changes by compare-and-set.
