@@ -166,9 +166,10 @@ async def _new_groups(database: Any, call: Claiming, state: SamplingState, room:
     if call.task_at is None:
         new = [rows.new_group(call.run_id, task_id="", index=-1, **shared) for _ in range(number)]
         return [kept | {"state": "reserved", "queued": False, **_owner(call)} for kept in new]
-    wanted, order = queries.positions_again(call.run_id, call.admission.requeue)
-    again = [kept async for kept in database["groups"].find(wanted, sort=order, limit=number)]
+    wanted, order = queries.positions_again(call.run_id)
+    again = [kept async for kept in database["groups"].find(wanted, sort=order)]
     turns = [(int(kept["index"]), int(kept["again_tries"]), kept["_id"]) for kept in again]
+    turns = [turn for turn in turns if turn[1] <= call.admission.requeue][:number]
     turns += [(state.next_index + offset, 0, "") for offset in range(number - len(turns))]
     return [
         rows.new_group(call.run_id, task_id=call.task_at(index), index=index, **shared)
@@ -185,7 +186,7 @@ async def _claims_of(database: Any, call: Claiming, taken: Sequence[Document]) -
     """Return the claims of groups that may have scored records of earlier members."""
     if not taken:
         return []
-    wanted, _ = queries.records_of(call.run_id, [kept["id"] for kept in taken], ["scored"])
+    wanted, _ = queries.records_of(call.run_id, [kept["id"] for kept in taken], "scored")
     scored: dict[str, dict[int, str]] = {}
     async for record in database["records"].find(wanted, {"group_id": 1, "sample_index": 1}):
         scored.setdefault(record["group_id"], {})[int(record["sample_index"])] = record["_id"]
