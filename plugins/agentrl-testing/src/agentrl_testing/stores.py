@@ -6,10 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from agentrl_testing.store_claims import StoreClaimsSuite
 from agentrl_testing.store_facts import StoreFactsSuite
 from agentrl_testing.store_groups import StoreGroupsSuite
+from agentrl_testing.store_machine import StoreMachine
 from agentrl_testing.store_members import StoreMembersSuite
 from agentrl_testing.store_resuming import StoreResumingSuite
 
@@ -37,7 +40,16 @@ class StoreSuite(StoreFactsSuite, StoreMembersSuite, StoreClaimsSuite, StoreGrou
             return lambda: SQLiteStore.read(tmp_path / "agentrl.db")
     """
 
+    machine_examples = 40
+    """Histories that the state machine makes up."""
+
     @pytest.fixture(autouse=True)
     def _close(self, store: Store) -> Any:
         yield
         asyncio.run(store.close())
+
+    def test_members_claims_and_resuming_follow_a_model(self, store: Store) -> None:
+        machine = type("Machine", (StoreMachine,), {"store": store})
+        run_state_machine_as_test(
+            machine, settings=settings(max_examples=self.machine_examples, stateful_step_count=40, deadline=None)
+        )
