@@ -5,6 +5,7 @@
 | `meta` | the database: version of the layout | `schema` |
 | `runs` | run | its name |
 | `tasks` | task of a task set | |
+| `members` | process that takes part in a run | its id |
 | `groups` | group | `RUN/GROUP` |
 | `records` | record | its id |
 | `interactions` | LLM call, without its arrays | |
@@ -13,8 +14,13 @@
 | `sessions` | session of a record | the record's id |
 | `steps`, `versions` | optimizer step, weight publication | |
 
-Documents are only added, except that runs, groups, records, sessions and steps change their state; each change names
-the state that it expects.
+Documents are only added, except that runs, members, groups, records, sessions, steps and versions change their state;
+each change names the state that it expects. No write needs a transaction, which a server alone does not have: a change
+of several documents begins with the one that decides, and whoever finds the others unchanged completes it.
+
+Fields of a group, besides those of `GroupRow`: `queued` (waits to be taken), `pending` (counts for the admission),
+`claim` (the call that claimed it), `again` (its position is to be sampled again: `waiting` for the next `admit`,
+`released`, or `given` to the group that has this one's key in `follows`).
 """
 
 from __future__ import annotations
@@ -25,12 +31,13 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING, IndexModel
 
 from agentrl_core.errors import StoreError
+from agentrl_mongo import upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SCHEMA_VERSION = 1
-"""Number of the layout above."""
+SCHEMA_VERSION = 2
+"""Number of the layout above. 1: without members and claims."""
 
 _SCHEMA = "schema"
 
@@ -49,13 +56,23 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
     ],
     "groups": [
         _index("run_id", "queued", "version", "index"),
+        _index("run_id", "order"),
+        _index("run_id", "pending"),
+        _index("run_id", "is_eval", "state", "member_id", "order"),
+        _index("run_id", "member_id"),
+        _index("run_id", "again", "index"),
+    ],
+    "members": [
+        _index("run_id", "order"),
         _index("run_id", "state"),
-        _index("run_id", "is_eval", "index"),
+        # A run has one trainer at a time.
+        _index("run_id", unique=True, partialFilterExpression={"role": "train", "state": "live"}),
     ],
     "records": [
         _index("run_id", "started_at", "order"),
         _index("run_id", "task_id", "started_at", "order"),
         _index("run_id", "outcome", "group_id"),
+        _index("run_id", "group_id"),
     ],
     "interactions": [
         _index("record_id", "seq", unique=True),
@@ -73,11 +90,15 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
 
 
 async def create(database: Any) -> None:
-    """Mark a new database as a store, and create its indexes; does no harm to a store that is there already."""
+    """Make a database a store of this layout, with its indexes; does no harm to a store that is there already."""
     made = {"version": SCHEMA_VERSION, "written_by": f"agentrl-mongo {version('agentrl-mongo')}"}
     await database["meta"].update_one({"_id": _SCHEMA}, {"$setOnInsert": made}, upsert=True)
     for name, indexes in INDEXES.items():
         await database[name].create_indexes(list(indexes))
+    kept = await database["meta"].find_one({"_id": _SCHEMA})
+    if kept["version"] < SCHEMA_VERSION:
+        await upgrade.from_1(database)
+        await database["meta"].update_one({"_id": _SCHEMA}, {"$set": made})
 
 
 async def is_store(database: Any, where: str) -> bool:
