@@ -135,6 +135,39 @@ class GroupRow:
 
 
 @attrs.frozen(kw_only=True)
+class VersionRow:
+    """One publication of weights."""
+
+    version: int
+    step: int
+    """Number of optimizer steps behind the weights."""
+    published_at: float
+
+
+@attrs.frozen(kw_only=True)
+class SealRow:
+    """One link of a run's audit chain as stored, see `agentrl_core.api.audit.Seal`."""
+
+    run_id: str
+    number: int
+    """0-based place in the chain."""
+    body: str
+    """Text that the digest is of; the store does not look into it."""
+    digest: str
+
+
+@attrs.frozen(kw_only=True)
+class EndedRecord:
+    """A record that has ended, with the little else that its seal needs."""
+
+    record: Record
+    """With its `score_details`."""
+    group: GroupRow
+    calls: Sequence[str]
+    """`Interaction.digest` of each LLM call, by `seq`."""
+
+
+@attrs.frozen(kw_only=True)
 class RunControl:
     """What a run's members are to do: set by the trainer and by commands such as `agentrl runs pause`."""
 
@@ -211,6 +244,14 @@ class RunReader(Protocol):
 
     async def control(self, run_id: str) -> RunControl:
         """Return what people and the trainer want of the run's members."""
+        ...
+
+    async def versions(self, run_id: str, *, after: int = -1) -> list[VersionRow]:
+        """Return the publications of versions above `after`, by version."""
+        ...
+
+    async def seals(self, run_id: str) -> list[SealRow]:
+        """Return the links of the run's audit chain by number."""
         ...
 
     async def close(self) -> None:
@@ -421,6 +462,21 @@ class Store(RunReader, Protocol):
 
     async def add_version(self, run_id: str, version: int, *, step: int) -> None:
         """Record a weight publication; raise `StoreError` unless `version` exceeds all earlier ones of the run."""
+        ...
+
+    async def unsealed(self, run_id: str, *, limit: int, late: bool = False) -> list[EndedRecord]:
+        """Return up to `limit` records that have ended and that no seal names.
+
+        With `late`, return records instead that got another LLM call after the last seal that names them: a call may
+        still be under way when its record is cancelled. This reads the calls of all records.
+        """
+        ...
+
+    async def add_seal(self, seal: SealRow, *, records: Mapping[str, int]) -> None:
+        """Append a link to the run's audit chain, which names `records`: id -> number of their sealed calls.
+
+        Raises `StoreError` if the chain has a link of this number.
+        """
         ...
 
     async def flush(self) -> None:
