@@ -197,9 +197,7 @@ class RunReader(Protocol):
         """Return all runs, oldest first."""
         ...
 
-    async def tasks(
-        self, run_id: str, *, task_set: str | None = None, ids: Sequence[str] | None = None
-    ) -> list[Task]:
+    async def tasks(self, run_id: str, *, task_set: str | None = None, ids: Sequence[str] | None = None) -> list[Task]:
         """Return the task rows of a run, or of one of its task sets, in the order in which they were added.
 
         `ids`, if given, are those of the tasks to return.
