@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import attrs
 import orjson
 
-from agentrl_core.api.stores import GroupRow, RunRow, SealRow, StepRow, VersionRow
+from agentrl_core.api.run_rows import GroupRow, RunRow, SealRow, StepRow, VersionRow
 from agentrl_core.errors import UnstorableError
 
 if TYPE_CHECKING:

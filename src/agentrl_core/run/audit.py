@@ -1,4 +1,4 @@
-"""Writer of a run's audit chain: the trainer seals what is new in the store, with every step and when it begins or ends.
+"""Writer of a run's audit chain: the trainer seals what is new in the store, at every step, start and end.
 
 `api/audit.py` has the form of the seals, `agentrl trace verify` checks them.
 """
@@ -182,7 +182,7 @@ class AuditTrail:
 
 
 def _packages(used: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of core and of the packages that have the run's components, and of what samples and trains."""
+    """Return the versions of Python, core, torch, transformers and the packages of the run's components."""
     named = {place.split(" ")[0].partition("==")[0] for place in used.values() if "==" in place}
     found = {"python": platform.python_version()}
     for name in sorted({*named, "agentrl-core", "torch", "transformers"}):
