@@ -1,13 +1,14 @@
-"""Rows that a store exchanges with its callers: runs, steps, groups, sessions, seals, and where a resumed run starts."""
+"""Rows that a store exchanges with its callers: runs, steps, groups, sessions, seals, and where it resumes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from agentrl_core.types import Record
+if TYPE_CHECKING:
+    from agentrl_core.types import Record
 
 IDENTITY = "run:identity"
 """Key of a run's identity among its components."""

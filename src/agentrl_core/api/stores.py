@@ -120,8 +120,8 @@ class RunReader(Protocol):
         """Return the publications of versions above `after`, by version."""
         ...
 
-    async def seals(self, run_id: str) -> list[SealRow]:
-        """Return the links of the run's audit chain by number."""
+    async def seals(self, run_id: str, *, newest: int | None = None) -> list[SealRow]:
+        """Return the links of the run's audit chain by number, or only the `newest` ones."""
         ...
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import platform
 import time
 from importlib import metadata
@@ -28,11 +29,13 @@ from agentrl_core.errors import StoreError
 from agentrl_core.weights.manifest import peek_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from agentrl_core.api.stores import EndedRecord, SealRow, StepRow, Store
     from agentrl_core.run.component_checks import BuiltComponents
     from agentrl_core.run.directory import RunDirectory
+
+logger = logging.getLogger(__name__)
 
 _RECORDS_PER_SEAL = 2000
 """Most records in one seal, so that it stays far below the 16 MB that a document of MongoDB may have."""
@@ -69,9 +72,20 @@ class AuditTrail:
             self._seal("step", [row], checkpoints=self._unsealed_checkpoints(newest_only=True), weights=published)
         )
 
-    def end(self) -> None:
-        """Seal what is left when this process has closed sampling and ends."""
-        asyncio.run(self._end())
+    def end(self, notice: Callable[[str], None], *, failed: bool) -> None:
+        """Seal what is left when this process has closed sampling and ends, and tell the user the chain's head.
+
+        If the run `failed`, the store may be the cause. The first error counts then, and the chain stays without end.
+        """
+        try:
+            asyncio.run(self._end())
+        except StoreError as error:
+            if not failed:
+                raise
+            logger.warning("the audit trail has no end: %s", error)
+        else:
+            verify = command_line("trace", "verify", self._directory.reference)
+            notice(f"the run is sealed; head {self.head} (keep it: `{verify} --head DIGEST` finds any later change)")
 
     async def _begin(self, components: BuiltComponents[Any], *, resumed: bool) -> None:
         sealed_versions: set[int] = set()

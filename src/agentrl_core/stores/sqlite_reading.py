@@ -37,12 +37,14 @@ class SQLiteReading(SQLiteConnection):
         return await self._restored("list runs", rows.run_from, rows.RUNS.select + " ORDER BY created_at, rowid")
 
     async def tasks(self, run_id: str, *, task_set: str | None = None, ids: Sequence[str] | None = None) -> list[Task]:
-        """Return tasks of a run, of one of its task sets, or with certain ids, in the order in which they were added."""
+        """Return tasks of a run, of one of its task sets, or with certain ids, in the order of their addition."""
         query, values = rows.TASKS.select + " WHERE run_id = ?", [run_id]
         if task_set is not None:
-            query, values = query + " AND task_set = ?", [*values, task_set]
+            query += " AND task_set = ?"
+            values.append(task_set)
         if ids is not None:
-            query, values = query + " AND id IN (SELECT value FROM json_each(?))", [*values, json.dumps(list(ids))]
+            query += " AND id IN (SELECT value FROM json_each(?))"
+            values.append(json.dumps(list(ids)))
         return await self._restored("list tasks", rows.task_from, query + " ORDER BY rowid", *values)
 
     async def sessions(self, run_id: str) -> list[SessionRow]:
@@ -125,10 +127,11 @@ class SQLiteReading(SQLiteConnection):
         query = rows.VERSIONS.select + " WHERE run_id = ? AND version > ? ORDER BY version"
         return await self._restored("list versions", rows.version_from, query, run_id, after)
 
-    async def seals(self, run_id: str) -> list[SealRow]:
-        """Return the links of the run's audit chain by number."""
-        query = rows.SEALS.select + " WHERE run_id = ? ORDER BY number"
-        return await self._restored("list seals", rows.seal_from, query, run_id)
+    async def seals(self, run_id: str, *, newest: int | None = None) -> list[SealRow]:
+        """Return the links of the run's audit chain by number, or only the `newest` ones."""
+        query = rows.SEALS.select + " WHERE run_id = ? ORDER BY number DESC LIMIT ?"
+        limit = -1 if newest is None else newest
+        return (await self._restored("list seals", rows.seal_from, query, run_id, limit))[::-1]
 
     async def groups(self, run_id: str) -> list[GroupRow]:
         """Return the groups of a run in the order in which they were added."""
