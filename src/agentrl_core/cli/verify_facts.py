@@ -278,9 +278,8 @@ class Verifier:
         """Verify the files of checkpoints and published weights that still exist; old ones are removed by the run."""
         kept = {path.name: path for _, path in self._directory.all_checkpoints()}
         self._manifests("checkpoint", kept, self._sealed.checkpoints)
-        published = {
-            version: self._directory.path / "weights" / f"version-{version}" for version in self._sealed.weights
-        }
+        place = self._directory.path / ((self._run.config.get("weights") or {}).get("place") or "weights")
+        published = {version: place / f"version-{version}" for version in self._sealed.weights}
         self._manifests("weights of version", published, self._sealed.weights)
 
     def _manifests(self, kind: str, folders: Mapping[str, Path], sealed: Mapping[str, str]) -> None:
