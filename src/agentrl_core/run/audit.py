@@ -13,7 +13,6 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from agentrl_core import config as configs
 from agentrl_core.api.audit import (
     Seal,
     SealKind,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from agentrl_core.api.stores import EndedRecord, SealRow, StepRow, Store
-    from agentrl_core.run.component_checks import BuiltComponents
     from agentrl_core.run.directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -46,12 +44,20 @@ _BEING_SAMPLED = ("reserved", "open")
 class AuditTrail:
     """The chain of one run, as its only writer sees it. Every method blocks until its seals are stored.
 
-    The process begins after optimizer step `step`, with policy version `version`. What an earlier process left unsealed
+    The process begins after optimizer step `step`, with policy version `version`, and with this config, as plain data,
+    and these components (`BuiltComponents.used`). What an earlier process left unsealed
     is sealed first, as it is found.
     """
 
     def __init__(
-        self, store: Store, directory: RunDirectory, components: BuiltComponents[Any], *, step: int, version: int
+        self,
+        store: Store,
+        directory: RunDirectory,
+        *,
+        config: Mapping[str, Any],
+        used: Mapping[str, str],
+        step: int,
+        version: int,
     ) -> None:
         self._store, self._directory, self._run_id = store, directory, directory.name
         self.head = ""
@@ -59,7 +65,7 @@ class AuditTrail:
         self._number, self._step, self._version = 0, step, -1
         self._tasks: set[tuple[str, str]] = set()
         self._checkpoints: dict[str, str] = {}
-        asyncio.run(self._begin(components, resumed=version > 0))
+        asyncio.run(self._begin(config, used, resumed=version > 0))
 
     def step(self, row: StepRow, weights: Mapping[int, str] | None = None) -> None:
         """Seal an optimizer step, all that is new since the last seal, and the checkpoint that was written after it.
@@ -87,7 +93,7 @@ class AuditTrail:
             verify = command_line("trace", "verify", self._directory.reference)
             notice(f"the run is sealed; head {self.head} (keep it: `{verify} --head DIGEST` finds any later change)")
 
-    async def _begin(self, components: BuiltComponents[Any], *, resumed: bool) -> None:
+    async def _begin(self, config: Mapping[str, Any], used: Mapping[str, str], *, resumed: bool) -> None:
         sealed_versions: set[int] = set()
         rows = await self._store.seals(self._run_id)
         for row in rows:
@@ -106,8 +112,8 @@ class AuditTrail:
             late=resumed,
             checkpoints=self._unsealed_checkpoints(),
             run="" if rows else run_digest(run),
-            config=config_digest(configs.dump_without_passwords(components.config)),
-            packages=_packages(components.used),
+            config=config_digest(config),
+            packages=_packages(used),
             voided_after=self._step if resumed else None,
         )
 

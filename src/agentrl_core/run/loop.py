@@ -64,7 +64,14 @@ class TrainingLoop:
         self._checkpoints = Checkpoints(
             self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step
         )
-        self._audit = AuditTrail(start.store, directory, components, step=start.step, version=start.version)
+        self._audit = AuditTrail(
+            start.store,
+            directory,
+            config=configs.dump_without_passwords(components.config),
+            used=components.used,
+            step=start.step,
+            version=start.version,
+        )
         # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
         self._learner.before_change(interruption.hold)
         self._watch = StepWarnings(self._config, events.notice, max_tokens=sampling.max_tokens, earlier=earlier)

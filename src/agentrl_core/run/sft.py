@@ -245,7 +245,14 @@ class _Loop:
         self._store, self._events, self._tuner = store, events, tuner
         self._step, self._version, self._started_at = step, version, started_at
         self._checkpoints = Checkpoints(tuner, store, directory, self._config.trainer, events.progress, step=step)
-        self._audit = AuditTrail(store, directory, components, step=step, version=version)
+        self._audit = AuditTrail(
+            store,
+            directory,
+            config=configs.dump_without_passwords(components.config),
+            used=components.used,
+            step=step,
+            version=version,
+        )
         self._interruption = interruption
         tuner.before_change(interruption.hold)
         self._evals: list[EvalReport] = []

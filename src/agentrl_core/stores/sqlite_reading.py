@@ -159,7 +159,8 @@ class SQLiteReading(SQLiteConnection):
         tools: dict[bytes | None, rows.Tools] = {None: ()}
         for key in {row[rows.TOOLS] for interactions in found for row in interactions} - {None}:
             query = "SELECT value FROM tools WHERE run_id = ? AND hash = ?"
-            (tools[key],) = await self._restored("read tools", lambda row: rows.tools_from(row[0]), query, run_id, key)
+            for value in await self._restored("read tools", lambda row: rows.tools_from(row[0]), query, run_id, key):
+                tools[key] = value
         with self._restoring("read interactions"):
             return tuple(
                 Episode(record=record, interactions=tuple(rows.interaction_from(row, tools) for row in interactions))
