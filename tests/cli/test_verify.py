@@ -103,7 +103,8 @@ def changes(draw, path):
     with sqlite3.connect(path) as db:
         table = draw(st.sampled_from(sorted(OPERATIONAL)))
         columns = [name for _, name, *_ in db.execute(f"PRAGMA table_info({table})") if name not in OPERATIONAL[table]]
-        rowid, *_ = draw(st.sampled_from(db.execute(f"SELECT rowid FROM {table}").fetchall()))
+        used = "WHERE id IN (SELECT task_id FROM records)" if table == "tasks" else ""
+        rowid, *_ = draw(st.sampled_from(db.execute(f"SELECT rowid FROM {table} {used}").fetchall()))
         column = draw(st.sampled_from(columns))
         (value,) = db.execute(f"SELECT {column} FROM {table} WHERE rowid = ?", (rowid,)).fetchone()
     db.close()
@@ -135,28 +136,22 @@ def same(old, new):
 
 def names_of(db, table, rowid):
     """Return words of which a finding must have one, if this row is changed."""
-    row = dict(zip([name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")],
-                   db.execute(f"SELECT * FROM {table} WHERE rowid = ?", (rowid,)).fetchone(), strict=True))  # fmt: skip
-    match table:
-        case "runs":
-            return [f"run {row['id']}"]
-        case "tasks":
-            return [f"task of set {row['task_set']} {row['id']}", "tasks of set train"]
-        case "groups":
-            members = [name for (name,) in db.execute("SELECT id FROM records WHERE group_id = ?", (row["id"],))]
-            return [f"record {name}" for name in members]
-        case "records":
-            return [f"record {row['id']}"]
-        case "interactions":
-            return [f"record {row['record_id']}"]
-        case "tools":
-            return ["record "]
-        case "steps":
-            return [f"step {row['step']} (version {row['version']})", "the steps"]
-        case "versions":
-            return [f"version {row['version']}", "the versions"]
-        case "seals":
-            return [f"seal {row['number']}", "the seals"]
+    names = [name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")]
+    row = dict(zip(names, db.execute(f"SELECT * FROM {table} WHERE rowid = ?", (rowid,)).fetchone(), strict=True))
+    if table == "groups":
+        found = db.execute("SELECT id FROM records WHERE group_id = ?", (row["id"],))
+        return [f"record {name}" for (name,) in found]
+    forms = {
+        "runs": ["run {id}"],
+        "tasks": ["task of set {task_set} {id}", "tasks of set train"],
+        "records": ["record {id}"],
+        "interactions": ["record {record_id}"],
+        "tools": ["record "],
+        "steps": ["step {step} (version {version})", "the steps"],
+        "versions": ["version {version}", "the versions"],
+        "seals": ["seal {number}", "the seals"],
+    }
+    return [form.format(**row) for form in forms[table]]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -178,6 +173,9 @@ def test_any_changed_value_is_named(sealed, tmp_path_factory, data):
     try:
         found = check(folder)
         assert any(named(found, word) for word in words), (table, column, old, new, found.findings)
+    except StoreError:  # the command ends with it
+        if table != "runs":
+            raise
     finally:
         shutil.rmtree(folder.parent)
 
@@ -196,8 +194,8 @@ def test_a_removed_row_is_named(copy, table, word):
 def test_added_rows_are_named(copy):
     change(
         copy,
-        "INSERT INTO records SELECT 'new', run_id, task_id, group_id, 7, attempt, is_eval, outcome, reason, detail, reward, "
-        "rewards, score, score_parts, started_at, finished_at, score_details, task_set, 0 FROM records LIMIT 1",
+        "INSERT INTO records SELECT 'new', run_id, task_id, group_id, 7, attempt, is_eval, outcome, reason, detail, "
+        "reward, rewards, score, score_parts, started_at, finished_at, score_details, task_set, 0 FROM records LIMIT 1",
         "INSERT INTO versions SELECT run_id, 99, step, published_at, voided FROM versions LIMIT 1",
         "INSERT INTO steps SELECT 99, run_id, 99, 99, groups, records, metrics, voided FROM steps LIMIT 1",
     )
