@@ -57,10 +57,10 @@ class Scheduler:
 
     `run` belongs to the agents' event loop; all other methods may be called from any thread. Equal seeds give each
     position the same task and the same random keys, whoever runs it. `version()` is the policy version that a new LLM
-    call samples from. `eval_sets` holds the tasks of evaluations by the name of their set in the store, and
-    `eval_sampling` replaces the policy's sampling parameters in them. With `total_steps`, no group is sampled that no
-    step would consume. `on_scored(record)`, and for every outcome `on_ended(record)`, are called on the agents' loop.
-    Without tasks, the runner's source brings them. What other processes change in the store is noticed within `poll_s`.
+    call samples from. In evaluations `eval_sampling` replaces the policy's sampling parameters. With `total_steps`, no
+    group is sampled that no step would consume. `on_scored(record)`, and for every outcome `on_ended(record)`, are
+    called on the agents' loop. Without tasks, the runner's source brings them. What other processes change in the store
+    is noticed within `poll_s`.
     """
 
     def __init__(
@@ -74,7 +74,6 @@ class Scheduler:
         member_id: str,
         seed: int,
         version: Callable[[], int],
-        eval_sets: Mapping[str, Sequence[Task]] | None = None,
         eval_sampling: SamplingConfig | None = None,
         shuffle: bool = True,
         total_steps: int | None = None,
@@ -90,7 +89,7 @@ class Scheduler:
             )
         self._source = runner.source
         self._order = None if self._source.brings_tasks and not tasks else TaskOrder(tasks, seed=seed, shuffle=shuffle)
-        self._eval_sets, self._eval_tasks = eval_sets or {}, dict[str, Mapping[str, Task]]()
+        self._stored: dict[str, Mapping[str, Task]] = {}
         self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
         self._member_id, self._seed, self._version = member_id, seed, version
         self._eval_sampling, self._poll_s = eval_sampling, poll_s
@@ -106,6 +105,7 @@ class Scheduler:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = self._closed = False
         self._error: BaseException | None = None
+        self._seen = 0  # see `Store.changed`
         # Number of changes of the store so far, and that number when the control was read and when nothing was left.
         self._changes, self._control_read_at, self._nothing_left_at = 0, -1, -1
         self._admitted_steps = 0
@@ -157,9 +157,8 @@ class Scheduler:
         return self._stopping or self._closed or self._error is not None
 
     async def _watch_store(self) -> None:
-        seen = 0
         while True:
-            seen = await self._store.changed(self._run_id, seen, timeout_s=self._poll_s)
+            self._seen = await self._store.changed(self._run_id, self._seen, timeout_s=self._poll_s)
             self._changes += 1
             self._wake.set()
 
@@ -225,25 +224,30 @@ class Scheduler:
 
     async def _task_of(self, claim: GroupClaim) -> Task | None:
         """Return the task of a claim; None for a reserved group."""
-        if claim.is_eval:
-            if claim.task_set not in self._eval_tasks:
-                tasks = self._eval_sets.get(claim.task_set, ())
-                self._eval_tasks[claim.task_set] = {task.id: task for task in tasks}
-            task = self._eval_tasks[claim.task_set].get(claim.task_id)
-        elif self._order is not None:
-            task = self._order[claim.index]
-        elif not claim.task_id:
+        if not claim.task_id:
             return None
-        else:  # an online agent brought the task to a member that is gone
-            stored = await self._store.tasks(self._run_id)
-            task = next((task for task in stored if task.id == claim.task_id), None)
-        if task is None or task.id != claim.task_id:
+        if claim.is_eval or self._order is None:
+            return await self._stored_task(claim)
+        task = self._order[claim.index]
+        if task.id != claim.task_id:
             raise RunError(
-                f"the run asks for the task '{claim.task_id}' of the set '{claim.task_set}', at position "
-                f"{claim.index}, and this process has {'no such task' if task is None else f'{task.id!r} there'}; all "
-                "members of a run must read the same task files, with the same seed"
+                f"position {claim.index} of the run is the task '{claim.task_id}', and in this process '{task.id}'; "
+                "all members of a run must read the same data.train, with the same seed and data.shuffle"
             )
         return task
+
+    async def _stored_task(self, claim: GroupClaim) -> Task:
+        """Return a task of an evaluation, or one that an online agent brought to a member that is gone."""
+        known = self._stored.get(claim.task_set, {})
+        if claim.task_id not in known:
+            stored = await self._store.tasks(self._run_id, task_set=claim.task_set)
+            known = self._stored[claim.task_set] = {task.id: task for task in stored}
+        if claim.task_id not in known:
+            raise StoreError(
+                f"{self._store.location} lacks the task '{claim.task_id}' of the set '{claim.task_set}', which a group "
+                "of the run names; put back the database that belongs to the run"
+            )
+        return known[claim.task_id]
 
     async def _begin(self, claim: GroupClaim, task: Task) -> GroupClaim:
         """Give a reserved group the task that the source has brought."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agentrl_core.types import Evaluation, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from agentrl_core.api.group_queue import OvertakeLimits
     from agentrl_core.api.stores import Store

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from agentrl_core.api.members import Member, Role
 from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.chat import Chat
@@ -24,7 +25,8 @@ from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
-from agentrl_core.run.group_supply import GroupSupply, task_set
+from agentrl_core.run.group_supply import GroupSupply
+from agentrl_core.run.membership import Membership
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
 from agentrl_core.run.threads import LoopThread
 
@@ -33,10 +35,11 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.group_queue import OvertakeLimits
+    from agentrl_core.api.stores import Store
     from agentrl_core.api.weights import WeightSource
+    from agentrl_core.config.schema import RunConfig
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import RunComponents
-    from agentrl_core.run.membership import Membership
     from agentrl_core.run.start import Start
     from agentrl_core.types import Evaluation, Group, Record, Task
 
@@ -52,9 +55,9 @@ class InProcessSampling(SamplingSide):
     """Owner of the engine, the gateway and the event loop on which agents run.
 
     `membership` has joined the run as `sample` and as `train`. While a method waits for groups or an evaluation, it
-    calls `asked_to_stop` repeatedly; that raises if the run is to stop. `notice(message)` is called once, on another thread, if an agent blocks the event loop, and at the end for
-    sampling parameters of LLM calls that were ignored. Every wait raises `RunError` if the loop is blocked for longer
-    than `rollout.timeout_s`.
+    calls `asked_to_stop` repeatedly; that raises if the run is to stop. `notice(message)` is called once, on another
+    thread, if an agent blocks the event loop, and at the end for sampling parameters of LLM calls that were ignored.
+    Every wait raises `RunError` if the loop is blocked for longer than `rollout.timeout_s`.
     """
 
     def __init__(
@@ -124,7 +127,6 @@ class InProcessSampling(SamplingSide):
                 member_id=membership.id_of("sample"),
                 seed=config.seed,
                 version=lambda: self._version,
-                eval_sets={task_set(name): tasks for name, tasks in components.eval_sets.items()},
                 eval_sampling=attrs.evolve(config.sampling, temperature=config.eval.temperature),
                 shuffle=config.data.shuffle,
                 total_steps=config.trainer.steps,
@@ -283,6 +285,15 @@ class InProcessSampling(SamplingSide):
     def _close_client(self) -> None:
         for closing in (self.gateway.http_client.close_for_good(), close_borrowed()):
             self._agents.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
+
+
+def members(
+    config: RunConfig, store: Store, run_id: str, *, notice: Callable[[str], None] = lambda _: None
+) -> Membership:
+    """Return the membership of a process that samples and trains, before it joins."""
+    roles: tuple[Role, ...] = ("train", "sample")
+    both = [Member(run_id=run_id, role=role, lease_s=config.rollout.lease_s) for role in roles]
+    return Membership(store, both, notice=notice)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
