@@ -60,12 +60,14 @@ class Connection:
         self._is_store = False
         self._running: set[asyncio.Task[Any]] = set()
         self._changed = asyncio.Event()
-        self.changes = 0
-        """Number of calls of `wake`."""
+        self.changes = 1
+        """One more than the number of calls of `wake`, so that 0 is a number that no caller has seen."""
         self.known: set[tuple[str, str]] = set()
         """Collection and key of documents that are there and not finished, which saves a query per write."""
-        self.taking = asyncio.Lock()
-        """Held by the caller of this process that takes groups."""
+        self.taking, self.claiming = asyncio.Lock(), asyncio.Lock()
+        """Held by the caller of this process that takes groups, or changes which groups are sampled."""
+        self.completed: dict[str, str] = {}
+        """Run -> last plan of a claim that this process completed."""
 
     @property
     def driver(self) -> Driver:
@@ -90,15 +92,18 @@ class Connection:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def wait(self, seen: int, timeout_s: float) -> None:
-        """Return when `changes` is more than `seen`, or after `timeout_s`."""
-        await self._run("wait for changes", self._waited(seen, timeout_s))
+    async def wait(self, seen: int, timeout_s: float) -> int:
+        """Wait until `changes` differs from `seen`, for at most `timeout_s`; return it."""
+        return await self._run("wait for changes", self._waited(seen, timeout_s))
 
-    async def _waited(self, seen: int, timeout_s: float) -> None:
+    async def _waited(self, seen: int, timeout_s: float) -> int:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.changes == seen:
                     await self._changed.wait()
+        if self._closed:
+            raise self._closed_error("wait for changes")
+        return self.changes
 
     async def close(self) -> None:
         """Let running calls end, close the client and end its thread; waiting callers get a `StoreError`."""
@@ -155,7 +160,7 @@ class Connection:
                 # Threads and connections of the parent do not exist here, so nothing of them can be closed.
                 self._loop, self._pid = LoopThread(f"mongo {self._name}"), os.getpid()
                 self._driver, self._is_store, self._running = None, False, set()
-                self._changed, self.taking = asyncio.Event(), asyncio.Lock()
+                self._changed, self.taking, self.claiming = asyncio.Event(), asyncio.Lock(), asyncio.Lock()
             return self._loop
 
     def _closed_error(self, what: str) -> StoreError:

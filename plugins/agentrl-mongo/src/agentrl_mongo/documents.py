@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 from bson import ObjectId, encode
 
-from agentrl_core.api.stores import RunRow, SessionRow, StepRow
+from agentrl_core.api.run_rows import RunRow, SessionRow, StepRow
 from agentrl_core.errors import UnstorableError
 from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
 
@@ -83,6 +83,20 @@ def readable(value: str) -> str:
     return value.encode(errors="backslashreplace").decode()
 
 
+NEW_RUN: Document = {
+    "revision": 0,
+    "plan": None,
+    "next_index": 0,
+    "admitted_steps": -1,
+    "trained_steps": 0,
+    "replaced": {},
+    "control_revision": 0,
+    "wanted": "run",
+    "limits": [],
+}
+"""State of a run's sampling and control before its first member; see `sampling_state`."""
+
+
 def run_to(run: RunRow) -> Document:
     """Convert a run."""
     what = f"run '{run.id}'"
@@ -94,6 +108,7 @@ def run_to(run: RunRow) -> Document:
         "config": plain(dict(run.config), what),
         "components": plain(dict(run.components), what),
         "sampling_closed": False,
+        **NEW_RUN,
         "last_version": -1,
         "order": next_order(),
     }

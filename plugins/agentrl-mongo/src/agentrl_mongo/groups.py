@@ -1,4 +1,4 @@
-"""The queue of training groups: taking them, and what a resumed run has to sample again."""
+"""The queue of training groups that are ready, and groups of evaluations: asking for them, waiting for their end."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.api.group_queue import next_groups
-from agentrl_core.errors import StoreError
-from agentrl_mongo import queries
+from agentrl_mongo import documents, queries, rows, sampling_state
+from agentrl_mongo.reader import IN_LIST
+from agentrl_mongo.writing import in_slices
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentrl_core.api.group_queue import OvertakeLimits
+    from agentrl_core.types import Record
+    from agentrl_mongo.documents import Document
+
+_LOOKED_AT = 100
+"""Most groups of an evaluation that one look asks for."""
+_OUTCOMES = ["running", "scored", "rejected", "failed", "timed_out", "cancelled"]
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class WaitingGroup:
     """A group of the queue."""
 
@@ -23,15 +32,9 @@ class WaitingGroup:
     task_id: str
     index: int
     version: int
+    step: int
+    """Number of steps done when its version was published."""
     ready: bool
-
-    @classmethod
-    def of(cls, kept: dict[str, Any]) -> WaitingGroup:
-        """Read a document of the collection `groups`."""
-        number = {name: int(kept[name]) for name in ("index", "version")}
-        return cls(
-            kept["_id"], kept["id"], kept["task_id"], number["index"], number["version"], kept["state"] == "ready"
-        )
 
 
 @attrs.define
@@ -53,11 +56,8 @@ async def take(
     """
     # The call before this one may have lost its connection on the way.
     await give_back(database, taker)
-    run = await database["runs"].find_one({"_id": run_id}, {"sampling_closed": 1})
-    if run is None:
-        raise StoreError(f"{where}: there is no run '{run_id}' in this database")
-    wanted, order = queries.queue(run_id)
-    queue = [WaitingGroup.of(kept) async for kept in database["groups"].find(wanted, sort=order)]
+    run = await sampling_state.read(database, run_id, where=where)
+    queue = await _queue(database, run_id)
     taken = next_groups(queue, count, ahead)
     # After the end of sampling no open group can become ready, so there is nothing to wait for.
     if run["sampling_closed"] and taken is None:
@@ -73,6 +73,28 @@ async def take(
     return taken
 
 
+async def _queue(database: Any, run_id: str) -> list[WaitingGroup]:
+    wanted, order = queries.queue(run_id)
+    found = [kept async for kept in database["groups"].find(wanted, sort=order)]
+    steps: dict[int, int] = {}
+    for version in {int(kept["version"]) for kept in found}:
+        wanted, order = queries.live_versions(run_id, version)
+        published = await database["versions"].find_one(wanted, {"step": 1}, sort=order)
+        steps[version] = version if published is None else int(published["step"])
+    return [
+        WaitingGroup(
+            key=kept["_id"],
+            id=kept["id"],
+            task_id=kept["task_id"],
+            index=int(kept["index"]),
+            version=int(kept["version"]),
+            step=steps[int(kept["version"])],
+            ready=kept["state"] == "ready",
+        )
+        for kept in found
+    ]
+
+
 async def give_back(database: Any, taker: Taker) -> None:
     """Make the groups ready again that `taker` has marked."""
     change = {"$set": {"state": "ready", "queued": True}, "$unset": {"taken_by": ""}}
@@ -81,67 +103,33 @@ async def give_back(database: Any, taker: Taker) -> None:
     taker.marked.clear()
 
 
-def _later(run_id: str, step: int) -> dict[str, Any]:
-    return {"run_id": run_id, "step": {"$gt": step}, "voided": False}
+def evaluation(run_id: str, task_set: str, task_ids: Sequence[str], *, version: int, claimable: bool) -> list[Document]:
+    """Return documents of groups that ask for one episode on each task."""
+    made = [
+        rows.new_group(run_id, task_id=task_id, index=index, size=1, version=version, task_set=task_set, is_eval=True)
+        for index, task_id in enumerate(task_ids)
+    ]
+    return made if claimable else [group | {"state": "aside"} for group in made]
 
 
-async def count_after(database: Any, run_id: str, step: int) -> int:
-    """Return how many steps `void_after` will void."""
-    return int(await database["steps"].count_documents(_later(run_id, step)))
+async def have_ended(database: Any, run_id: str, remaining: list[str], *, where: str) -> bool:
+    """Return whether all groups have ended, or sampling has; removes groups that have ended from `remaining`."""
+    run = await sampling_state.read(database, run_id, where=where)
+    while remaining and not run["sampling_closed"]:
+        # Few at a time: an evaluation may have thousands of groups, and each end of one wakes the caller.
+        keys = [f"{run_id}/{group_id}" for group_id in remaining[:_LOOKED_AT]]
+        unfinished = {"_id": {"$in": keys}, "state": {"$in": ["open", "reserved"]}}
+        if await database["groups"].find_one(unfinished, {"_id": 1}) is not None:
+            return False
+        del remaining[:_LOOKED_AT]
+    return True
 
 
-async def void_after(database: Any, run_id: str, step: int) -> None:
-    """Void the steps after `step` and set their groups and all running records aside.
-
-    Every write can be repeated: if the server or this process ends in between, the next resumption completes it.
-    """
-    await database["steps"].update_many(_later(run_id, step), {"$set": {"voided": True}})
-    live = database["steps"].find({"run_id": run_id, "voided": False}, {"groups": 1})
-    consumed = {group async for kept in live for group in kept["groups"]}
-    # All other groups, also taken ones whose step was voided or never recorded, are sampled again.
-    wanted, _ = queries.groups_in(run_id, ["open", "ready", "taken"])
-    others = [kept["_id"] async for kept in database["groups"].find(wanted, {"id": 1}) if kept["id"] not in consumed]
-    await _update_each(database["groups"], others, {"$set": {"state": "aside", "queued": False}})
-    wanted, _ = queries.running_records(run_id)
-    running = [kept["_id"] async for kept in database["records"].find(wanted, {"_id": 1})]
-    # Sessions before records: the next resumption looks for running records only.
-    await _update_each(database["sessions"], running, {"$set": {"state": "closed"}})
-    ended = {"outcome": "cancelled", "reason": "resumed", "detail": "the process that ran it ended first"}
-    await database["records"].update_many(wanted, {"$set": ended})
-    await database["runs"].update_one({"_id": run_id}, {"$set": {"sampling_closed": False}})
-
-
-async def left(database: Any, run_id: str, step: int) -> tuple[int, dict[int, int]]:
-    """Return the next submission index, and the earlier ones that no live step up to `step` consumed.
-
-    Each of those comes with the number of its groups that were dropped. A dropped group counts only if it was submitted
-    before the last live step published its version.
-    """
-    wanted = {"run_id": run_id, "voided": False, "step": {"$lte": step}}
-    live = [kept async for kept in database["steps"].find(wanted, {"groups": 1, "version": 1})]
-    names = [f"{run_id}/{group}" for kept in live for group in kept["groups"]]
-    consumed = {int(kept["index"]) async for kept in _found_each(database["groups"], names)}
-    next_index = max(consumed, default=-1) + 1
-    newest = max((kept["version"] for kept in live), default=0)
-    found: dict[int, int] = {}
-    wanted, _ = queries.training_groups_below(run_id, next_index)
-    async for kept in database["groups"].find(wanted, {"index": 1, "state": 1, "version": 1}):
-        if (index := int(kept["index"])) not in consumed:
-            dropped = kept["state"] == "dropped" and kept["version"] < newest
-            found[index] = found.get(index, 0) + dropped
-    return next_index, found
-
-
-_AT_ONCE = 1000
-"""Most ids in one query: a command has at most 48 MB."""
-
-
-async def _update_each(collection: Any, ids: list[str], change: dict[str, Any]) -> None:
-    for start in range(0, len(ids), _AT_ONCE):
-        await collection.update_many({"_id": {"$in": ids[start : start + _AT_ONCE]}}, change)
-
-
-async def _found_each(collection: Any, ids: list[str]) -> Any:
-    for start in range(0, len(ids), _AT_ONCE):
-        async for kept in collection.find({"_id": {"$in": ids[start : start + _AT_ONCE]}}):
-            yield kept
+async def last_records(database: Any, run_id: str, group_ids: Sequence[str]) -> list[Record | None]:
+    """Return the last record of each group, None for a group without one."""
+    found: dict[str, Record] = {}
+    for some in in_slices(group_ids):
+        wanted, _ = queries.records_of(run_id, some, _OUTCOMES)
+        async for kept in database["records"].find(wanted, IN_LIST, sort=[("attempt", 1), ("order", 1)]):
+            found[kept["group_id"]] = documents.record_from(kept)
+    return [found.get(group_id) for group_id in group_ids]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Query: TypeAlias = "tuple[dict[str, Any], list[tuple[str, int]]]"
 """Filter and sort order."""
@@ -30,9 +33,9 @@ def records_with_prefix(prefix: str) -> Query:
     return {"_id": {"$gte": prefix, "$lt": prefix + chr(0x10FFFF)}}, [("_id", 1)]
 
 
-def scored_records(run_id: str, group_ids: list[str]) -> Query:
-    """Scored records of groups."""
-    return {"run_id": run_id, "outcome": "scored", "group_id": {"$in": group_ids}}, []
+def records_of(run_id: str, group_ids: list[str], outcomes: list[str]) -> Query:
+    """Records of groups with one of these outcomes."""
+    return {"run_id": run_id, "outcome": {"$in": outcomes}, "group_id": {"$in": group_ids}}, []
 
 
 def running_records(run_id: str) -> Query:
@@ -60,6 +63,11 @@ def steps(run_id: str) -> Query:
     return {"run_id": run_id}, [("order", 1)]
 
 
+def last_step(run_id: str) -> Query:
+    """Live steps, the last one first."""
+    return {"run_id": run_id, "voided": False}, [("step", -1)]
+
+
 def queue(run_id: str) -> Query:
     """Training groups that wait to be taken, open or ready, in the order of submission.
 
@@ -69,11 +77,67 @@ def queue(run_id: str) -> Query:
     return {"run_id": run_id, "queued": True}, [("version", 1), ("index", 1)]
 
 
-def groups_in(run_id: str, states: list[str]) -> Query:
-    """Groups in some states."""
-    return {"run_id": run_id, "state": {"$in": states}}, []
+def groups(run_id: str) -> Query:
+    """Groups in the order in which they were added, but for reserved groups that were given up."""
+    return {"run_id": run_id, "state": {"$ne": "gone"}}, [("order", 1)]
 
 
-def training_groups_below(run_id: str, index: int) -> Query:
-    """Training groups with a smaller submission index."""
-    return {"run_id": run_id, "is_eval": False, "index": {"$lt": index}}, []
+def pending_groups(run_id: str) -> Query:
+    """Training groups that are reserved, open, ready or taken; not by state, for the reason that `queue` gives."""
+    return {"run_id": run_id, "pending": True}, []
+
+
+def free_groups(run_id: str, *, is_eval: bool) -> Query:
+    """Open groups that no member has, in the order in which they were added."""
+    return {"run_id": run_id, "is_eval": is_eval, "state": "open", "member_id": ""}, [("order", 1)]
+
+
+def held_groups(run_id: str, member_ids: list[str]) -> Query:
+    """Open and reserved groups whose last member is one of these."""
+    return {**_unfinished(run_id), "member_id": {"$in": member_ids}}, []
+
+
+def abandoned_groups(run_id: str, live: Sequence[str]) -> Query:
+    """Open and reserved groups whose member is not among the live ones."""
+    return {**_unfinished(run_id), "member_id": {"$nin": ["", *live]}}, []
+
+
+def positions_again(run_id: str, most_tries: int) -> Query:
+    """Groups whose positions may be claimed again now, by position."""
+    wanted = {"run_id": run_id, "again": "released", "again_tries": {"$lte": most_tries}}
+    return wanted, [("index", 1)]
+
+
+def positions_to_repeat(run_id: str, again: list[str]) -> Query:
+    """Groups whose positions may be claimed again, now (`released`) or after the next `admit` (`waiting`)."""
+    return {"run_id": run_id, "again": {"$in": again}}, []
+
+
+def unfinished_evaluations(run_id: str) -> Query:
+    """Groups of evaluations that are open."""
+    return {**_unfinished(run_id), "is_eval": True}, []
+
+
+def ended_groups_of_versions(run_id: str, versions: list[int]) -> Query:
+    """Training groups of some versions that do not wait to be taken."""
+    return {"run_id": run_id, "queued": False, "version": {"$in": versions}, "is_eval": False}, []
+
+
+def members(run_id: str) -> Query:
+    """Members in the order in which they joined."""
+    return {"run_id": run_id}, [("order", 1)]
+
+
+def live_members(run_id: str) -> Query:
+    """Members that are live."""
+    return {"run_id": run_id, "state": "live"}, []
+
+
+def live_versions(run_id: str, most: int) -> Query:
+    """Publications of weights that are not void, up to a version, the newest first."""
+    return {"run_id": run_id, "version": {"$lte": most}, "voided": {"$ne": True}}, [("version", -1)]
+
+
+def _unfinished(run_id: str) -> dict[str, Any]:
+    # Both values of `is_eval`, because it is the index's second field.
+    return {"run_id": run_id, "is_eval": {"$in": [False, True]}, "state": {"$in": ["open", "reserved"]}}

@@ -6,10 +6,10 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_core.api.stores import RecordUsage, RunRow, SessionRow, StepRow
+from agentrl_core.api.run_rows import GroupRow, RecordUsage, RunControl, RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError
 from agentrl_core.types import Episode, Interaction, Record, Task
-from agentrl_mongo import documents, queries
+from agentrl_mongo import documents, queries, rows, sampling_state
 from agentrl_mongo.address import Address, AddressError, database_of
 from agentrl_mongo.connection import Connection
 from agentrl_mongo.drivers import DriverName  # noqa: TC001 - the registry reads the constructor's types
@@ -17,6 +17,7 @@ from agentrl_mongo.drivers import DriverName  # noqa: TC001 - the registry reads
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+    from agentrl_core.api.members import Member
     from agentrl_core.types import Message
     from agentrl_mongo.documents import Document
 
@@ -154,6 +155,29 @@ class MongoReader:
                 elif (episode := await self.episode(kept["record_id"])) is not None:  # too long for its document
                     found[kept["record_id"]] = episode.interactions[-1].output
         return found
+
+    async def members(self, run_id: str) -> list[Member]:
+        """Return the members of a run, also those that left or were lost, in the order in which they joined."""
+        return await self._found(f"list members of run '{run_id}'", "members", queries.members(run_id), rows.member_of)
+
+    async def groups(self, run_id: str) -> list[GroupRow]:
+        """Return the groups of a run in the order in which they were added."""
+        (of_live, _), (wanted, order) = queries.live_members(run_id), queries.groups(run_id)
+
+        async def find(database: Any) -> list[GroupRow]:
+            live = {kept["_id"] async for kept in database["members"].find(of_live, {"_id": 1})}
+            found = [kept async for kept in database["groups"].find(wanted, sort=order)]
+            return [row for kept in found if (row := rows.group_of(kept, live)) is not None]
+
+        return await self._connection.call(f"list groups of run '{run_id}'", find, writes=False)
+
+    async def control(self, run_id: str) -> RunControl:
+        """Return what people and the trainer want of the run's members."""
+
+        async def find(database: Any) -> RunControl:
+            return rows.control_of(await sampling_state.read(database, run_id, where=self._where))
+
+        return await self._connection.call(f"read the control of run '{run_id}'", find, writes=False)
 
     async def close(self) -> None:
         """End running calls and disconnect; closing again does nothing, other calls raise `StoreError`."""

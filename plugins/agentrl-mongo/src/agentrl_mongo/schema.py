@@ -5,6 +5,7 @@
 | `meta` | the database: version of the layout | `schema` |
 | `runs` | run | its name |
 | `tasks` | task of a task set | |
+| `members` | process that takes part in a run | its id |
 | `groups` | group | `RUN/GROUP` |
 | `records` | record | its id |
 | `interactions` | LLM call, without its arrays | |
@@ -13,8 +14,13 @@
 | `sessions` | session of a record | the record's id |
 | `steps`, `versions` | optimizer step, weight publication | |
 
-Documents are only added, except that runs, groups, records, sessions and steps change their state; each change names
-the state that it expects.
+Documents are only added, except that runs, members, groups, records, sessions, steps and versions change their state;
+each change names the state that it expects. No write needs a transaction, which a server alone does not have: a change
+of several documents begins with the one that decides, and whoever finds the others unchanged completes it.
+
+Fields of a group, besides those of `GroupRow`: `queued` (waits to be taken), `pending` (counts for the admission),
+`claim` (the call that claimed it), `again` (its position is to be sampled again: `waiting` for the next `admit`,
+`released`, or `given` to the group that has this one's key in `follows`).
 """
 
 from __future__ import annotations
@@ -29,8 +35,8 @@ from agentrl_core.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SCHEMA_VERSION = 1
-"""Number of the layout above."""
+SCHEMA_VERSION = 2
+"""Number of the layout above. 1: without members and claims."""
 
 _SCHEMA = "schema"
 
@@ -49,8 +55,16 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
     ],
     "groups": [
         _index("run_id", "queued", "version", "index"),
+        _index("run_id", "order"),
+        _index("run_id", "pending"),
+        _index("run_id", "is_eval", "state", "member_id", "order"),
+        _index("run_id", "again", "index"),
+    ],
+    "members": [
+        _index("run_id", "order"),
         _index("run_id", "state"),
-        _index("run_id", "is_eval", "index"),
+        # A run has one trainer at a time.
+        _index("run_id", unique=True, partialFilterExpression={"role": "train", "state": "live"}),
     ],
     "records": [
         _index("run_id", "started_at", "order"),
