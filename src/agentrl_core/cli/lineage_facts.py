@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core.batching.credit import is_trained
+from agentrl_core.cli.sealed_facts import SealedFacts
 from agentrl_core.errors import UsageError
 from agentrl_core.run.versions import step_of_version
 from agentrl_core.types import Episode, Outcome, Record
@@ -64,6 +65,8 @@ class StepUse:
     """Sampled tokens of the record's trainable calls."""
     checkpoint: Checkpoint | None
     """First checkpoint whose weights contain the step."""
+    digest: str = ""
+    """Digest of the step in the run's seals; empty if none names it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,6 +82,8 @@ class CallFacts:
     versions: Mapping[int, int]
     """Policy version -> number of tokens that it sampled."""
     upstream: str
+    digest: str = ""
+    """Digest that was taken before the call was stored; empty for calls of earlier versions."""
 
 
 @attrs.frozen(kw_only=True)
@@ -97,6 +102,11 @@ class RecordFacts:
     sampled_by: Sequence[Origin]
     trained_by: Sequence[StepUse]
     missing: Sequence[str]
+    digest: str = ""
+    task_digest: str = ""
+    """Digests of record and task in the run's seals; empty if none names them."""
+    seal: int | None = None
+    """Number of the seal that names the record."""
 
 
 @attrs.frozen(kw_only=True)
@@ -104,6 +114,8 @@ class Consumed:
     """A record in the batch of a step, or with tokens of a version."""
 
     record: str
+    digest: str
+    """Digest of the record in the run's seals; empty if none names it."""
     task: str
     reward: float | None
     tokens: int
@@ -124,6 +136,8 @@ class StepFacts:
     sampled_by: Sequence[Origin]
     checkpoint: Checkpoint | None
     missing: Sequence[str]
+    digest: str = ""
+    """Digest of the step in the run's seals; empty if none names it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -149,6 +163,8 @@ class CheckpointFacts:
     steps: Sequence[tuple[int, int, int]]
     """Step, the version that it published, and the number of its records, for each live step behind the weights."""
     missing: Sequence[str]
+    sealed: str = ""
+    """Digest of the manifest in the run's seals; empty if none names it."""
 
 
 class Lineage:
@@ -163,6 +179,11 @@ class Lineage:
     def steps(self) -> list[StepRow]:
         """All steps in the order in which they were made."""
         return asyncio.run(self._store.steps(self._run_id))
+
+    @functools.cached_property
+    def sealed(self) -> SealedFacts:
+        """The digests that the run's seals name; `trace verify` compares them with the facts."""
+        return SealedFacts.of(asyncio.run(self._store.seals(self._run_id)))
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
@@ -198,6 +219,7 @@ class Lineage:
                 version=row.version,
                 trained_tokens=trained,
                 checkpoint=self._first_with(row),
+                digest=self._step_digest(row),
             )
             for row in self.steps
             if record.id in row.records
@@ -218,7 +240,16 @@ class Lineage:
             sampled_by=[self.origin(version) for version in sorted(_versions(episode))],
             trained_by=uses,
             missing=[*missing, *self._checkpoints[1]],
+            digest=self._record_digest(record.id),
+            task_digest=self.sealed.tasks.get((record.task_set, record.task_id), ""),
+            seal=self.sealed.seal_of.get(record.id),
         )
+
+    def _record_digest(self, record_id: str) -> str:
+        return next(iter(self.sealed.records.get(record_id, ())), "")
+
+    def _step_digest(self, row: StepRow) -> str:
+        return self.sealed.steps.get((row.step, row.version), ("", False))[0]
 
     def of_step(self, number: int) -> list[StepFacts]:
         """Follow every step of this number, voided ones first, to its records and to its weights."""
@@ -230,7 +261,7 @@ class Lineage:
 
     def _step(self, row: StepRow) -> StepFacts:
         episodes = [self._episode(name) for name in row.records]
-        consumed = [_consumed(item, _trained_tokens(item)) for item in episodes if item is not None]
+        consumed = [self._consumed(item, _trained_tokens(item)) for item in episodes if item is not None]
         gone = [name for name, item in zip(row.records, episodes, strict=True) if item is None]
         missing = [f"record {name} is not in the store" for name in gone]
         checkpoint = self._first_with(row)
@@ -246,6 +277,7 @@ class Lineage:
             sampled_by=[self.origin(version) for version in sorted({v for item in consumed for v in item.versions})],
             checkpoint=checkpoint,
             missing=[*missing, *self._checkpoints[1]],
+            digest=self._step_digest(row),
         )
 
     def of_version(self, version: int) -> VersionFacts:
@@ -257,7 +289,7 @@ class Lineage:
         for record in asyncio.run(self._store.records(self._run_id)):
             episode = self._episode(record.id)
             if episode is not None and (tokens := _versions(episode).get(version)):
-                found.append(_consumed(episode, tokens))
+                found.append(self._consumed(episode, tokens))
         names = {item.record for item in found}
         origin = self.origin(version)
         unsaved = [] if origin.checkpoint else [f"no checkpoint has the weights of version {version}"]
@@ -277,7 +309,8 @@ class Lineage:
             raise UsageError(str(error)) from error
         if manifest is None:
             raise UsageError(f"{path} has no manifest.json: it is not a checkpoint of a run")
-        missing: list[str] = []
+        sealed = self.sealed.checkpoints.get(path.name, "")
+        missing = [] if sealed in ("", manifest.digest) else [f"the run sealed another one of this name: {sealed}"]
         try:
             read_manifest(path)
         except ValueError as error:
@@ -300,6 +333,7 @@ class Lineage:
             verified=verified,
             steps=[(row.step, row.version, len(row.records)) for row in behind],
             missing=missing,
+            sealed=sealed,
         )
 
     def origin(self, version: int) -> Origin:
@@ -346,6 +380,17 @@ class Lineage:
             return f"step {taken[0]} took its group, but no sample of this record was left (filters, or no advantage)"
         return "no step has consumed it"
 
+    def _consumed(self, episode: Episode, tokens: int) -> Consumed:
+        record = episode.record
+        return Consumed(
+            record=record.id,
+            digest=self._record_digest(record.id),
+            task=record.task_id,
+            reward=record.reward,
+            tokens=tokens,
+            versions=_versions(episode),
+        )
+
     def _episode(self, record_id: str) -> Episode | None:
         return asyncio.run(self._store.episode(record_id))
 
@@ -371,6 +416,7 @@ def _call(item: Interaction) -> CallFacts:
         trained_tokens=len(item.output_ids) if is_trained(item) else 0,
         versions=dict(counts),
         upstream=item.upstream,
+        digest=item.digest,
     )
 
 
@@ -385,10 +431,3 @@ def _versions(episode: Episode) -> Mapping[int, int]:
 
 def _trained_tokens(episode: Episode) -> int:
     return sum(len(item.output_ids) for item in episode.interactions if is_trained(item))
-
-
-def _consumed(episode: Episode, tokens: int) -> Consumed:
-    record = episode.record
-    return Consumed(
-        record=record.id, task=record.task_id, reward=record.reward, tokens=tokens, versions=_versions(episode)
-    )

@@ -23,6 +23,7 @@ from agentrl_core.api.audit import (
     task_digest,
     version_digest,
 )
+from agentrl_core.cli.sealed_facts import SealedFacts
 from agentrl_core.errors import AgentRLError, StoreError, UnstorableError
 from agentrl_core.types import Outcome
 from agentrl_core.weights.manifest import read_manifest
@@ -82,42 +83,12 @@ class Verification:
         return not self.findings and not self.deviations
 
 
-@attrs.define
-class _Sealed:
-    """Union of the facts of all links, later ones over earlier ones."""
-
-    run: str = ""
-    config: str = ""
-    tasks: dict[tuple[str, str], str] = attrs.field(factory=dict)
-    records: dict[str, Sequence[str]] = attrs.field(factory=dict)
-    steps: dict[tuple[int, int], tuple[str, bool]] = attrs.field(factory=dict)
-    """Number and version -> digest and `voided`."""
-    versions: dict[int, str] = attrs.field(factory=dict)
-    checkpoints: dict[str, str] = attrs.field(factory=dict)
-    weights: dict[str, str] = attrs.field(factory=dict)
-    open_groups: set[str] = attrs.field(factory=set)
-    ended: bool = False
-    """Whether the last link is that of an orderly end."""
-
-    def add(self, seal: Seal) -> None:
-        self.run, self.config = self.run or seal.run, seal.config or self.config
-        self.tasks |= {(name, task): digest for name, tasks in seal.tasks.items() for task, digest in tasks.items()}
-        self.records |= seal.records
-        self.steps |= {(step, version): (digest, voided) for step, version, digest, voided in seal.steps}
-        if (last := seal.voided_after) is not None:
-            self.steps = {key: (digest, voided or key[0] > last) for key, (digest, voided) in self.steps.items()}
-        self.versions |= {int(version): digest for version, digest in seal.versions.items()}
-        self.checkpoints |= seal.checkpoints
-        self.weights |= seal.weights
-        self.ended, self.open_groups = seal.kind == "end", set(seal.open_groups)
-
-
 class Verifier:
     """Check of one run: its chain first, then each kind of fact against what the chain names."""
 
     def __init__(self, store: RunReader, run: RunRow, directory: RunDirectory) -> None:
         self._store, self._run, self._directory = store, run, directory
-        self._sealed = _Sealed()
+        self._sealed = SealedFacts()
         self._undigested = 0
         self._complete = False
         """Whether every fact must be sealed: the chain is whole, and it ends with an orderly end."""
