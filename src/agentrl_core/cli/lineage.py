@@ -11,12 +11,12 @@ from agentrl_core.cli.find_run import RunPlace, RunsOption, find_run, is_run, op
 from agentrl_core.cli.lineage_facts import (
     Checkpoint,
     CheckpointFacts,
-    Lineage,
     Origin,
     RecordFacts,
     StepFacts,
     VersionFacts,
 )
+from agentrl_core.cli.lineage_links import Lineage
 from agentrl_core.cli.output import print_json
 from agentrl_core.errors import UsageError
 from agentrl_core.weights.manifest import MANIFEST
