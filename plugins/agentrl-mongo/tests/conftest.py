@@ -11,6 +11,9 @@ from pathlib import Path
 import pymongo
 import pytest
 
+from agentrl_core.api.claims import Admission
+from agentrl_core.api.members import Member
+
 VARIABLE = "AGENTRL_MONGO_PYTHON"
 ADDRESS = "AGENTRL_TEST_MONGO_URI"
 
@@ -93,3 +96,18 @@ def database(url):
         return
     with pymongo.MongoClient(url) as client:
         client.drop_database(name)
+
+
+@pytest.fixture
+def claimed():
+    """Claim the first groups of a run, each with one slot, for a member that joins it."""
+
+    async def claim(store, run_id, count=1, *, task_id="t"):
+        member = Member(run_id=run_id, role="sample")
+        await store.join(member)
+        await store.admit(run_id, 0)
+        admission = Admission(max_head_offpolicyness=0, tasks_per_step=count)
+        options = {"admission": admission, "size": 1, "version": 0, "task_at": lambda _: task_id}
+        return await store.claim_groups(run_id, member.id, count, **options)
+
+    return claim

@@ -12,7 +12,7 @@ from pymongo.errors import AutoReconnect, BulkWriteError
 
 from agentrl_core.api.stores import RunRow, StepRow
 from agentrl_core.types import Outcome, Record, Task
-from agentrl_mongo import documents, groups, schema
+from agentrl_mongo import documents, groups, resume, schema
 from agentrl_mongo.connection import Connection
 from agentrl_mongo.loop_thread import LoopThread
 from agentrl_mongo.store import MongoStore
@@ -35,13 +35,20 @@ def raw(url, database):
         yield client[database]
 
 
-async def announce(store):
-    await store.create_run(RUN)
-    await store.add_group(RUN.id, "g", "t", index=0, size=1, version=0)
-    await store.add_record(RECORD)
+@pytest.fixture
+def announce(claimed):
+    """Begin a run with one record; return the claim of its group."""
+
+    async def begin(store):
+        await store.create_run(RUN)
+        (claim,) = await claimed(store, RUN.id)
+        await store.add_record(attrs.evolve(RECORD, group_id=claim.group_id))
+        return claim
+
+    return begin
 
 
-def test_a_cancelled_taker_gives_back_what_it_marks_afterwards(store, raw, monkeypatch):
+def test_a_cancelled_taker_gives_back_what_it_marks_afterwards(store, raw, monkeypatch, announce):
     began, go_on, real = threading.Event(), threading.Event(), groups.take
     left = []
 
@@ -55,8 +62,8 @@ def test_a_cancelled_taker_gives_back_what_it_marks_afterwards(store, raw, monke
         return await real(*arguments, **named)
 
     async def scenario():
-        await announce(store)
-        await store.finish_group(RUN.id, "g", usable=True)
+        claim = await announce(store)
+        await store.finish_group(claim, usable=True)
         monkeypatch.setattr(groups, "take", take)
         taking = asyncio.create_task(store.take_groups(RUN.id, 1))
         await asyncio.to_thread(began.wait)
@@ -70,14 +77,14 @@ def test_a_cancelled_taker_gives_back_what_it_marks_afterwards(store, raw, monke
     finally:
         go_on.set()
     assert left == []
-    assert raw["groups"].find_one({"id": "g"})["state"] == "ready"
+    assert raw["groups"].find_one({})["state"] == "ready"
 
 
-def test_a_repeated_call_counts_the_steps_that_it_voids(store, monkeypatch):
-    real, calls = groups.void_after, []
+def test_a_repeated_call_counts_the_steps_that_it_voids(store, monkeypatch, announce):
+    real, calls = resume.void_after, []
 
-    async def void_after(*arguments):
-        await real(*arguments)
+    async def void_after(*arguments, **named):
+        await real(*arguments, **named)
         calls.append(arguments)
         if len(calls) == 1:
             raise AutoReconnect("the reply was lost")
@@ -85,18 +92,18 @@ def test_a_repeated_call_counts_the_steps_that_it_voids(store, monkeypatch):
     async def scenario():
         await announce(store)
         await store.add_step(StepRow(run_id=RUN.id, step=1, version=1, groups=(), records=(), metrics={}))
-        monkeypatch.setattr(groups, "void_after", void_after)
+        monkeypatch.setattr(resume, "void_after", void_after)
         return await store.void_after(RUN.id, 0)
 
     assert asyncio.run(scenario()) == 1
     assert len(calls) == 2
 
 
-def test_finished_records_and_groups_are_not_remembered(store):
+def test_finished_records_and_groups_are_not_remembered(store, announce):
     async def scenario():
-        await announce(store)
+        claim = await announce(store)
         await store.finish_record(attrs.evolve(RECORD, outcome=Outcome.SCORED, reward=1.0))
-        await store.finish_group(RUN.id, "g", usable=True)
+        await store.finish_group(claim, usable=True)
 
     asyncio.run(scenario())
     assert store._connection.known == {("runs", RUN.id)}

@@ -47,11 +47,12 @@ def make_folder(name, **store):
     return folder
 
 
-async def fill(store, name):
+async def fill(store, name, claimed):
     await store.create_run(RunRow(id=name, created_at=1.0, status="finished", config={"seed": 0}, components={}))
     await store.add_tasks(name, [Task(id="maze", data={"query": "where?"}, answer="there")])
-    await store.add_group(name, "g", "maze", index=0, size=1, version=0)
-    record = Record(id=f"{name}-a", run_id=name, task_id="maze", group_id="g", sample_index=0, started_at=1.0)
+    (claim,) = await claimed(store, name, task_id="maze")
+    slot = {"group_id": claim.group_id, "sample_index": 0, "started_at": 1.0}
+    record = Record(id=f"{name}-a", run_id=name, task_id="maze", **slot)
     await store.add_record(record)
     reply = {"role": "assistant", "content": "over there"}
     ids = {"prompt_ids": (1, 2), "output_ids": (3,), "logprobs": (-0.5,), "versions": ((0, 1),)}
@@ -60,15 +61,16 @@ async def fill(store, name):
         name, Interaction(id="c", record_id=record.id, seq=0, messages=question, output=reply, **ids)
     )
     await store.finish_record(attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0, finished_at=2.0))
-    row = StepRow(run_id=name, step=1, version=1, groups=("g",), records=(record.id,), metrics={"reward/mean": 1.0})
+    used = {"groups": (claim.group_id,), "records": (record.id,)}
+    row = StepRow(run_id=name, step=1, version=1, **used, metrics={"reward/mean": 1.0})
     await store.add_step(row)
     await store.add_version(name, 1, step=1)
     await store.close()
 
 
-def test_commands_show_a_run_whose_store_is_elsewhere(agentrl, url, database):
+def test_commands_show_a_run_whose_store_is_elsewhere(agentrl, url, database, claimed):
     folder = make_folder("calm-otter", use="mongo", url=url, database=database, driver="pymongo")
-    asyncio.run(fill(MongoStore(url=url, database=database, driver="pymongo"), "calm-otter"))
+    asyncio.run(fill(MongoStore(url=url, database=database, driver="pymongo"), "calm-otter", claimed))
     code, out, _ = agentrl("runs", "list")
     assert (code, out.splitlines()[1].split()[:5]) == (0, ["calm-otter", "finished", "1", "1.000", "1"])
     assert "records     scored 1" in agentrl("runs", "show", "calm-otter")[1]
@@ -78,10 +80,10 @@ def test_commands_show_a_run_whose_store_is_elsewhere(agentrl, url, database):
     assert json.loads(out)["messages"][-1]["content"] == "over there"
 
 
-def test_a_server_that_is_away_hides_no_other_run(agentrl, monkeypatch):
+def test_a_server_that_is_away_hides_no_other_run(agentrl, monkeypatch, claimed):
     monkeypatch.setenv("MONGO_PASSWORD", "hush-hush")
     make_folder("away", use="mongo", url="mongodb://me@127.0.0.1:9", patience_s=0.1)
-    asyncio.run(fill(SQLiteStore(path=Path("runs/here/agentrl.db")), "here"))
+    asyncio.run(fill(SQLiteStore(path=Path("runs/here/agentrl.db")), "here", claimed))
     code, out, _ = agentrl("runs", "list")
     assert code == 0
     lines = {line.split()[0]: line for line in out.splitlines()}

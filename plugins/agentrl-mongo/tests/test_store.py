@@ -1,9 +1,11 @@
 """What a server can do to a run: long calls, lost connections, kills, several takers; and what Compass shows."""
 
 import asyncio
+import inspect
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,10 +14,12 @@ import attrs
 import pymongo
 import pytest
 
-from agentrl_core.api.stores import RunRow, SessionRow, StepRow
+from agentrl_core.api.claims import Admission
+from agentrl_core.api.members import Member
+from agentrl_core.api.run_rows import RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.types import Interaction, Outcome, Record, Task
-from agentrl_mongo import groups, queries
+from agentrl_mongo import groups, queries, schema
 from agentrl_mongo.store import MongoStore
 
 RUN = RunRow(id="calm-otter", created_at=1.0, status="running", config={"seed": 0}, components={})
@@ -34,10 +38,17 @@ def call(seq=0, **fields):
     return Interaction(id=f"chatcmpl-{seq}", record_id="record", seq=seq, **default | fields)
 
 
-async def announce(store):
-    await store.create_run(RUN)
-    await store.add_group(RUN.id, "g", "t", index=0, size=1, version=0)
-    await store.add_record(RECORD)
+@pytest.fixture
+def announce(claimed):
+    """Begin a run with one record; return the claim of its group."""
+
+    async def begin(store):
+        await store.create_run(RUN)
+        (claim,) = await claimed(store, RUN.id)
+        await store.add_record(attrs.evolve(RECORD, group_id=claim.group_id))
+        return claim
+
+    return begin
 
 
 @pytest.fixture(params=["motor", "pymongo"])
@@ -62,7 +73,7 @@ def raw(url, database):
 # --- long calls ---
 
 
-def test_a_call_of_128k_tokens_and_a_message_beyond_mongodb_s_limit_come_back(store, raw):
+def test_a_call_of_128k_tokens_and_a_message_beyond_mongodb_s_limit_come_back(store, raw, announce):
     count = 131_072
     ids = tuple(range(count))
     long = call(prompt_ids=ids, output_ids=ids[::-1], logprobs=(-0.25,) * count, versions=((0, count),))
@@ -83,7 +94,7 @@ def test_a_call_of_128k_tokens_and_a_message_beyond_mongodb_s_limit_come_back(st
     assert "prompt_ids" not in raw["interactions"].find_one({"seq": 0})
 
 
-def test_a_document_that_is_too_large_is_refused_and_the_store_goes_on(store):
+def test_a_document_that_is_too_large_is_refused_and_the_store_goes_on(store, announce):
     async def scenario():
         await announce(store)
         with pytest.raises(UnstorableError, match="16 MiB"):
@@ -97,7 +108,7 @@ def test_a_document_that_is_too_large_is_refused_and_the_store_goes_on(store):
 # --- what Compass shows ---
 
 
-def test_text_rewards_scores_and_tool_calls_are_plain_documents(store, raw):
+def test_text_rewards_scores_and_tool_calls_are_plain_documents(store, raw, announce):
     calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}]
 
     async def scenario():
@@ -131,15 +142,27 @@ QUERIES = {
     "records": ("records", queries.records("r", None, is_eval=None)),
     "records of a task": ("records", queries.records("r", "t", is_eval=None)),
     "a prefix": ("records", queries.records_with_prefix("abc")),
-    "scored records": ("records", queries.scored_records("r", ["g", "h"])),
+    "records of groups": ("records", queries.records_of("r", ["g", "h"])),
+    "scored records of groups": ("records", queries.records_of("r", ["g", "h"], "scored")),
     "running records": ("records", queries.running_records("r")),
     "interactions": ("interactions", queries.interactions(["a", "b"])),
     "arrays": ("arrays", queries.arrays(["a", "b"])),
     "sessions": ("sessions", queries.sessions("r")),
     "steps": ("steps", queries.steps("r")),
+    "the last step": ("steps", queries.last_step("r")),
+    "versions": ("versions", queries.live_versions("r", 3)),
     "the queue": ("groups", queries.queue("r")),
-    "groups by state": ("groups", queries.groups_in("r", ["open", "ready"])),
-    "groups to sample again": ("groups", queries.training_groups_below("r", 3)),
+    "groups": ("groups", queries.groups("r")),
+    "pending groups": ("groups", queries.pending_groups("r")),
+    "groups that nobody has": ("groups", queries.free_groups("r", is_eval=True)),
+    "groups of members": ("groups", queries.held_groups("r", ["a", "b"])),
+    "groups of lost members": ("groups", queries.abandoned_groups("r", ["a", "b"])),
+    "positions to claim": ("groups", queries.positions_again("r")),
+    "positions to repeat": ("groups", queries.positions_to_repeat("r", ["waiting"])),
+    "open evaluations": ("groups", queries.open_evaluations("r")),
+    "groups of void versions": ("groups", queries.ended_groups_of("r", 3)),
+    "members": ("members", queries.members("r")),
+    "live members": ("members", queries.live_members("r")),
 }
 
 
@@ -150,31 +173,76 @@ def stages(plan):
 
 
 @pytest.mark.parametrize("driver", ["pymongo"], indirect=True)
-def test_each_query_follows_an_index(store, raw):
+def test_each_query_follows_an_index(store, raw, announce):
     asyncio.run(announce(store))
     found = {}
     for name, (collection, (wanted, order)) in QUERIES.items():
         cursor = raw[collection].find(wanted, sort=order or None)
         found[name] = set(stages(cursor.explain()["queryPlanner"]["winningPlan"]))
     if not os.environ.get("AGENTRL_TEST_MONGO_URI"):
-        # SecantusDB reads a range of _id without its index; MongoDB uses it.
-        assert found.pop("a prefix") == {"SORT", "COLLSCAN"}
+        # SecantusDB reads a range, and the ranges beside `$nin`, without an index; MongoDB uses one.
+        for name in ("a prefix", "versions", "groups of lost members"):
+            assert "COLLSCAN" in found.pop(name)
     by_index = {"IXSCAN", "EXPRESS_IXSCAN", "IDHACK", "CLUSTERED_IXSCAN"}
     assert {name: plan for name, plan in found.items() if not plan & by_index or "COLLSCAN" in plan} == {}
 
 
 def test_every_query_of_the_store_is_among_those():
     named = {name for name in vars(queries) if name.islower() and callable(getattr(queries, name))} - {"annotations"}
+    source = inspect.getsource(sys.modules[__name__])
+    asked = set(re.findall(r"queries\.(\w+)\(", source))
     # `runs` reads a collection of a few documents.
-    asked = {"tasks", "records", "records_with_prefix", "scored_records", "running_records", "interactions", "arrays"}
-    asked |= {"sessions", "steps", "queue", "groups_in", "training_groups_below", "runs"}
-    assert named == asked
+    assert {name for name in named if not name.startswith("_")} - asked == {"runs"}
 
 
 # --- the schema ---
 
 
-def test_a_newer_schema_and_a_foreign_database_are_refused(store, raw, url, database, driver):
+def layout_1(raw):
+    """Fill a database as the version before members and claims did."""
+
+    def group(order, index, state, **fields):
+        group_id = f"g{order}"
+        own = {"_id": f"{RUN.id}/{group_id}", "run_id": RUN.id, "id": group_id, "task_id": "t", "index": index}
+        own |= {"size": 1, "version": 0, "is_eval": False, "state": state, "order": order}
+        return own | {"queued": state in ("open", "ready")} | fields
+
+    raw["meta"].insert_one({"_id": "schema", "version": 1, "written_by": "agentrl-mongo 0.1.0"})
+    run = {"_id": RUN.id, "created_at": 1.0, "status": "interrupted", "error": "", "config": {"seed": 0}}
+    raw["runs"].insert_one(run | {"components": {}, "sampling_closed": False, "last_version": 1, "order": 1})
+    kept = [group(1, 0, "taken"), group(2, 1, "dropped"), group(3, 1, "dropped"), group(4, 2, "ready")]
+    raw["groups"].insert_many([*kept, group(5, 3, "aside"), group(6, 0, "open", is_eval=True, queued=False)])
+    step = {"run_id": RUN.id, "step": 1, "version": 1, "groups": ["g1"], "records": [], "metrics": {}}
+    raw["steps"].insert_one(step | {"voided": False, "order": 1})
+
+
+def test_a_run_of_an_earlier_layout_is_read_and_resumed(store, raw, url, database, driver):
+    layout_1(raw)
+
+    async def scenario():
+        reader = MongoStore.read(url=url, database=database, driver=driver)
+        assert (await reader.control(RUN.id)).admitted_steps == -1
+        assert [(row.index, row.state, row.task_set) for row in await reader.groups(RUN.id)][-1] == (0, "open", "eval")
+        await reader.close()
+        await store.void_after(RUN.id, 1)
+        assert [row.state for row in await store.groups(RUN.id)] == [
+            *("trained", "dropped", "dropped", "ready", "aside", "aside")
+        ]
+        member = Member(run_id=RUN.id, role="sample")
+        await store.join(member)
+        await store.admit(RUN.id, 1)
+        admission = Admission(max_head_offpolicyness=3, tasks_per_step=1, requeue=2)
+        found = await store.claim_groups(
+            RUN.id, member.id, 9, admission=admission, size=1, version=1, task_at=lambda _: "t"
+        )
+        # Four steps' worth may be under way, and one group is ready.
+        assert [(claim.index, claim.tries) for claim in found] == [(1, 2), (3, 0), (4, 0)]
+
+    asyncio.run(scenario())
+    assert raw["meta"].find_one({})["version"] == schema.SCHEMA_VERSION
+
+
+def test_a_newer_schema_and_a_foreign_database_are_refused(store, raw, url, database, driver, announce):
     asyncio.run(announce(store))
     raw["meta"].update_one({"_id": "schema"}, {"$set": {"version": 99}})
     for opened in (MongoStore(url=url, database=database, driver=driver), MongoStore.read(url=url, database=database)):
@@ -188,7 +256,7 @@ def test_a_newer_schema_and_a_foreign_database_are_refused(store, raw, url, data
     asyncio.run(foreign.close())
 
 
-def test_a_damaged_document_is_told(store, raw):
+def test_a_damaged_document_is_told(store, raw, announce):
     asyncio.run(announce(store))
     raw["records"].update_one({"_id": "record"}, {"$unset": {"outcome": ""}})
     with pytest.raises(StoreError, match=r"cannot list records: a document is damaged \(KeyError: 'outcome'\)"):
@@ -220,28 +288,28 @@ asyncio.run(main())
 """
 
 
-def test_takers_in_two_processes_get_each_group_once(store, url, database, driver):
+def test_takers_in_two_processes_get_each_group_once(store, url, database, driver, claimed):
     count = 24
 
     async def scenario():
         await store.create_run(RUN)
-        for index in range(count):
-            await store.add_group(RUN.id, f"g{index}", "t", index=index, size=1, version=0)
+        claims = await claimed(store, RUN.id, count)
         command = [sys.executable, "-c", TAKER, url, database, driver]
         takers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         for taker in takers:
             assert await asyncio.to_thread(taker.stdout.readline) == "ready\n"
-        for index in range(count):
-            await store.finish_group(RUN.id, f"g{index}", usable=True)
+        for claim in claims:
+            await store.finish_group(claim, usable=True)
         await store.close_sampling(RUN.id)
-        return [(await asyncio.to_thread(taker.communicate))[0] for taker in takers]
+        found = [(await asyncio.to_thread(taker.communicate))[0] for taker in takers]
+        return found, [claim.group_id for claim in claims]
 
-    outputs = asyncio.run(scenario())
+    outputs, names = asyncio.run(scenario())
     taken = [group for output in outputs for line in output.splitlines() for group in json.loads(line)]
-    assert sorted(taken) == sorted(f"g{index}" for index in range(count))
+    assert sorted(taken) == sorted(names)
 
 
-def test_a_forked_process_has_a_connection_of_its_own(store):
+def test_a_forked_process_has_a_connection_of_its_own(store, announce):
     asyncio.run(announce(store))
     child = os.fork()
     if child == 0:
@@ -255,7 +323,7 @@ def test_a_forked_process_has_a_connection_of_its_own(store):
     assert len(asyncio.run(store.episode("record")).interactions) == 1
 
 
-def test_closing_ends_a_waiting_taker_on_another_thread(store, monkeypatch):
+def test_closing_ends_a_waiting_taker_on_another_thread(store, monkeypatch, announce):
     asyncio.run(announce(store))
     found, asked, real = [], threading.Event(), groups.take
 
@@ -283,11 +351,11 @@ def test_closing_ends_a_waiting_taker_on_another_thread(store, monkeypatch):
 
 # pymongo leaves the socket of a broken connection to the garbage collector
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
-def test_what_was_stored_survives_a_killed_server_and_writing_goes_on(own_server, driver):
+def test_what_was_stored_survives_a_killed_server_and_writing_goes_on(own_server, driver, announce):
     store = MongoStore(url=own_server.url, database="d", driver=driver, patience_s=60)
 
     async def scenario():
-        await announce(store)
+        claim = await announce(store)
         await store.add_interaction(RUN.id, call(0))
         await store.add_session(session)
         await store.add_step(step)
@@ -298,7 +366,7 @@ def test_what_was_stored_survives_a_killed_server_and_writing_goes_on(own_server
         await asyncio.to_thread(own_server.start)
         await writing
         await store.finish_record(attrs.evolve(RECORD, outcome=Outcome.SCORED, reward=1.0))
-        await store.finish_group(RUN.id, "g", usable=True)
+        await store.finish_group(claim, usable=True)
         (group,) = await taking
         assert await store.sessions(RUN.id) == [session]
         assert await store.steps(RUN.id) == [step]
@@ -348,7 +416,7 @@ def guarded(server_of, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_wrong_password_is_told_and_a_right_one_works(guarded, driver, monkeypatch, caplog):
+def test_a_wrong_password_is_told_and_a_right_one_works(guarded, driver, monkeypatch, caplog, announce):
     caplog.set_level(logging.DEBUG)
     for password, works in (("wrong-one", False), ("hush@1", True)):
         monkeypatch.setenv("MONGO_PASSWORD", password)

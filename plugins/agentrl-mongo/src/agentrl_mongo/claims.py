@@ -166,9 +166,10 @@ async def _new_groups(database: Any, call: Claiming, state: SamplingState, room:
     if call.task_at is None:
         new = [rows.new_group(call.run_id, task_id="", index=-1, **shared) for _ in range(number)]
         return [kept | {"state": "reserved", "queued": False, **_owner(call)} for kept in new]
-    wanted, order = queries.positions_again(call.run_id, call.admission.requeue)
-    again = [kept async for kept in database["groups"].find(wanted, sort=order, limit=number)]
+    wanted, order = queries.positions_again(call.run_id)
+    again = [kept async for kept in database["groups"].find(wanted, sort=order)]
     turns = [(int(kept["index"]), int(kept["again_tries"]), kept["_id"]) for kept in again]
+    turns = [turn for turn in turns if turn[1] <= call.admission.requeue][:number]
     turns += [(state.next_index + offset, 0, "") for offset in range(number - len(turns))]
     return [
         rows.new_group(call.run_id, task_id=call.task_at(index), index=index, **shared)
@@ -185,7 +186,7 @@ async def _claims_of(database: Any, call: Claiming, taken: Sequence[Document]) -
     """Return the claims of groups that may have scored records of earlier members."""
     if not taken:
         return []
-    wanted, _ = queries.records_of(call.run_id, [kept["id"] for kept in taken], ["scored"])
+    wanted, _ = queries.records_of(call.run_id, [kept["id"] for kept in taken], "scored")
     scored: dict[str, dict[int, str]] = {}
     async for record in database["records"].find(wanted, {"group_id": 1, "sample_index": 1}):
         scored.setdefault(record["group_id"], {})[int(record["sample_index"])] = record["_id"]
@@ -230,20 +231,19 @@ async def _run_of(database: Any, claimed: GroupClaim, *, where: str) -> str:
 
 
 async def begin(
-    database: Any, claimed: GroupClaim, task_id: str, completed: dict[str, str], *, where: str
+    database: Any, claimed: GroupClaim, task_id: str, completed: dict[str, str], *, token: str, where: str
 ) -> GroupClaim:
-    """Give a reserved group its task and the next position."""
+    """Give a reserved group its task and the next position. `token` tells a repeated call its own write."""
     run_id = await _run_of(database, claimed, where=where)
     key, plain = f"{run_id}/{claimed.group_id}", documents.plain(task_id, f"group {claimed.group_id}")
     while True:
         state = await sampling_state.settled(database, run_id, completed, where=where)
         kept = await database["groups"].find_one({"_id": key, "member_id": claimed.member_id})
-        # Not reserved any more: this call has begun it, and was repeated.
-        if kept is not None and kept["state"] == "open" and kept["task_id"] == plain:
+        if kept is not None and kept.get("begun_by") == token:
             return _claim_of(kept, {})
         if kept is None or kept["state"] != "reserved":
             raise _lost(claimed.group_id, claimed.member_id, where=where)
-        begun = {"_id": key, "index": state.next_index, "task_id": plain}
+        begun = {"_id": key, "index": state.next_index, "task_id": plain, "begun_by": token}
         plan = {"id": uuid.uuid4().hex, "groups": [], "begun": begun}
         await sampling_state.commit(database, run_id, state, plan, next_index=state.next_index + 1, completed=completed)
 
@@ -274,8 +274,9 @@ async def finish(database: Any, claimed: GroupClaim, *, usable: bool, requeue: i
     ended = await database["groups"].find_one_and_update(mine, {"$set": change}, {"_id": 1})
     if ended is None and await database["groups"].find_one({"_id": key, "finish": token}, {"_id": 1}) is None:
         raise _lost(claimed.group_id, claimed.member_id, where=where)
-    # Left by an earlier member that died between announcing a record and noticing that its claim was lost.
-    await members.cancel_records_of(database, run_id, {claimed.group_id: "lost"})
+    if claimed.takeovers:
+        # Left by an earlier member that died after it announced a record, before it noticed the loss of its claim.
+        await members.cancel_records_of(database, run_id, {claimed.group_id: "lost"})
     return again
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 100
 """Most groups of an evaluation that one look asks for."""
-_OUTCOMES = ["running", "scored", "rejected", "failed", "timed_out", "cancelled"]
 
 
 @attrs.frozen(kw_only=True)
@@ -129,7 +128,7 @@ async def last_records(database: Any, run_id: str, group_ids: Sequence[str]) -> 
     """Return the last record of each group, None for a group without one."""
     found: dict[str, Record] = {}
     for some in in_slices(group_ids):
-        wanted, _ = queries.records_of(run_id, some, _OUTCOMES)
+        wanted, _ = queries.records_of(run_id, some)
         async for kept in database["records"].find(wanted, IN_LIST, sort=[("attempt", 1), ("order", 1)]):
             found[kept["group_id"]] = documents.record_from(kept)
     return [found.get(group_id) for group_id in group_ids]

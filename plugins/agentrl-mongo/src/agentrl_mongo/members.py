@@ -83,7 +83,7 @@ async def remove_reserved(database: Any, keys: Sequence[str]) -> None:
 
     Their documents stay: another process that completes an old plan would otherwise insert them again.
     """
-    gone = {"state": "gone", "pending": False, "member_id": ""}
+    gone = {"state": "gone", "pending": False, "member_id": "", "claim": ""}
     for some in in_slices(keys):
         await database["groups"].update_many({"_id": {"$in": some}, "state": "reserved"}, {"$set": gone})
 
@@ -92,7 +92,7 @@ async def cancel_records_of(database: Any, run_id: str, groups: Mapping[str, str
     """End the running records of groups: group id -> reason."""
     for reason in sorted(set(groups.values())):
         for some in in_slices([group for group, found in groups.items() if found == reason]):
-            wanted, _ = queries.records_of(run_id, some, ["running"])
+            wanted, _ = queries.records_of(run_id, some, "running")
             await cancel(database, [kept["_id"] async for kept in database["records"].find(wanted, {"_id": 1})], reason)
 
 

@@ -33,9 +33,9 @@ def records_with_prefix(prefix: str) -> Query:
     return {"_id": {"$gte": prefix, "$lt": prefix + chr(0x10FFFF)}}, [("_id", 1)]
 
 
-def records_of(run_id: str, group_ids: list[str], outcomes: list[str]) -> Query:
-    """Records of groups with one of these outcomes."""
-    return {"run_id": run_id, "outcome": {"$in": outcomes}, "group_id": {"$in": group_ids}}, []
+def records_of(run_id: str, group_ids: list[str], outcome: str | None = None) -> Query:
+    """Records of groups, all or those with one outcome."""
+    return {"run_id": run_id, "group_id": {"$in": group_ids}} | ({} if outcome is None else {"outcome": outcome}), []
 
 
 def running_records(run_id: str) -> Query:
@@ -78,8 +78,8 @@ def queue(run_id: str) -> Query:
 
 
 def groups(run_id: str) -> Query:
-    """Groups in the order in which they were added, but for reserved groups that were given up."""
-    return {"run_id": run_id, "state": {"$ne": "gone"}}, [("order", 1)]
+    """Groups in the order in which they were added, also reserved groups that were given up."""
+    return {"run_id": run_id}, [("order", 1)]
 
 
 def pending_groups(run_id: str) -> Query:
@@ -93,19 +93,18 @@ def free_groups(run_id: str, *, is_eval: bool) -> Query:
 
 
 def held_groups(run_id: str, member_ids: list[str]) -> Query:
-    """Open and reserved groups whose last member is one of these."""
-    return {**_unfinished(run_id), "member_id": {"$in": member_ids}}, []
+    """Open and reserved groups whose last member is one of these; other groups have no member."""
+    return {"run_id": run_id, "member_id": {"$in": member_ids}}, []
 
 
 def abandoned_groups(run_id: str, live: Sequence[str]) -> Query:
     """Open and reserved groups whose member is not among the live ones."""
-    return {**_unfinished(run_id), "member_id": {"$nin": ["", *live]}}, []
+    return {"run_id": run_id, "member_id": {"$nin": ["", *live]}}, []
 
 
-def positions_again(run_id: str, most_tries: int) -> Query:
+def positions_again(run_id: str) -> Query:
     """Groups whose positions may be claimed again now, by position."""
-    wanted = {"run_id": run_id, "again": "released", "again_tries": {"$lte": most_tries}}
-    return wanted, [("index", 1)]
+    return {"run_id": run_id, "again": "released"}, [("index", 1)]
 
 
 def positions_to_repeat(run_id: str, again: list[str]) -> Query:
@@ -113,14 +112,14 @@ def positions_to_repeat(run_id: str, again: list[str]) -> Query:
     return {"run_id": run_id, "again": {"$in": again}}, []
 
 
-def unfinished_evaluations(run_id: str) -> Query:
+def open_evaluations(run_id: str) -> Query:
     """Groups of evaluations that are open."""
-    return {**_unfinished(run_id), "is_eval": True}, []
+    return {"run_id": run_id, "is_eval": True, "state": "open"}, []
 
 
-def ended_groups_of_versions(run_id: str, versions: list[int]) -> Query:
-    """Training groups of some versions that do not wait to be taken."""
-    return {"run_id": run_id, "queued": False, "version": {"$in": versions}, "is_eval": False}, []
+def ended_groups_of(run_id: str, version: int) -> Query:
+    """Groups of a version that do not wait to be taken, in the order of submission."""
+    return {"run_id": run_id, "queued": False, "version": version}, [("index", 1)]
 
 
 def members(run_id: str) -> Query:
@@ -136,8 +135,3 @@ def live_members(run_id: str) -> Query:
 def live_versions(run_id: str, most: int) -> Query:
     """Publications of weights that are not void, up to a version, the newest first."""
     return {"run_id": run_id, "version": {"$lte": most}, "voided": {"$ne": True}}, [("version", -1)]
-
-
-def _unfinished(run_id: str) -> dict[str, Any]:
-    # Both values of `is_eval`, because it is the index's second field.
-    return {"run_id": run_id, "is_eval": {"$in": [False, True]}, "state": {"$in": ["open", "reserved"]}}

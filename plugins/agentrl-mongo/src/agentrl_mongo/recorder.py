@@ -67,16 +67,17 @@ class MongoRecorder(MongoReader):
     async def add_record(self, record: Record, *, member_id: str = "") -> None:
         """Announce a record with the outcome `running`; with `member_id`, `ClaimLostError` unless it has the group."""
         what = f"add record {record.id} to group {record.group_id} of run '{record.run_id}'"
-        missing = StoreError(f"{self._where}: cannot {what}: there is no such group in this database")
         document = documents.record_to(record)
-        if not member_id:
-            await self._add(what, "records", document, after=("groups", f"{record.run_id}/{record.group_id}", missing))
-            return
 
         async def insert(database: Any) -> None:
-            await claims.check(database, record.run_id, record.group_id, member_id, where=self._where)
+            if member_id:
+                await claims.check(database, record.run_id, record.group_id, member_id, where=self._where)
+            elif await database["groups"].find_one({"_id": f"{record.run_id}/{record.group_id}"}, {"_id": 1}) is None:
+                raise StoreError(f"{self._where}: cannot {what}: there is no such group in this database")
             if not await inserted(database["records"], document):
                 raise StoreError(f"{self._where}: cannot {what}: {DUPLICATE}")
+            if not member_id:
+                return
             try:
                 await claims.check(database, record.run_id, record.group_id, member_id, where=self._where)
             except ClaimLostError:

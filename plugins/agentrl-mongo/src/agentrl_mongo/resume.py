@@ -1,4 +1,4 @@
-"""What a resumed run goes on with: steps and versions that become void, groups that it keeps, positions that come again.
+"""Going on from an earlier step: steps and versions that become void, groups that stay, positions that come again.
 
 Every write can be repeated: if the server or this process ends in between, the next resumption completes it. Samplers
 may be live meanwhile, so each group changes by compare-and-set.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from agentrl_mongo.documents import Document
 
 _CONSUMED = ["taken", "trained"]
+_UNUSABLE = ["dropped", "dead"]
+_TRAINABLE = ["scored", "running"]
 
 
 def _later(run_id: str, step: int) -> Document:
@@ -97,9 +99,10 @@ async def _sort_groups(database: Any, run_id: str) -> None:
     aside = [kept for kept in pending if int(kept["version"]) in steps.void or kept["id"] in touched]
     reserved = {kept["_id"] for kept in aside if kept["state"] == "reserved"}
     await members.remove_reserved(database, sorted(reserved))
-    for some in in_slices(sorted(steps.void)):
-        wanted, _ = queries.ended_groups_of_versions(run_id, some)
-        aside += [kept async for kept in collection.find({**wanted, "state": {"$in": ["dropped", "dead"]}})]
+    for version in sorted(steps.void):
+        wanted, order = queries.ended_groups_of(run_id, version)
+        ended = collection.find(wanted, sort=order)
+        aside += [kept async for kept in ended if kept["state"] in _UNUSABLE and not kept["is_eval"]]
     gone = {kept["_id"] for kept in aside}
     await _set_aside(collection, [kept for kept in aside if kept["_id"] not in reserved])
     returned = {
@@ -109,7 +112,7 @@ async def _sort_groups(database: Any, run_id: str) -> None:
     for kept in pending:
         if kept["_id"] not in gone and kept["state"] in _CONSUMED:
             await collection.update_one({"_id": kept["_id"], "state": {"$in": _CONSUMED}}, returned)
-    wanted, _ = queries.unfinished_evaluations(run_id)
+    wanted, _ = queries.open_evaluations(run_id)
     await collection.update_many(wanted, {"$set": {"state": "aside", "member_id": ""}})
 
 
@@ -119,8 +122,9 @@ async def _touched_by(database: Any, run_id: str, group_ids: Sequence[str], void
         return set()
     found: set[str] = set()
     for some in in_slices(group_ids):
-        wanted, _ = queries.records_of(run_id, some, ["scored", "running"])
-        of_group = {kept["_id"]: kept["group_id"] async for kept in database["records"].find(wanted, {"group_id": 1})}
+        wanted, _ = queries.records_of(run_id, some)
+        found_records = database["records"].find(wanted, {"group_id": 1, "outcome": 1})
+        of_group = {kept["_id"]: kept["group_id"] async for kept in found_records if kept["outcome"] in _TRAINABLE}
         for ids in in_slices(list(of_group)):
             wanted, _ = queries.interactions(ids)
             fields = {"record_id": 1, "versions": 1}

@@ -60,10 +60,10 @@ def new_group(
 
 
 def group_of(kept: Document, live: Collection[str]) -> GroupRow | None:
-    """Restore a group, which has no member if its last one is not `live`; None if it disappeared with that member."""
+    """Restore a group, which has no member if its last one is not `live`; None if it was reserved and given up."""
     held_by = kept.get("member_id", "")
     lost = bool(held_by) and held_by not in live
-    if lost and kept["state"] == "reserved":
+    if kept["state"] == "gone" or (lost and kept["state"] == "reserved"):
         return None
     return GroupRow(
         id=kept["id"],

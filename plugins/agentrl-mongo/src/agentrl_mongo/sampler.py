@@ -121,10 +121,11 @@ class MongoSampler(MongoRecorder):
 
     async def begin_group(self, claim: GroupClaim, task_id: str) -> GroupClaim:
         """Give a reserved group its task and the next position, and return the claim with both."""
+        token, completed = uuid.uuid4().hex, self._connection.completed
 
         async def begin(database: Any) -> GroupClaim:
             async with self._connection.claiming:
-                return await claims.begin(database, claim, task_id, self._connection.completed, where=self._where)
+                return await claims.begin(database, claim, task_id, completed, token=token, where=self._where)
 
         return await self._connection.call(f"begin group {claim.group_id}", begin)
 

@@ -105,8 +105,8 @@ async def complete(database: Any, plan: Document) -> None:
     await insert_missing(database["groups"], groups)
     if (begun := plan.get("begun")) is not None:
         reserved = {"_id": begun["_id"], "state": "reserved"}
-        change = {"state": "open", "queued": True, "index": begun["index"], "task_id": begun["task_id"]}
-        await database["groups"].update_one(reserved, {"$set": change})
+        change = {name: value for name, value in begun.items() if name != "_id"}
+        await database["groups"].update_one(reserved, {"$set": {"state": "open", "queued": True, **change}})
 
 
 async def set_control(

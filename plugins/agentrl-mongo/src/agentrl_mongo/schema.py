@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ASCENDING, IndexModel
 
 from agentrl_core.errors import StoreError
+from agentrl_mongo import upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,6 +61,7 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
         _index("run_id", "order"),
         _index("run_id", "pending"),
         _index("run_id", "is_eval", "state", "member_id", "order"),
+        _index("run_id", "member_id"),
         _index("run_id", "again", "index"),
     ],
     "members": [
@@ -73,6 +75,7 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
         _index("run_id", "task_id", "started_at", "order"),
         _index("run_id", "outcome", "group_id"),
         _index("run_id", "sealed_calls", "outcome"),
+        _index("run_id", "group_id"),
     ],
     "interactions": [
         _index("record_id", "seq", unique=True),
@@ -91,11 +94,15 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
 
 
 async def create(database: Any) -> None:
-    """Mark a new database as a store, and create its indexes; does no harm to a store that is there already."""
+    """Make a database a store of this layout, with its indexes; does no harm to a store that is there already."""
     made = {"version": SCHEMA_VERSION, "written_by": f"agentrl-mongo {version('agentrl-mongo')}"}
     await database["meta"].update_one({"_id": _SCHEMA}, {"$setOnInsert": made}, upsert=True)
     for name, indexes in INDEXES.items():
         await database[name].create_indexes(list(indexes))
+    kept = await database["meta"].find_one({"_id": _SCHEMA})
+    if kept["version"] < SCHEMA_VERSION:
+        await upgrade.from_1(database)
+        await database["meta"].update_one({"_id": _SCHEMA}, {"$set": made})
 
 
 async def is_store(database: Any, where: str) -> bool:

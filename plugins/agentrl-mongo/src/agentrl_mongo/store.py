@@ -81,7 +81,7 @@ class MongoStore(MongoSampler, MongoSeals):
 
     async def _groups_of(self, run_id: str, taken: Sequence[groups.WaitingGroup]) -> list[Group]:
         """Read the scored episodes of groups."""
-        wanted = queries.records_of(run_id, [group.id for group in taken], ["scored"])
+        wanted = queries.records_of(run_id, [group.id for group in taken], "scored")
         records = await self._found(f"read groups of run '{run_id}'", "records", wanted, documents.record_from, IN_LIST)
         records.sort(key=lambda record: (record.sample_index, record.attempt))
         episodes = await self._episodes(records)
