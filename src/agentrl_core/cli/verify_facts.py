@@ -301,7 +301,8 @@ class Verifier:
             )
 
     def _unsealed_records(self, records: Iterable[Record]) -> None:
-        running, ended = [], []
+        running: list[str] = []
+        ended: list[str] = []
         for record in records:
             going_on = record.outcome is Outcome.RUNNING or record.group_id in self._sealed.open_groups
             (running if going_on else ended).append(record.id)

@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
@@ -20,6 +20,8 @@ from agentrl_core.errors import EngineError
 from agentrl_core.types import Chunk, FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.weights import WeightSource
     from agentrl_core.types import Episode, GenerateRequest, Interaction, Sampling
@@ -174,7 +176,8 @@ class ResamplingEngine(ReplayEngine):
             return
         if self._seed is not None:
             request = attrs.evolve(request, sampling=_reseeded(request.sampling, self._seed))
-        async with aclosing(self._live.generate(request)) as chunks:
+        # Every engine returns a generator, because closing it must abort the request.
+        async with aclosing(cast("AsyncGenerator[Chunk, None]", self._live.generate(request))) as chunks:
             async for chunk in chunks:
                 yield attrs.evolve(chunk, version=self.version)
 
