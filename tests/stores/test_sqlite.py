@@ -20,7 +20,7 @@ import pytest
 
 from agentrl_core.api.claims import Admission
 from agentrl_core.api.members import Member
-from agentrl_core.api.stores import RunRow, SessionRow, StepRow
+from agentrl_core.api.stores import RunControl, RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError, UnstorableError
 from agentrl_core.stores import sqlite_claims, sqlite_connection, sqlite_file, sqlite_schema, sqlite_training
 from agentrl_core.stores.sqlite import SQLiteStore
@@ -426,6 +426,56 @@ def test_tasks_of_a_file_of_version_1_are_training_tasks_and_others_may_have_the
     asyncio.run(store.close())
 
 
+def test_a_run_of_a_file_without_claims_goes_on_where_it_was(old_path):
+    """Positions 1 (dropped twice) and 3 (put aside) were kept in the memory of their process."""
+    groups = [
+        ("taken", 0, "taken", 0),
+        ("lost", 1, "dropped", 0),
+        ("again", 1, "dropped", 0),
+        ("waits", 2, "ready", 0),
+        ("void", 3, "aside", 0),
+        ("held-out", 0, "dropped", 1),
+    ]
+    with contextlib.closing(sqlite3.connect(old_path)) as db:
+        db.execute("DELETE FROM groups WHERE id <> 'group'")
+        db.execute("UPDATE groups SET is_eval = 1, state = 'dropped'")
+        db.executemany(
+            "INSERT INTO groups (run_id, id, task_id, idx, size, version, is_eval, state) "
+            "VALUES ('run', ?, 't', ?, 1, 0, ?, ?)",
+            [(name, index, is_eval, state) for name, index, state, is_eval in groups],
+        )
+        db.execute(
+            "INSERT INTO steps (run_id, step, version, groups, records, metrics, voided) "
+            "VALUES ('run', 1, 1, '[\"taken\"]', '[]', '{}', 0)"
+        )
+        db.commit()
+    before = old_path.read_bytes()
+    reader = SQLiteStore.read(old_path)
+    shown = asyncio.run(reader.groups("run"))
+    assert [row.state for row in shown if row.id == "taken"] == ["trained"]
+    assert asyncio.run(reader.members("run")) == []
+    assert asyncio.run(reader.control("run")) == RunControl()
+    asyncio.run(reader.close())
+    assert old_path.read_bytes() == before
+
+    async def scenario(store):
+        assert await store.groups("run") == shown
+        assert store._connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        await store.void_after("run", 1)
+        await store.admit("run", 1)
+        member = Member(run_id="run", role="sample")
+        await store.join(member)
+        admission = Admission(max_head_offpolicyness=0, tasks_per_step=4, requeue=2)
+        claims = await store.claim_groups(
+            "run", member.id, 9, admission=admission, size=1, version=1, task_at=lambda _: "t"
+        )
+        assert [(claim.index, claim.tries) for claim in claims] == [(1, 2), (3, 0), (4, 0)]
+        await store.add_record(attrs.evolve(RECORD, id="new", group_id=claims[0].group_id), member_id=member.id)
+        await store.close()
+
+    asyncio.run(scenario(SQLiteStore(path=old_path)))
+
+
 def test_what_was_flushed_is_in_the_database_itself(path, store, tmp_path):
     asyncio.run(store.add_interaction("run", call(0)))
     copies = [shutil.copy(path, tmp_path / "before.db")]
@@ -593,7 +643,7 @@ from pathlib import Path
 from agentrl_core.errors import StoreError
 from agentrl_core.api.claims import Admission
 from agentrl_core.api.members import Member
-from agentrl_core.api.stores import RunRow
+from agentrl_core.api.stores import RunControl, RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Interaction, Record
 

@@ -35,6 +35,19 @@ class StoreGroupsSuite(ConformanceSuite):
 
         asyncio.run(scenario())
 
+    def test_a_position_that_came_again_waits_behind_the_groups_of_earlier_versions(self, store: Store) -> None:
+        async def scenario() -> None:
+            run, member = await sampling_run(store)
+            dropped, second = await claim(store, run, member, 2)
+            assert await store.finish_group(dropped, usable=False, requeue=1)
+            await store.admit(run, 0)
+            (again,) = await claim(store, run, member, version=1)
+            for group in (again, second):
+                await store.finish_group(group, usable=True)
+            assert [group.index for group in await store.take_groups(run, 2)] == [1, 0]
+
+        asyncio.run(scenario())
+
     def test_a_group_holds_scored_records_of_each_slot_in_order(self, store: Store) -> None:
         async def scenario() -> None:
             run, member = await sampling_run(store)
