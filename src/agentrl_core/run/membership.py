@@ -176,10 +176,10 @@ class Membership:
                 rivals = [item for item in await self._store.members(self._run_id) if _is_live(item, "train")]
                 if member.role != "train" or any(watch.has_beaten(rival) for rival in rivals):
                     raise
-                for rival in rivals:
-                    if not watch.knows(rival):
-                        self._notice(f"waiting up to {rival.lease_s:g} s to see whether {rival.name} still lives")
+                new = [rival for rival in rivals if not watch.knows(rival)]
             await watch.look(tick_s)
+            for rival in new:
+                self._notice(f"waiting up to {rival.lease_s:g} s to see whether {rival.name} still lives")
             await asyncio.sleep(tick_s)
 
     async def _leave(self) -> None:
