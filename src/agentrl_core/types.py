@@ -168,6 +168,9 @@ class Interaction:
     started_at: float = 0.0
     """Unix seconds."""
     finished_at: float = 0.0
+    digest: str = ""
+    """Digest of all other fields (`agentrl_core.api.audit.call_digest`), taken before the call was stored; empty if
+    none was taken."""
 
     @property
     def output_versions(self) -> Iterator[int]:

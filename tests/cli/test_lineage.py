@@ -60,13 +60,19 @@ def test_steps_versions_and_checkpoints_lead_back_to_the_same_records(agentrl, p
 
 def test_the_chain_is_told_in_lines(agentrl, project):
     name = agentrl("runs", "show", "calm-otter", "--json").json["all_steps"][2]["records"][0]
-    first, task, sampled, *calls, trained, saved = agentrl("trace", "lineage", name[:8]).out.splitlines()
+    (found,) = agentrl("trace", "lineage", name, "--json").json
+    lines = agentrl("trace", "lineage", name[:8]).out.splitlines()
+    first, task, sealed, sampled, *calls, trained, step_sealed, saved = lines
     assert first.startswith(f"record {name}: scored, reward ")
     assert task.startswith("  task        t")
+    digests = (found["task_digest"][:16], found["digest"][:16])
+    assert sealed == "  sealed      task {}…, record {}…, in seal 3".format(*digests)
     assert sampled == (
         f"  sampled by  version 2: published by step 2, saved in {CHECKPOINTS}/step-2 "
         f"(version 2, BLAKE2b {digest(2)[:16]}…)"
     )
+    assert [line.rpartition(", digest ")[2] for line in calls] == [f"{call['digest'][:16]}…" for call in found["calls"]]
+    assert step_sealed == f"  sealed      step {found['trained_by'][0]['digest'][:16]}…"
     assert len(calls) == 5
     assert trained.startswith("  trained by  step 3: ")
     assert saved == f"  saved in    {CHECKPOINTS}/step-3 (version 3, BLAKE2b {digest(3)[:16]}…)"
@@ -81,6 +87,21 @@ def test_an_evaluation_is_said_to_be_trained_by_no_step(agentrl, project):
     (found,) = agentrl("trace", "lineage", evaluation, "--json").json
     assert found["trained_by"] == []
     assert found["missing"] == ["no step has trained it: it belongs to an evaluation"]
+
+
+def test_a_trained_run_is_as_it_was_sealed(agentrl, project):
+    """Digests of the same facts are the same in the lineage and in the verification, on the way there and back."""
+    found = agentrl("trace", "verify", "calm-otter", "--json").json
+    assert (found["intact"], found["findings"], found["notes"]) == (True, [], [])
+    assert found["num_records"] == len(agentrl("trace", "list", "--limit", "0", "--json").json)
+    (of_step,) = agentrl("trace", "lineage", "step:3", "--json").json
+    for item in of_step["records"]:
+        (record,) = agentrl("trace", "lineage", item["record"], "--json").json
+        assert record["digest"] == item["digest"] != ""
+        assert record["trained_by"][0]["digest"] == of_step["digest"]
+    (of_folder,) = agentrl("trace", "lineage", f"{CHECKPOINTS}/step-3", "--json").json
+    assert of_folder["sealed"] == of_folder["checkpoint"]["digest"] == digest(3)
+    assert f"head {found['head']}" in agentrl("runs", "show", "calm-otter").out
 
 
 def test_a_damaged_checkpoint_is_named(agentrl, project, tmp_path):

@@ -1,8 +1,10 @@
 """agentrl trace replay: a stored episode runs again with its own outputs, and what differs is told."""
 
 import json
+import shutil
 
 import pytest
+from tests.cli.audited import judge
 
 from agentrl_core.cli import main
 
@@ -111,8 +113,6 @@ def test_a_replay_writes_nothing_into_the_run(agentrl, records, project):
 
 
 def test_a_run_whose_agents_connect_by_themselves_is_refused(agentrl, records, project, tmp_path, monkeypatch):
-    import shutil
-
     folder = tmp_path / "runs" / "calm-otter"
     shutil.copytree(project / "runs" / "calm-otter", folder)
     kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -122,6 +122,48 @@ def test_a_run_whose_agents_connect_by_themselves_is_refused(agentrl, records, p
     done = agentrl("trace", "replay", records[0]["id"], "--run", str(folder))
     assert done.code == 2
     assert "its agents connect by themselves" in done.err
+
+
+@pytest.fixture
+def resampled(agentrl, records, project, tmp_path):
+    """Sample the first record anew in a copy of the run whose judge answers; a function of the options."""
+    folder = tmp_path / "runs" / "calm-otter"
+    shutil.copytree(project / "runs" / "calm-otter", folder)
+    with judge() as url:
+        kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kept["config"]["gateway"]["upstreams"]["judge"]["url"] = url
+        (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+        yield lambda *options: agentrl("trace", "replay", records[0]["id"], "--run", str(folder), *options)
+
+
+def test_an_episode_is_sampled_anew_from_a_call_on(agentrl, resampled, records, project):
+    before = agentrl("trace", "show", records[0]["id"], "--json").json["interactions"]
+    done = resampled("--from", "1", "--json")
+    assert done.code == 0, done.err
+    after = done.json["episode"]["interactions"]
+    assert (done.json["repeated"], done.json["version"]) == (1, 3)
+    assert after[0]["output_ids"] == before[0]["output_ids"]
+    assert after[0]["versions"] == before[0]["versions"] == [[0, 6]]
+    assert {version for call in after[1:3] for version, _ in call["versions"]} == {3}
+    assert done.json["episode"]["record"]["outcome"] == "scored"
+    assert agentrl("trace", "list", "--limit", "0", "--json").json == records
+    told = resampled("--from", "1", "--seed", "7")
+    assert f"record {records[0]['id']}: 1 calls as recorded, sampled from call [1] on by version 3" in told.out
+    other = resampled("--from", "1", "--seed", "7", "--json").json["episode"]["interactions"]
+    assert [call["output_ids"] for call in other[1:3]] != [call["output_ids"] for call in after[1:3]]
+
+
+def test_a_difference_before_the_call_is_told(resampled, project):
+    (project / "door.txt").write_text(" open", encoding="utf-8")
+    done = resampled("--from", "2")
+    assert done.code == 1
+    assert "before call [2]" in done.out
+
+
+def test_calls_that_the_episode_lacks_are_refused(resampled):
+    done = resampled("--from", "9")
+    assert (done.code, "has no call 9; expected one of 0 to 4" in done.err) == (2, True)
+    assert resampled("--seed", "1").code == 2
 
 
 def test_an_unknown_record_is_refused(agentrl, project):

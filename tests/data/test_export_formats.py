@@ -221,4 +221,4 @@ def test_a_group_has_one_task_document():
     assert "Task" not in {line["collection"] for line in second}
     first, *_ = documents(EPISODE, TASK, group=RECORDS[:3], is_first=True, token_text=str)
     assert (first["document"]["num_samples"], first["document"]["scores"]) == (3, [0.5, 1.0, 1.0])
-    assert first["document"]["task_answer"] == {"answer": "4", "aug_answers": [], "query": "How many?"}
+    assert first["document"]["task_answer"] == {"answer": "4", "aug_answer": [], "query": "How many?"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_core import Trainer, workflow_context
-from agentrl_core.cli.lineage_facts import Lineage
+from agentrl_core.cli.lineage_links import Lineage
 from agentrl_core.errors import TrainingError
 from agentrl_core.run import resume
 from agentrl_core.stores.sqlite import SQLiteStore

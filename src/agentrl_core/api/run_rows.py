@@ -1,11 +1,14 @@
-"""Rows that a store exchanges with its callers: runs, steps, groups, sessions, and where a resumed run starts."""
+"""Rows that a store exchanges with its callers: runs, steps, groups, sessions, seals, and where it resumes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+
+if TYPE_CHECKING:
+    from agentrl_core.types import Record
 
 IDENTITY = "run:identity"
 """Key of a run's identity among its components."""
@@ -119,6 +122,39 @@ class GroupRow:
     """Live member that has the group; empty if none has it."""
     tries: int
     takeovers: int
+
+
+@attrs.frozen(kw_only=True)
+class VersionRow:
+    """One publication of weights."""
+
+    version: int
+    step: int
+    """Number of optimizer steps behind the weights."""
+    published_at: float
+
+
+@attrs.frozen(kw_only=True)
+class SealRow:
+    """One link of a run's audit chain as stored, see `agentrl_core.api.audit.Seal`."""
+
+    run_id: str
+    number: int
+    """0-based place in the chain."""
+    body: str
+    """Text that the digest is of; the store does not look into it."""
+    digest: str
+
+
+@attrs.frozen(kw_only=True)
+class EndedRecord:
+    """A record that has ended, with the little else that its seal needs."""
+
+    record: Record
+    """With its `score_details`."""
+    group: GroupRow
+    calls: Sequence[str]
+    """`Interaction.digest` of each LLM call, by `seq`."""
 
 
 @attrs.frozen(kw_only=True)

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from agentrl_core.api.run_rows import (
     IDENTITY,
+    EndedRecord,
     GroupRow,
     RecordUsage,
     ResumePoint,
     RunControl,
     RunRow,
+    SealRow,
     SessionRow,
     StepRow,
+    VersionRow,
 )
 
 if TYPE_CHECKING:
@@ -30,15 +33,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IDENTITY",
+    "EndedRecord",
     "GroupRow",
     "RecordUsage",
     "ResumePoint",
     "RunControl",
     "RunReader",
     "RunRow",
+    "SealRow",
     "SessionRow",
     "StepRow",
     "Store",
+    "VersionRow",
 ]
 
 
@@ -58,8 +64,11 @@ class RunReader(Protocol):
         """Return all runs, oldest first."""
         ...
 
-    async def tasks(self, run_id: str, *, task_set: str | None = None) -> list[Task]:
-        """Return the task rows of a run, or of one of its task sets, in the order in which they were added."""
+    async def tasks(self, run_id: str, *, task_set: str | None = None, ids: Sequence[str] | None = None) -> list[Task]:
+        """Return the task rows of a run, or of one of its task sets, in the order in which they were added.
+
+        `ids`, if given, are those of the tasks to return.
+        """
         ...
 
     async def sessions(self, run_id: str) -> list[SessionRow]:
@@ -105,6 +114,14 @@ class RunReader(Protocol):
 
     async def control(self, run_id: str) -> RunControl:
         """Return what people and the trainer want of the run's members."""
+        ...
+
+    async def versions(self, run_id: str, *, after: int = -1) -> list[VersionRow]:
+        """Return the publications of versions above `after`, by version."""
+        ...
+
+    async def seals(self, run_id: str, *, newest: int | None = None) -> list[SealRow]:
+        """Return the links of the run's audit chain by number, or only the `newest` ones."""
         ...
 
     async def close(self) -> None:
@@ -326,6 +343,21 @@ class Store(RunReader, Protocol):
 
     async def add_version(self, run_id: str, version: int, *, step: int) -> None:
         """Record a weight publication; raise `StoreError` unless `version` exceeds all earlier ones of the run."""
+        ...
+
+    async def unsealed(self, run_id: str, *, limit: int, late: bool = False) -> list[EndedRecord]:
+        """Return up to `limit` records that have ended and that no seal names.
+
+        With `late`, return records instead that got another LLM call after the last seal that names them: a call may
+        still be under way when its record is cancelled. This reads the calls of all records.
+        """
+        ...
+
+    async def add_seal(self, seal: SealRow, *, records: Mapping[str, int]) -> None:
+        """Append a link to the run's audit chain, which names `records`: id -> number of their sealed calls.
+
+        Raises `StoreError` if the chain has a link of this number.
+        """
         ...
 
     async def flush(self) -> None:

@@ -11,12 +11,12 @@ from agentrl_core.cli.find_run import RunPlace, RunsOption, find_run, is_run, op
 from agentrl_core.cli.lineage_facts import (
     Checkpoint,
     CheckpointFacts,
-    Lineage,
     Origin,
     RecordFacts,
     StepFacts,
     VersionFacts,
 )
+from agentrl_core.cli.lineage_links import Lineage
 from agentrl_core.cli.output import print_json
 from agentrl_core.errors import UsageError
 from agentrl_core.weights.manifest import MANIFEST
@@ -98,16 +98,21 @@ def _record(facts: RecordFacts) -> Iterator[str]:
     yield f"record {facts.record}: {facts.outcome}, {reward}"
     place = f"group {facts.group}, sample {facts.sample_index}, run {facts.run}"
     yield f"  task        {facts.task} (set {facts.task_set}), {place}"
+    if facts.seal is not None:
+        yield f"  sealed      task {_short(facts.task_digest)}, record {_short(facts.digest)}, in seal {facts.seal}"
     yield from _origins(facts.sampled_by)
     for call in facts.calls:
         by = call.upstream or _versions(call.versions)
         yield (
             f"  call [{call.seq}]".ljust(14) + f"{call.interaction}: {call.new_prompt_tokens} new prompt tokens, "
             f"{call.sampled_tokens} sampled by {by}, {call.trained_tokens} to train"
+            + (f", digest {_short(call.digest)}" if call.digest else "")
         )
     for use in facts.trained_by:
         again = " (repeated by a resumed run)" if use.voided else ""
         yield f"  trained by  step {use.step}{again}: {use.trained_tokens} tokens -> version {use.version}"
+        if use.digest:
+            yield f"  sealed      step {_short(use.digest)}"
         if use.checkpoint is not None:
             yield f"  saved in    {_saved(use.checkpoint)}"
 
@@ -119,11 +124,14 @@ def _step(facts: StepFacts) -> Iterator[str]:
         f"step {facts.step}{again} of run {facts.run}: {len(facts.groups)} groups, {len(facts.records)} records, "
         f"{tokens} trained tokens -> version {facts.version}"
     )
+    if facts.digest:
+        yield f"  sealed      step {_short(facts.digest)}"
     yield from _origins(facts.sampled_by)
     for item in facts.records[:_SHOWN_RECORDS]:
         reward = "no reward" if item.reward is None else f"reward {item.reward:g}"
         trained = f"{item.tokens} trained tokens, {_versions(item.versions)}"
-        yield f"  record      {item.record}: task {item.task}, {reward}, {trained}"
+        digest = f", digest {_short(item.digest)}" if item.digest else ""
+        yield f"  record      {item.record}: task {item.task}, {reward}, {trained}{digest}"
     yield from _others(len(facts.records))
     if facts.checkpoint is not None:
         yield f"  saved in    {_saved(facts.checkpoint)}"
@@ -143,6 +151,7 @@ def _version(facts: VersionFacts) -> Iterator[str]:
 
 def _checkpoint(facts: CheckpointFacts) -> Iterator[str]:
     files = "every file is as it was written" if facts.verified else "NOT as it was written"
+    files += ", and as it was sealed" if facts.verified and facts.sealed else ""
     yield f"checkpoint {_saved(facts.checkpoint)}, of run {facts.run}: {files}"
     for step, version, records in facts.steps[-_SHOWN_RECORDS:]:
         yield f"  step        {step} -> version {version}, {records} records"
@@ -157,7 +166,11 @@ def _origins(origins: Sequence[Origin]) -> Iterator[str]:
 
 
 def _saved(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.folder} (version {checkpoint.version}, BLAKE2b {checkpoint.digest[:_SHOWN_DIGEST]}…)"
+    return f"{checkpoint.folder} (version {checkpoint.version}, BLAKE2b {_short(checkpoint.digest)})"
+
+
+def _short(digest: str) -> str:
+    return f"{digest[:_SHOWN_DIGEST]}…" if digest else "(not sealed)"
 
 
 def _versions(counts: Mapping[int, int]) -> str:

@@ -55,6 +55,7 @@ def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) 
         steps = asyncio.run(store.steps(row.id))
         records = asyncio.run(store.records(row.id))
         facts = _facts(place, store, row, steps)
+        facts["head"] = next((seal.digest for seal in asyncio.run(store.seals(row.id, newest=1))), None)
     outcomes = Counter(record.outcome.value + (f"({record.reason})" if record.reason else "") for record in records)
     if as_json:
         details = {"outcomes": dict(outcomes), "components": row.components, "config": row.config, "all_steps": steps}
@@ -70,6 +71,8 @@ def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) 
     name, value = ("last loss", facts["loss"]) if _is_supervised(facts) else ("reward", facts["reward"])
     typer.echo(f"  {name:<11} {_number(value)} in the last step")
     typer.echo(f"  records     {', '.join(f'{name} {count:,}' for name, count in outcomes.most_common()) or 'none'}")
+    if facts["head"]:
+        typer.echo(f"  sealed      head {facts['head']}")
     for name, source in sorted(row.components.items()):
         if name != IDENTITY:
             typer.echo(f"  component   {name} = {source}")

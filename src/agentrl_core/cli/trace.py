@@ -1,10 +1,8 @@
-"""`agentrl trace`: lists the episodes of a run, shows one with all of its turns, and verifies the trained tokens."""
+"""`agentrl trace`: lists the episodes of a run, and shows one with all of its turns."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import operator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,14 +12,14 @@ import typer
 
 from agentrl_core.api.stores import RecordUsage
 from agentrl_core.cli.diff import diff
-from agentrl_core.cli.episode_text import content_text, episode_lines, fidelity_text, printable
+from agentrl_core.cli.episode_text import content_text, episode_lines, printable
 from agentrl_core.cli.export import export
 from agentrl_core.cli.find_run import RunsOption, find_run, open_episode, open_run
 from agentrl_core.cli.lineage import lineage
 from agentrl_core.cli.output import print_json, print_table
 from agentrl_core.cli.replay import replay
+from agentrl_core.cli.verify import verify
 from agentrl_core.types import Outcome  # noqa: TC001  # typer reads the annotations
-from agentrl_core.weights.witness import NOTHING, verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,6 +58,7 @@ app.command()(export)
 app.command()(lineage)
 app.command()(diff)
 app.command()(replay)
+app.command()(verify)
 
 
 @app.command("list")
@@ -127,37 +126,6 @@ def show(
         return
     for line in episode_lines(episode, task, _chat(folder)):
         typer.secho(line.text, bold=line.heading)
-
-
-@app.command("verify")
-def verify_(
-    run: Annotated[str | None, typer.Argument(help=_RUN_HELP)] = None,
-    *,
-    runs: RunsOption = Path("runs"),
-    as_json: _Json = False,
-) -> None:
-    """Check that every trained token is exactly the one that the engine sampled.
-
-    The exit code is 1 if any token differs.
-    """
-    verdicts = []
-    with open_run(find_run(run, runs)) as (store, row):
-        for record in asyncio.run(store.records(row.id)):
-            episode = asyncio.run(store.episode(record.id))
-            if episode is not None:
-                verdicts.append((record, verify(episode)))
-    total = functools.reduce(operator.add, (fidelity for _, fidelity in verdicts), NOTHING)
-    broken = [(record, fidelity) for record, fidelity in verdicts if fidelity.deviation]
-    if as_json:
-        deviations = {record.id: fidelity.deviation for record, fidelity in broken}
-        print_json(attrs.asdict(total, recurse=False) | {"share": total.share, "deviations": deviations})
-    else:
-        for record, fidelity in broken:
-            typer.echo(f"record {record.id}: {fidelity_text(fidelity)}")
-        summary = attrs.evolve(total, deviation=None)
-        typer.echo(f"run {row.id}, {len(verdicts)} records: {fidelity_text(summary)}")
-    if broken:
-        raise typer.Exit(1)
 
 
 def _chat(directory: Path | None) -> Chat | None:

@@ -1,14 +1,17 @@
-"""An engine that repeats a stored episode: it answers each prompt with the output that was sampled for it.
+"""Engines that repeat a stored episode: they answer each prompt with the output that was sampled for it.
 
-It needs no weights and no torch. The first prompt that the episode does not contain ends the replay.
+A replay needs no weights and no torch. The first prompt that the episode does not contain ends it, unless a live engine
+is there to go on from a certain call.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING
+from contextlib import aclosing
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
@@ -17,8 +20,11 @@ from agentrl_core.errors import EngineError
 from agentrl_core.types import Chunk, FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from agentrl_core.api.engines import Engine
     from agentrl_core.api.weights import WeightSource
-    from agentrl_core.types import Episode, GenerateRequest, Interaction
+    from agentrl_core.types import Episode, GenerateRequest, Interaction, Sampling
 
 
 @attrs.frozen(kw_only=True)
@@ -136,3 +142,65 @@ class ReplayEngine:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class ResamplingEngine(ReplayEngine):
+    """Engine that repeats the calls of `episode` before call `turn`, and has `live` answer all others.
+
+    `live`, which the caller starts and closes, samples with weights of `version`. With `seed` it draws other tokens
+    than with the requests' own seeds.
+    """
+
+    def __init__(
+        self,
+        episode: Episode,
+        *,
+        turn: int,
+        live: Engine,
+        version: int,
+        seed: int | None,
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        super().__init__(episode, context_length=live.context_length, decode=decode)
+        self.version = version
+        self._live, self._seed = live, seed
+        # Prompts of calls that are no divergence although no call before `turn` has them.
+        self._sampled = [ids for ids, item in self._left if item.seq >= turn]
+        self._left = [(ids, item) for ids, item in self._left if item.seq < turn]
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Yield the recorded output of the request's prompt, or what the live engine samples."""
+        if self._is_recorded(request.prompt_ids):
+            async for chunk in super().generate(request):
+                yield chunk
+            return
+        if self._seed is not None:
+            request = attrs.evolve(request, sampling=_reseeded(request.sampling, self._seed))
+        # Every engine returns a generator, because closing it must abort the request.
+        async with aclosing(cast("AsyncGenerator[Chunk, None]", self._live.generate(request))) as chunks:
+            async for chunk in chunks:
+                yield attrs.evolve(chunk, version=self.version)
+
+    def _is_recorded(self, prompt: tuple[int, ...]) -> bool:
+        """Return False for a call that the live engine answers.
+
+        A prompt that is not recorded is a divergence as long as recorded calls are left, unless it is that of a later
+        recorded call, or continues one that was sampled now.
+        """
+        with self._lock:
+            if any(ids == prompt for ids, _ in self._left):
+                return True
+            new = not self._left or any(prompt[: len(ids)] == ids for ids in self._sampled)
+            if new:
+                self._sampled.append(prompt)
+            return not new
+
+    async def abort(self, request_id: str) -> None:
+        """End a call of the live engine."""
+        await self._live.abort(request_id)
+
+
+def _reseeded(sampling: Sampling, seed: int) -> Sampling:
+    """Return the sampling parameters with a seed that depends on their own and on `seed`."""
+    digest = hashlib.blake2b(repr((seed, sampling.seed)).encode(), digest_size=8).digest()
+    return attrs.evolve(sampling, seed=int.from_bytes(digest, "big") >> 1)

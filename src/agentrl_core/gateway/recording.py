@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from agentrl_core.api.audit import digested
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
@@ -88,8 +90,8 @@ class OpenCall(ABC):
 
     async def _store(self, reply: Reply, stored: concurrent.futures.Future[None]) -> None:
         session, recorder, recorded = self.session, self.recorder, False
-        interactions = [choice.interaction for choice in reply.choices]
         try:
+            interactions = [digested(choice.interaction) for choice in reply.choices]
             for interaction in interactions:
                 await recorder.store.add_interaction(recorder.run_id, interaction)
             # Only after the store has them: a write that fails must leave no trace in the session.

@@ -12,13 +12,13 @@ from agentrl_core.api.stores import StepRow
 from agentrl_core.api.trackers import EvalReport, RunInfo, RunSummary, StepReport
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError
+from agentrl_core.run.audit import AuditTrail
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.run.step_warnings import StepWarnings, answers_found
 from agentrl_core.run.versions import TokenAges
 
 if TYPE_CHECKING:
-
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
@@ -66,6 +66,14 @@ class TrainingLoop:
         )
         self._checkpoints = Checkpoints(
             self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step
+        )
+        self._audit = AuditTrail(
+            start.store,
+            directory,
+            config=configs.dump_without_passwords(components.config),
+            used=components.used,
+            step=start.step,
+            version=start.version,
         )
         # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
         self._learner.before_change(interruption.hold)
@@ -173,6 +181,7 @@ class TrainingLoop:
         asyncio.run(self._store.add_step(row))
         self._watch.step(self._step, metrics, counts.answers)
         self._checkpoints.after_step(self._step, self._version)
+        self._audit.step(row)
         return StepReport(
             step=self._step,
             version=self._version,
@@ -273,6 +282,7 @@ class TrainingLoop:
     def _finish(self, status: str, message: str) -> RunSummary:
         """Close the sampling side, report the summary, and return it. The store stays as it is."""
         sampled = self._sampling.close()
+        self._audit.end(self._events.notice, failed=status == "failed")
         summary = RunSummary(
             name=self._directory.name,
             directory=str(self._directory.path),

@@ -7,10 +7,11 @@ an episode follows from its task and its sampled tokens alone.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,24 @@ def replay(
     replies follow. `steps` are the run's rows, which tell at which training step the episode was scored. Raises
     `UsageError` if the run has no workflow that can be called, or its config does not resolve.
     """
+    config, base_dir = read_config(directory)
+    with ExitStack() as closing:
+        upstreams = closing.enter_context(UpstreamReplay(episode))
+        components = resolve(LoadedConfig(_local(config, upstreams), base_dir))
+        closing.callback(components.close)
+        scratch = closing.enter_context(scratch_directory())
+        chat = policy_chat(components, model_dir)
+        engine = ReplayEngine(episode, context_length=_context_length(config, model_dir), decode=chat.reply_text)
+        step = training_step_of(episode, steps)
+        stops = (engine.diverged, upstreams.diverged)
+        rerun = Rerun(components, episode, task, chat, engine, stops, scratch, step)
+        done = rerun.run(seed_key(episode, config, num_groups))
+    step_known = step is not None or episode.record.is_eval
+    return _compare(episode, done, engine, upstreams, step_known=step_known)
+
+
+def read_config(directory: RunDirectory) -> tuple[RunConfig, Path]:
+    """Return a run's config and the folder of its relative paths; `UsageError` if it has no workflow to call again."""
     kept, base_dir = directory.read_snapshot()
     config = configs.parse(kept)
     if config.rollout.agent.mode == "online":
@@ -91,21 +110,21 @@ def replay(
             f"run '{directory.name}' has rollout.agent.mode online: its agents connect by themselves, so there is no "
             "workflow to call again"
         )
-    with ExitStack() as closing:
-        upstreams = closing.enter_context(UpstreamReplay(episode))
-        components = resolve(LoadedConfig(_local(config, upstreams), base_dir))
-        closing.callback(components.close)
-        folder = closing.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-replay-"))
+    return config, base_dir
+
+
+@contextmanager
+def scratch_directory() -> Iterator[RunDirectory]:
+    """Yield a temporary folder, with a log, for an episode that is no part of a run."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as folder:
         scratch = RunDirectory.create(Path(folder), "replay")
-        closing.enter_context(scratch.logging_to("replay"))
-        chat = policy_chat(components, model_dir)
-        engine = ReplayEngine(episode, context_length=_context_length(config, model_dir), decode=chat.reply_text)
-        step = _training_step(episode, steps)
-        done = _Rerun(components, episode, task, chat, engine, upstreams, scratch, step).run(
-            _seed_key(episode, config, num_groups)
-        )
-    step_known = step is not None or episode.record.is_eval
-    return _compare(episode, done, engine, upstreams, step_known=step_known)
+        with scratch.logging_to("replay"):
+            yield scratch
+
+
+def on_free_port(config: RunConfig) -> RunConfig:
+    """Return the config with a gateway on a free port of this machine."""
+    return attrs.evolve(config, gateway=attrs.evolve(config.gateway, host="127.0.0.1", port=0, public_url=None))
 
 
 def _local(config: RunConfig, upstreams: UpstreamReplay) -> RunConfig:
@@ -114,13 +133,12 @@ def _local(config: RunConfig, upstreams: UpstreamReplay) -> RunConfig:
         name: attrs.evolve(item, url=upstreams.url(name), model=name, api_key_env=None, proxy="direct", max_retries=0)
         for name, item in config.gateway.upstreams.items()
     }
-    return attrs.evolve(
-        config, gateway=attrs.evolve(config.gateway, host="127.0.0.1", port=0, public_url=None, upstreams=replaced)
-    )
+    local = on_free_port(config)
+    return attrs.evolve(local, gateway=attrs.evolve(local.gateway, upstreams=replaced))
 
 
-class _Rerun:
-    """One run of the workflow against the recorded outputs, in a temporary folder."""
+class Rerun:
+    """One run of the workflow against recorded outputs, in a temporary folder; it ends when one of `stops` is done."""
 
     def __init__(
         self,
@@ -129,12 +147,12 @@ class _Rerun:
         task: Task,
         chat: Chat,
         engine: ReplayEngine,
-        upstreams: UpstreamReplay,
+        stops: Sequence[concurrent.futures.Future[Any]],
         scratch: RunDirectory,
         step: int | None,
     ) -> None:
         self._components, self._episode, self._task = components, episode, task
-        self._chat, self._engine, self._upstreams, self._scratch = chat, engine, upstreams, scratch
+        self._chat, self._engine, self._stops, self._scratch = chat, engine, stops, scratch
         self._step = step
 
     def run(self, seed_key: tuple[int, ...]) -> Episode | None:
@@ -205,10 +223,7 @@ class _Rerun:
                     record_id=record.id,
                 )
             )
-            stops: list[asyncio.Future[Any]] = [
-                asyncio.wrap_future(self._engine.diverged),
-                asyncio.wrap_future(self._upstreams.diverged),
-            ]
+            stops: list[asyncio.Future[Any]] = [asyncio.wrap_future(stop) for stop in self._stops]
             waited: list[asyncio.Future[Any]] = [episode, *stops]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not any(stop.done() for stop in stops):
@@ -234,7 +249,7 @@ def _context_length(config: RunConfig, model_dir: Path) -> int:
     return length if isinstance(length, int) else _ANY_LENGTH
 
 
-def _seed_key(episode: Episode, config: RunConfig, num_groups: int) -> tuple[int, ...]:
+def seed_key(episode: Episode, config: RunConfig, num_groups: int) -> tuple[int, ...]:
     """Return the random key that the scheduler gave the episode, found by the seeds of its calls.
 
     The ids of replies and of tool calls follow from it, and templates may write those into prompts. The store's
@@ -253,7 +268,7 @@ def _seed_key(episode: Episode, config: RunConfig, num_groups: int) -> tuple[int
     return keys[0]
 
 
-def _training_step(episode: Episode, steps: Sequence[StepRow]) -> int | None:
+def training_step_of(episode: Episode, steps: Sequence[StepRow]) -> int | None:
     """Return the number of steps made when the episode's group began; None for an evaluation, or if it is unknown.
 
     Stores do not tell the version with which a group began; the first token was sampled by that version, or by one

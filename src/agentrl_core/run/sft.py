@@ -17,6 +17,7 @@ from agentrl_core.config.sft import SftConfig
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError, UsageError
 from agentrl_core.plugins.manager import load_registry
+from agentrl_core.run.audit import AuditTrail
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.component_checks import BuiltComponents, ComponentChecks, problems_of
 from agentrl_core.run.cpu_budget import wait_without_spinning
@@ -246,6 +247,14 @@ class _Loop:
         self._store, self._events, self._tuner = store, events, tuner
         self._step, self._version, self._started_at = step, version, started_at
         self._checkpoints = Checkpoints(tuner, store, directory, self._config.trainer, events.progress, step=step)
+        self._audit = AuditTrail(
+            store,
+            directory,
+            config=configs.dump_without_passwords(components.config),
+            used=components.used,
+            step=step,
+            version=version,
+        )
         self._interruption = interruption
         tuner.before_change(interruption.hold)
         self._evals: list[EvalReport] = []
@@ -302,6 +311,7 @@ class _Loop:
         row = StepRow(run_id=name, step=self._step, version=self._version, groups=(), records=(), metrics=metrics)
         asyncio.run(self._store.add_step(row))
         self._checkpoints.after_step(self._step, self._version)
+        self._audit.step(row)
         self._events.step_finished(StepReport(step=self._step, version=self._version, metrics=metrics, outcomes={}))
 
     def _evaluate(self) -> None:
@@ -313,6 +323,7 @@ class _Loop:
             self._events.evaluated(report)
 
     def _finish(self, status: str, message: str) -> RunSummary:
+        self._audit.end(self._events.notice, failed=status == "failed")
         summary = RunSummary(
             name=self._directory.name,
             directory=str(self._directory.path),

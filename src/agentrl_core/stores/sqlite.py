@@ -9,6 +9,7 @@ from agentrl_core.errors import StoreError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.sqlite_claims import SQLiteClaims
 from agentrl_core.stores.sqlite_members import SQLiteMembers
+from agentrl_core.stores.sqlite_seals import SQLiteSeals
 from agentrl_core.stores.sqlite_training import SQLiteTraining
 from agentrl_core.types import Interaction, Outcome, Record, Task
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.run_rows import RunRow, SessionRow
 
 
-class SQLiteStore(SQLiteMembers, SQLiteClaims, SQLiteTraining):
+class SQLiteStore(SQLiteMembers, SQLiteClaims, SQLiteTraining, SQLiteSeals):
     """A `Store` in one SQLite file in WAL mode; every call is one short transaction, committed before it returns.
 
     Committed data survives `kill -9`.

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentrl_core.api.run_rows import GroupRow, RecordUsage, RunControl, RunRow, SessionRow, StepRow
+from agentrl_core.api.run_rows import (
+    GroupRow,
+    RecordUsage,
+    RunControl,
+    RunRow,
+    SealRow,
+    SessionRow,
+    StepRow,
+    VersionRow,
+)
 from agentrl_core.errors import StoreError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.sqlite_connection import SQLiteConnection
@@ -27,11 +36,16 @@ class SQLiteReading(SQLiteConnection):
         """Return all runs, oldest first."""
         return await self._restored("list runs", rows.run_from, rows.RUNS.select + " ORDER BY created_at, rowid")
 
-    async def tasks(self, run_id: str, *, task_set: str | None = None) -> list[Task]:
-        """Return the task rows of a run, or of one of its task sets, in the order in which they were added."""
-        query = rows.TASKS.select + " WHERE run_id = ?" + ("" if task_set is None else " AND task_set = ?")
-        names = [run_id] if task_set is None else [run_id, task_set]
-        return await self._restored("list tasks", rows.task_from, query + " ORDER BY rowid", *names)
+    async def tasks(self, run_id: str, *, task_set: str | None = None, ids: Sequence[str] | None = None) -> list[Task]:
+        """Return tasks of a run, of one of its task sets, or with certain ids, in the order of their addition."""
+        query, values = rows.TASKS.select + " WHERE run_id = ?", [run_id]
+        if task_set is not None:
+            query += " AND task_set = ?"
+            values.append(task_set)
+        if ids is not None:
+            query += " AND id IN (SELECT value FROM json_each(?))"
+            values.append(json.dumps(list(ids)))
+        return await self._restored("list tasks", rows.task_from, query + " ORDER BY rowid", *values)
 
     async def sessions(self, run_id: str) -> list[SessionRow]:
         """Return the sessions of a run in the order in which they were opened."""
@@ -108,6 +122,17 @@ class SQLiteReading(SQLiteConnection):
         query = rows.MEMBERS.select + " WHERE run_id = ? ORDER BY rowid"
         return await self._restored(f"list members of run '{run_id}'", rows.member_from, query, run_id)
 
+    async def versions(self, run_id: str, *, after: int = -1) -> list[VersionRow]:
+        """Return the publications of versions above `after`, by version."""
+        query = rows.VERSIONS.select + " WHERE run_id = ? AND version > ? ORDER BY version"
+        return await self._restored("list versions", rows.version_from, query, run_id, after)
+
+    async def seals(self, run_id: str, *, newest: int | None = None) -> list[SealRow]:
+        """Return the links of the run's audit chain by number, or only the `newest` ones."""
+        query = rows.SEALS.select + " WHERE run_id = ? ORDER BY number DESC LIMIT ?"
+        limit = -1 if newest is None else newest
+        return (await self._restored("list seals", rows.seal_from, query, run_id, limit))[::-1]
+
     async def groups(self, run_id: str) -> list[GroupRow]:
         """Return the groups of a run in the order in which they were added."""
         query = rows.GROUPS.select + " WHERE run_id = ? ORDER BY rowid"
@@ -134,7 +159,8 @@ class SQLiteReading(SQLiteConnection):
         tools: dict[bytes | None, rows.Tools] = {None: ()}
         for key in {row[rows.TOOLS] for interactions in found for row in interactions} - {None}:
             query = "SELECT value FROM tools WHERE run_id = ? AND hash = ?"
-            (tools[key],) = await self._restored("read tools", lambda row: rows.tools_from(row[0]), query, run_id, key)
+            for value in await self._restored("read tools", lambda row: rows.tools_from(row[0]), query, run_id, key):
+                tools[key] = value
         with self._restoring("read interactions"):
             return tuple(
                 Episode(record=record, interactions=tuple(rows.interaction_from(row, tools) for row in interactions))

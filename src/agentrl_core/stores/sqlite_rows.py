@@ -13,7 +13,7 @@ import attrs
 import orjson
 
 from agentrl_core.api.members import Member
-from agentrl_core.api.run_rows import GroupRow, RunControl, RunRow, SessionRow, StepRow
+from agentrl_core.api.run_rows import GroupRow, RunControl, RunRow, SealRow, SessionRow, StepRow, VersionRow
 from agentrl_core.errors import UnstorableError
 from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
 
@@ -56,11 +56,13 @@ RECORDS = Table(
     "id, run_id, task_id, group_id, sample_index, attempt, is_eval, outcome, reason, detail, "
     "reward, rewards, score, score_parts, started_at, finished_at, task_set",
 )
+GROUP_OF_RECORD = RECORDS.columns.split(", ").index("group_id")
+"""Position of the column `group_id` in a row of `RECORDS`."""
 INTERACTIONS = Table(
     "interactions",
     "run_id, id, record_id, seq, parent, prompt_ids, output_ids, logprobs, versions, messages, output, tools, "
     "sampling, requested, finish_reason, model, api, trainable, upstream, cached_tokens, tool_errors, "
-    "witness, retry_key, started_at, finished_at",
+    "witness, retry_key, started_at, finished_at, digest",
 )
 TOOLS = INTERACTIONS.columns.split(", ").index("tools")
 """Position of the column `tools` in a row of `INTERACTIONS`: the key of the row that holds the tools."""
@@ -70,6 +72,7 @@ SESSIONS = Table(
 )
 STEPS = Table("steps", "run_id, step, version, groups, records, metrics, voided")
 VERSIONS = Table("versions", "run_id, version, step, published_at")
+SEALS = Table("seals", "run_id, number, body, digest")
 
 Tools: TypeAlias = "tuple[Mapping[str, Any], ...]"
 
@@ -206,6 +209,18 @@ def member_from(row: Sequence[Any]) -> Member:
     )
 
 
+def version_from(row: Sequence[Any]) -> VersionRow:
+    """Restore a publication from its columns."""
+    _, version, step, published_at = row
+    return VersionRow(version=version, step=step, published_at=published_at)
+
+
+def seal_from(row: Sequence[Any]) -> SealRow:
+    """Restore a seal from its columns."""
+    run_id, number, body, digest = row
+    return SealRow(run_id=run_id, number=number, body=body, digest=digest)
+
+
 def control_from(row: Sequence[Any]) -> RunControl:
     """Restore a run's control from `admitted_steps, sampling_closed, wanted, limits`."""
     admitted_steps, closed, wanted, limits = row
@@ -287,6 +302,7 @@ def interaction_row(run_id: str, interaction: Interaction, tools: bytes | None) 
         interaction.retry_key,
         interaction.started_at,
         interaction.finished_at,
+        interaction.digest,
     )
 
 
@@ -317,6 +333,7 @@ def interaction_from(row: Sequence[Any], tools: Mapping[bytes | None, Tools]) ->
         retry_key=row[22],
         started_at=row[23],
         finished_at=row[24],
+        digest=row[25],
     )
 
 

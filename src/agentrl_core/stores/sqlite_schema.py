@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 APPLICATION_ID = 0x41475254
 SCHEMA_VERSION = 5
 """Number of the layout below. 1: the tables from runs to versions. 2: sessions, and the API and the upstream of an
-interaction. 3: details of scores. 4: tasks by task set. 5: members, claims of groups, and turns."""
+interaction. 3: details of scores. 4: tasks by task set. 5: members, claims of groups, turns,
+digests of interactions, and seals."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -48,6 +49,7 @@ CREATE TABLE records (
     finished_at REAL NOT NULL,
     score_details TEXT NOT NULL DEFAULT '{}',
     task_set TEXT NOT NULL DEFAULT 'train',
+    sealed_calls INTEGER,
     FOREIGN KEY (run_id, group_id) REFERENCES groups (run_id, id)
 );
 CREATE INDEX records_by_group ON records (run_id, group_id, sample_index, attempt);
@@ -65,6 +67,7 @@ CREATE TABLE interactions (
     id TEXT NOT NULL,
     record_id TEXT NOT NULL REFERENCES records (id),
     seq INTEGER NOT NULL,
+    digest TEXT NOT NULL,
     parent TEXT,
     prompt_ids BLOB NOT NULL,
     output_ids BLOB NOT NULL,
@@ -176,6 +179,17 @@ CREATE TABLE turns (
 CREATE INDEX turns_waiting ON turns (run_id) WHERE released = 0;
 """
 
+_SEALS = """
+CREATE TABLE seals (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    number INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    PRIMARY KEY (run_id, number)
+);
+CREATE INDEX records_unsealed ON records (run_id) WHERE sealed_calls IS NULL AND outcome <> 'running';
+"""
+
 _SESSIONS = """
 CREATE TABLE sessions (
     record_id TEXT PRIMARY KEY REFERENCES records (id),
@@ -193,7 +207,7 @@ CREATE TABLE sessions (
 CREATE INDEX sessions_by_run ON sessions (run_id, opened_at);
 """
 
-_NEW_TABLES = {"sessions": _SESSIONS, "members": _MEMBERS, "turns": _TURNS}
+_NEW_TABLES = {"sessions": _SESSIONS, "members": _MEMBERS, "turns": _TURNS, "seals": _SEALS}
 """Table that earlier versions lacked -> its statements."""
 
 _TEXT, _NUMBER = "TEXT NOT NULL DEFAULT ", "INTEGER NOT NULL DEFAULT "
@@ -211,8 +225,13 @@ _NEW_COLUMNS = {
         "upstream": f"{_TEXT}''",
         "witness": f"{_TEXT}''",
         "retry_key": f"{_TEXT}''",
+        "digest": f"{_TEXT}''",
     },
-    "records": {"score_details": f"{_TEXT}'{{}}'", "task_set": f"{_TEXT}'train'"},
+    "records": {
+        "score_details": f"{_TEXT}'{{}}'",
+        "task_set": f"{_TEXT}'train'",
+        "sealed_calls": "INTEGER DEFAULT NULL",
+    },
 }
 """Table -> columns that earlier versions lacked -> their type and default."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 from bson import ObjectId, encode
 
-from agentrl_core.api.run_rows import RunRow, SessionRow, StepRow
+from agentrl_core.api.run_rows import RunRow, SealRow, SessionRow, StepRow, VersionRow
 from agentrl_core.errors import UnstorableError
 from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
 
@@ -193,6 +193,7 @@ def interaction_to(run_id: str, interaction: Interaction, tools: str | None) -> 
         "requested": plain(dict(interaction.requested), what),
         "finish_reason": interaction.finish_reason.value,
         **{name: plain(getattr(interaction, name), what) for name in _SIMPLE},
+        "digest": interaction.digest,
         "order": next_order(),
     }
     return own, _parts(own["_id"], interaction.record_id, binary)
@@ -241,6 +242,7 @@ def interaction_from(kept: Document, parts: Iterable[Document], tools: Sequence[
         requested=restored(kept["requested"]),
         finish_reason=FinishReason(kept["finish_reason"]),
         **{name: restored(kept[name]) for name in _SIMPLE},
+        digest=kept.get("digest", ""),  # earlier versions took none
         **arrays,
     )
 
@@ -289,6 +291,21 @@ def step_from(kept: Document) -> StepRow:
     """Restore a step."""
     fields = {field.name: restored(kept[field.name]) for field in attrs.fields(StepRow)}
     return StepRow(**fields | {"groups": tuple(kept["groups"]), "records": tuple(kept["records"])})
+
+
+def version_from(kept: Document) -> VersionRow:
+    """Restore a publication of weights."""
+    return VersionRow(version=int(kept["version"]), step=int(kept["step"]), published_at=kept["published_at"])
+
+
+def seal_to(seal: SealRow) -> Document:
+    """Convert a link of the audit chain."""
+    return {"_id": f"{seal.run_id}/{seal.number}", **attrs.asdict(seal), "order": next_order()}
+
+
+def seal_from(kept: Document) -> SealRow:
+    """Restore a link of the audit chain."""
+    return SealRow(run_id=kept["run_id"], number=int(kept["number"]), body=kept["body"], digest=kept["digest"])
 
 
 def _sampling_to(sampling: Sampling) -> Document:

@@ -6,7 +6,16 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl_core.api.run_rows import GroupRow, RecordUsage, RunControl, RunRow, SessionRow, StepRow
+from agentrl_core.api.run_rows import (
+    GroupRow,
+    RecordUsage,
+    RunControl,
+    RunRow,
+    SealRow,
+    SessionRow,
+    StepRow,
+    VersionRow,
+)
 from agentrl_core.errors import StoreError
 from agentrl_core.types import Episode, Interaction, Record, Task
 from agentrl_mongo import documents, queries, rows, sampling_state
@@ -78,9 +87,16 @@ class MongoReader:
         """Return all runs, oldest first."""
         return await self._found("list runs", "runs", queries.runs(), documents.run_from)
 
-    async def tasks(self, run_id: str, *, task_set: str | None = None) -> list[Task]:
-        """Return the task rows of a run, or of one of its task sets, in the order in which they were added."""
-        return await self._found("list tasks", "tasks", queries.tasks(run_id, task_set), documents.task_from)
+    async def tasks(self, run_id: str, *, task_set: str | None = None, ids: Sequence[str] | None = None) -> list[Task]:
+        """Return tasks of a run, of one of its task sets, or with certain ids, in the order of their addition."""
+        condition, order = queries.tasks(run_id, task_set)
+        if ids is None:
+            return await self._found("list tasks", "tasks", (condition, order), documents.task_from)
+        found: list[Task] = []
+        for some in _slices(list(ids)):
+            named = {"id": {"$in": [documents.plain(name, f"task '{name}'") for name in some]}}
+            found += await self._found("list tasks", "tasks", (condition | named, order), documents.task_from)
+        return found
 
     async def sessions(self, run_id: str) -> list[SessionRow]:
         """Return the sessions of a run in the order in which they were opened."""
@@ -90,6 +106,19 @@ class MongoReader:
     async def steps(self, run_id: str) -> list[StepRow]:
         """Return the steps in the order in which they were made, including voided steps."""
         return await self._found("list steps", "steps", queries.steps(run_id), documents.step_from)
+
+    async def versions(self, run_id: str, *, after: int = -1) -> list[VersionRow]:
+        """Return the publications of versions above `after`, by version."""
+        wanted: queries.Query = ({"run_id": run_id, "version": {"$gt": after}}, [("version", 1)])
+        return await self._found("list versions", "versions", wanted, documents.version_from)
+
+    async def seals(self, run_id: str, *, newest: int | None = None) -> list[SealRow]:
+        """Return the links of the run's audit chain by number, or only the `newest` ones."""
+        if newest == 0:  # MongoDB's word for no limit
+            return []
+        wanted: queries.Query = ({"run_id": run_id}, [("number", -1)])
+        found = await self._found("list seals", "seals", wanted, documents.seal_from, limit=newest or 0)
+        return found[::-1]
 
     async def last_version(self, run_id: str) -> int:
         """Return the highest version ever published in the run, -1 if none."""

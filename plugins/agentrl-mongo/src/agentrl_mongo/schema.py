@@ -13,6 +13,7 @@
 | `tools` | list of tools that calls were offered | `RUN/DIGEST` |
 | `sessions` | session of a record | the record's id |
 | `steps`, `versions` | optimizer step, weight publication | |
+| `seals` | link of the run's audit chain | `RUN/NUMBER` |
 
 Documents are only added, except that runs, members, groups, records, sessions, steps and versions change their state;
 each change names the state that it expects. No write needs a transaction, which a server alone does not have: a change
@@ -20,7 +21,8 @@ of several documents begins with the one that decides, and whoever finds the oth
 
 Fields of a group, besides those of `GroupRow`: `queued` (waits to be taken), `pending` (counts for the admission),
 `claim` (the call that claimed it), `again` (its position is to be sampled again: `waiting` for the next `admit`,
-`released`, or `given` to the group that has this one's key in `follows`).
+`released`, or `given` to the group that has this one's key in `follows`). Of a record: `sealed_calls`, the number of
+its calls in the seal that names it.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
         _index("run_id", "started_at", "order"),
         _index("run_id", "task_id", "started_at", "order"),
         _index("run_id", "outcome", "group_id"),
+        _index("run_id", "sealed_calls", "outcome"),
         _index("run_id", "group_id"),
     ],
     "interactions": [
@@ -85,6 +88,7 @@ INDEXES: Mapping[str, Sequence[IndexModel]] = {
         _index("run_id", "step", unique=True, partialFilterExpression={"voided": False}),
     ],
     "versions": [_index("run_id", "version")],
+    "seals": [_index("run_id", "number")],
 }
 """Indexes that the store's queries follow, by collection."""
 

@@ -13,6 +13,7 @@ from agentrl_core.types import Group
 from agentrl_mongo import documents, groups, queries, resume, training
 from agentrl_mongo.reader import IN_LIST, PASSWORD_ENV, MongoReader
 from agentrl_mongo.sampler import GIVING_BACK_S, MongoSampler
+from agentrl_mongo.seals import MongoSeals
 from agentrl_mongo.writing import to_its_end
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.run_rows import StepRow
 
 
-class MongoStore(MongoSampler):
+class MongoStore(MongoSampler, MongoSeals):
     """A `Store` in a database of a MongoDB server.
 
     Any number of threads and event loops may use it; its client lives on a thread of its own. Every write returns when

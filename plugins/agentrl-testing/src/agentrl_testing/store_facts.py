@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl_core.api.audit import call_digest, digested
 from agentrl_core.api.stores import RecordUsage, RunReader, RunRow, SessionRow, Store
 from agentrl_core.errors import StoreError
 from agentrl_core.types import Interaction, Outcome, Record, Task
@@ -125,7 +126,8 @@ class StoreFactsSuite(ConformanceSuite):
         async def scenario() -> None:
             run = await create_run(store)
             record = await add_record(store, run, await add_group(store, run), started_at=17.25, attempt=1)
-            interactions = tuple(attrs.evolve(call, record_id=record.id, seq=seq) for seq, call in enumerate(calls))
+            named = [attrs.evolve(call, record_id=record.id, seq=seq) for seq, call in enumerate(calls)]
+            interactions = tuple(map(digested, named))
             for interaction in interactions:
                 await store.add_interaction(run, interaction)
             finished = attrs.evolve(record, **final)
@@ -134,6 +136,8 @@ class StoreFactsSuite(ConformanceSuite):
             assert episode is not None
             assert episode.record == finished
             assert episode.interactions == interactions
+            # A digest is of the value, whatever the store makes of it.
+            assert [call_digest(item) for item in episode.interactions] == [item.digest for item in interactions]
 
         asyncio.run(scenario())
 

@@ -77,7 +77,7 @@ def _task(record: Record, task: Task | None, group: Sequence[Record], split: str
         "system_prompt": data.get("system_prompt"),
         "query_prompt": data.get("query_prompt"),
         "answer_schema": (task.answer_schema if task is not None else "") or "answer",
-        "task_answer": {"answer": answer, "aug_answers": list(data.get("aug_answers") or ()), "query": query},
+        "task_answer": {"answer": answer, "aug_answer": list(data.get("aug_answers") or ()), "query": query},
         "scorer": (task.scorer if task is not None else None) or _DEFAULT_SCORER,
         "task_id": record.task_id,
         "turns": [],

@@ -50,7 +50,7 @@ def trajectories(episode: Episode, task: Task | None, run: RunRow) -> Iterator[d
             "extra": {
                 "run": run.id,
                 "branch": branch.index,
-                "task": None if task is None else {"id": task.id, "data": dict(task.data), "answer": task.answer},
+                "task": None if task is None else _of_task(task),
                 "record": _about(episode.record),
             },
         }
@@ -69,14 +69,21 @@ def _agent(branch: Branch, run: RunRow) -> dict[str, Any]:
     }
 
 
+def _of_task(task: Task) -> dict[str, Any]:
+    scoring = {"answer": task.answer, "scorer": task.scorer, "answer_schema": task.answer_schema}
+    return {"id": task.id, "data": dict(task.data), **scoring}
+
+
 def _about(record: Record) -> dict[str, Any]:
     return {
         "outcome": record.outcome.value,
         "reason": record.reason,
+        "detail": record.detail,
         "reward": record.reward,
         "rewards": dict(record.rewards),
         "score": record.score,
         "score_parts": dict(record.score_parts),
+        "score_details": dict(record.score_details),
         "group": record.group_id,
         "sample_index": record.sample_index,
         "attempt": record.attempt,
@@ -127,6 +134,7 @@ def _turn(item: Interaction, episode: Episode, *, copied: bool) -> dict[str, Any
             "trained": item.trainable,
             **({"reward": episode.record.rewards[item.id]} if item.id in episode.record.rewards else {}),
             **({"upstream": item.upstream} if item.upstream else {}),
+            **({"digest": item.digest} if item.digest else {}),
         },
     }
     if copied:
