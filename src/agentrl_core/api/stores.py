@@ -146,6 +146,8 @@ class RunControl:
     """`pause`: no new episode and no new step begins. `stop`: every member ends as after SIGTERM."""
     limits: Mapping[str, int | float] = attrs.field(factory=dict)
     """Dotted config path -> value that replaces the config's, such as `rollout.max_concurrent_rollouts`."""
+    cancel: Sequence[str] = ()
+    """Ids of running records that the members which have them are to end as `cancelled`, in the order of asking."""
 
 
 class RunReader(Protocol):
@@ -333,8 +335,12 @@ class Store(RunReader, Protocol):
         *,
         wanted: Literal["run", "pause", "stop"] | None = None,
         limits: Mapping[str, int | float | None] | None = None,
+        cancel: Mapping[str, bool] | None = None,
     ) -> RunControl:
-        """Change what the run's members are to do; None leaves a value as it is, or removes one limit."""
+        """Change what the run's members are to do; None leaves a value as it is, or removes one limit.
+
+        `cancel` adds record ids to `RunControl.cancel` (True) or removes them (False).
+        """
         ...
 
     async def changed(self, run_id: str, seen: int, *, timeout_s: float) -> int:
@@ -379,6 +385,14 @@ class Store(RunReader, Protocol):
 
         A position whose group was dropped comes again, after the next `admit`, if it had fewer than `requeue` tries;
         the result says whether it does. Raises `ClaimLostError`, and changes nothing, if the group has another member.
+        """
+        ...
+
+    async def requeue_group(self, run_id: str, group_id: str) -> bool:
+        """Let the position of a dropped or dead training group come again at once, with no tries counted.
+
+        Returns False, and changes nothing, if the group is neither, or if its position waits to come again or has a
+        later group that is not set aside. Raises `StoreError` for a group that the run does not have.
         """
         ...
 
