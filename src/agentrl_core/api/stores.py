@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 IDENTITY = "run:identity"
 """Key of a run's identity among its components."""
 
+ORIGIN = "run:origin"
+"""Key, among a run's components, of the checkpoint of another run that it began from (`agentrl runs fork`)."""
+
 
 @attrs.frozen(kw_only=True)
 class RunRow:
@@ -38,7 +41,7 @@ class RunRow:
     """`kind:name` -> `dist==version module:attr` of the components that are built when the row is written: scorers,
     loss, what turns rewards into advantages, store and trackers. The agent's key is `workflow`. Model builder, engine
     and tool parser are built later and are not in it; `config` names them.
-    `IDENTITY` -> the identity of the run."""
+    `IDENTITY` -> the identity of the run, `ORIGIN` -> run, step and digest of the checkpoint that it began from."""
     error: str = ""
 
     @property

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
-from agentrl_core.api.stores import IDENTITY, RunRow
+from agentrl_core.api.stores import IDENTITY, ORIGIN, RunRow
 from agentrl_core.config.invocation import command_line, near
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, RunError, StoreError, UsageError
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from agentrl_core.run.directory import RunDirectory
 
 
-async def announce(store: Store, components: BuiltComponents[Any], run_id: str, *, identity: str = "") -> None:
+async def announce(
+    store: Store, components: BuiltComponents[Any], run_id: str, *, identity: str = "", origin: str = ""
+) -> None:
     """Write the row of a new run, with the identity of its folder, into the store, before anything else of it.
 
     `RunRow.components` says what the row lacks.
@@ -37,7 +39,11 @@ async def announce(store: Store, components: BuiltComponents[Any], run_id: str, 
         created_at=time.time(),
         status="running",
         config=configs.dump_without_passwords(components.config),
-        components={**components.used, **({IDENTITY: identity} if identity else {})},
+        components={
+            **components.used,
+            **({IDENTITY: identity} if identity else {}),
+            **({ORIGIN: origin} if origin else {}),
+        },
     )
     await store.create_run(row)
     await store.flush()
@@ -139,9 +145,10 @@ async def rewind(store: Store, components: BuiltComponents[Any], directory: RunD
     run_id = directory.name
     await check_identity(store, directory)
     if run_id not in {run.id for run in await store.runs()}:
-        # The first process was killed after it had made the folder and before it had written the run's row.
-        await announce(store, components, run_id, identity=directory.identity)
+        # A fork; or the first process was killed after it had made the folder and before it had written the run's row.
+        await announce(store, components, run_id, identity=directory.identity, origin=directory.origin)
     await store.void_after(run_id, step)
+    await store.set_control(run_id, wanted="run")  # a run that was stopped or paused goes on
     point = await store.resume_point(run_id, step)
     await store.update_run(run_id, status="running")
     await store.add_version(run_id, point.last_version + 1, step=step)

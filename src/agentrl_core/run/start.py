@@ -98,8 +98,11 @@ def resumed_start(components: RunComponents, directory: RunDirectory, store: Sto
         learner = _learner(components, directory, model_dir)
         learner.restore(model_dir)
     point = asyncio.run(rewind(store, components, directory, step))
-    lost = "" if checkpoint else f"; there is no checkpoint in {directory.checkpoints}, so all steps are repeated"
-    events.notice(f"resumed after step {step}, at group {point.next_index}{lost}")
+    if point.last_version < 0 and directory.origin:
+        events.notice(f"begins from the checkpoint of {directory.origin}")
+    else:
+        lost = "" if checkpoint else f"; there is no checkpoint in {directory.checkpoints}, so all steps are repeated"
+        events.notice(f"resumed after step {step}, at group {point.next_index}{lost}")
     version = point.last_version + 1
     return Start(
         model_dir=model_dir,
