@@ -62,7 +62,7 @@ def requeue(
     runs: RunsOption = Path("runs"),
     as_json: JsonSwitch = False,
 ) -> None:
-    """Let the task of a dead or dropped group be sampled again, at its position; its tries begin anew."""
+    """Let the task of a dead or dropped group be sampled once more at its position, whatever its tries."""
     with open_for_control(find_run(run, runs)) as (store, row):
         group = asyncio.run(_group(store, row, name))
         done = asyncio.run(store.requeue_group(row.id, group.id))
