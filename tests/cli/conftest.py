@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from types import ModuleType
 
 import attrs
 import pytest
 from tests.cli.audited import trained_project  # noqa: F401  # a fixture of several files
 
+from agentrl_core import run as run_package
+from agentrl_core.api.members import Member
 from agentrl_core.api.stores import RunRow, StepRow
+from agentrl_core.api.trackers import RunSummary
 from agentrl_core.cli import main
+from agentrl_core.config import dump
+from agentrl_core.config.schema import RunConfig
+from agentrl_core.run.directory import RunDirectory
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import FinishReason, Interaction, Outcome, Record, Task
 
@@ -94,7 +102,7 @@ async def fill(store, name, *, created_at, reward):
         groups, await store.add_evaluation(name, "train", ("maze", "hall"), version=0), strict=True
     ):
         # Tests compare what is printed, so the ids must not be random.
-        store._connection.execute("UPDATE groups SET id = ? WHERE id = ?", (group, its))
+        store._connection.execute("UPDATE groups SET id = ? WHERE id = ?", (group, given))
     record = Record(
         id=f"{name}-aaaa", run_id=name, task_id="maze", group_id=groups[0], sample_index=0, started_at=100.0
     )
@@ -128,6 +136,67 @@ async def fill(store, name, *, created_at, reward):
         await store.add_version(name, step, step=step)
     await store.void_after(name, 1)
     await store.close()
+
+
+@pytest.fixture
+def resumed(monkeypatch):
+    """Take the place of training; gives what it was called with, and ends with the status in `status`."""
+    calls = []
+    module = ModuleType("agentrl_core.run")
+    module.__path__ = run_package.__path__  # its submodules stay
+    module.status = "finished"
+
+    def resume(run_dir, overrides=()):
+        calls.append((run_dir, overrides))
+        print("a step")  # as the console tracker does
+        return RunSummary(
+            name=run_dir.name,
+            directory=str(run_dir),
+            status=module.status,
+            steps=2,
+            version=3,
+            evals=(),
+            outcomes={},
+            llm_calls=0,
+            cpu_seconds={},
+            wall_s=0.0,
+        )
+
+    module.resume = resume
+    module.calls = calls
+    monkeypatch.setitem(sys.modules, "agentrl_core.run", module)
+    return module
+
+
+@pytest.fixture
+def write():
+    """Await `act(store)` on a run's store."""
+
+    def write(folder, act):
+        async def call():
+            store = SQLiteStore(path=folder / "agentrl.db")
+            try:
+                return await act(store)
+            finally:
+                await store.close()
+
+        return asyncio.run(call())
+
+    return write
+
+
+@pytest.fixture
+def live_run(make_run, write):
+    """Make a run with a config and a live trainer, which is this process; gives its folder and the trainer."""
+
+    def make(name="calm-otter", config=None, **member):
+        folder = make_run(name)
+        RunDirectory(folder).write_snapshot(dump(config or RunConfig()) | {"name": name}, folder.parent)
+        trainer = Member(run_id=name, role="train", **member)
+        write(folder, lambda store: store.join(trainer))
+        return folder, trainer
+
+    return make
 
 
 @pytest.fixture

@@ -291,8 +291,8 @@ class Store(RunReader, Protocol):
     async def requeue_group(self, run_id: str, group_id: str) -> bool:
         """Let the position of a dropped or dead training group be claimed once more, whatever its tries, from now on.
 
-        The new group has one try more. Returns False, and changes nothing, if the group is neither, or if its position
-        comes again anyway or has a later group that is not set aside. Raises `StoreError` for an unknown group.
+        The new group has one try more. Returns False, and changes nothing, if the group is neither, if its position
+        has a later group that is not set aside, or if this was asked already. Raises `StoreError` for an unknown group.
         """
         ...
 

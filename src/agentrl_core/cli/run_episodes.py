@@ -68,7 +68,7 @@ def requeue(
         done = asyncio.run(store.requeue_group(row.id, group.id))
     if not done:
         if group.state in ("dead", "dropped"):
-            why = "its position comes again already, or has a later group"
+            why = "its position has a later group, or was requeued already"
         else:
             why = f"it is {group.state}; only dead and dropped groups of training come again"
         raise UsageError(f"group {group.id} is not requeued: {why}")

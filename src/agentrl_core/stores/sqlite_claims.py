@@ -147,7 +147,8 @@ class SQLiteClaims(SQLiteReading):
             ):
                 return False
             done = db.execute(
-                "INSERT INTO turns VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                "INSERT INTO turns VALUES (?1, ?2, ?3, ?4) "
+                "ON CONFLICT DO UPDATE SET released = ?4 WHERE released <> ?4",
                 (run_id, group.index, group.tries + 1, _BY_HAND),
             ).rowcount
         self._changed.wake()
