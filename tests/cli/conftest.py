@@ -98,11 +98,10 @@ async def fill(store, name, *, created_at, reward):
     await store.add_tasks(name, [Task(id="maze", data={}, answer="(3, 4)"), Task(id="hall", data={})])
     await store.add_version(name, 0, step=0)
     groups = [f"{name}-g{index}" for index in range(2)]
-    for group, given in zip(
-        groups, await store.add_evaluation(name, "train", ("maze", "hall"), version=0), strict=True
-    ):
+    added = await store.add_evaluation(name, "train", ("maze", "hall"), version=0)
+    for names in zip(groups, added, strict=True):
         # Tests compare what is printed, so the ids must not be random.
-        store._connection.execute("UPDATE groups SET id = ? WHERE id = ?", (group, given))
+        store._connection.execute("UPDATE groups SET id = ? WHERE id = ?", names)
     record = Record(
         id=f"{name}-aaaa", run_id=name, task_id="maze", group_id=groups[0], sample_index=0, started_at=100.0
     )
