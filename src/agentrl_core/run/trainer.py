@@ -16,7 +16,7 @@ from agentrl_core.run import sft
 from agentrl_core.run.components import RunComponents, resolve
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.in_process import InProcessSampling
+from agentrl_core.run.in_process import InProcessSampling, members
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.kept_config import with_overrides
 from agentrl_core.run.lifecycle import carry_out
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.trackers import RunSummary
     from agentrl_core.run.events import RunEvents
 
-Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents], Start]"
+Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents, Callable[[], None]], Start]"
 """Function that makes a run's start: `fresh_start` or `resumed_start`."""
 
 
@@ -123,23 +123,26 @@ def _run(components: RunComponents, directory: RunDirectory, begin: Begin, inter
     def work(store: Store, events: RunEvents) -> RunSummary:
         if fewer := learner_threads(components.config, usable_cores())[1]:
             events.notice(fewer)
-        start = begin(components, directory, store, events)
-        events.notice("starting the engine and the gateway")
-        sampling = InProcessSampling(
-            components,
-            start,
-            directory.name,
-            admin_key_file=directory.admin_key,
-            on_scored=events.record_scored,
-            on_ended=events.progress.ended,
-            notice=events.notice,
-            asked_to_stop=interruption.check,
-        )
-        try:
-            loop = TrainingLoop(components, directory, start, sampling, events, interruption, started_at=started)
-        except BaseException:  # from here on the loop closes the sampling side
-            sampling.close()
-            raise
-        return loop.run()
+        with members(components.config, store, directory.name, notice=events.notice) as membership:
+            membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
+            start = begin(components, directory, store, events, membership.join)
+            events.notice("starting the engine and the gateway")
+            sampling = InProcessSampling(
+                components,
+                start,
+                directory.name,
+                membership=membership,
+                admin_key_file=directory.admin_key,
+                on_scored=events.record_scored,
+                on_ended=events.progress.ended,
+                notice=events.notice,
+                asked_to_stop=interruption.check,
+            )
+            try:
+                loop = TrainingLoop(components, directory, start, sampling, events, interruption, started_at=started)
+            except BaseException:  # from here on the loop closes the sampling side
+                sampling.close()
+                raise
+            return loop.run()
 
     return carry_out(components, directory, work)
