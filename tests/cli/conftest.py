@@ -147,7 +147,7 @@ def resumed(monkeypatch):
 
     def resume(run_dir, overrides=()):
         calls.append((run_dir, overrides))
-        print("a step")  # as the console tracker does
+        sys.stdout.write("a step\n")  # as the console tracker does
         return RunSummary(
             name=run_dir.name,
             directory=str(run_dir),

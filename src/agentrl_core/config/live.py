@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 
-from agentrl_core import config as configs
-from agentrl_core.config.nodes import assignments, refusal
-from agentrl_core.config.yaml_text import read_override
 from agentrl_core.errors import UsageError
 
 if TYPE_CHECKING:
-    from agentrl_core.config.schema import RunConfig
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from agentrl_core.config.nodes import Problem
+    from agentrl_core.config.schema import EvalConfig, RolloutConfig, TrainerConfig
+
+C = TypeVar("C", bound="RolloutConfig | TrainerConfig | EvalConfig")
 
 LIVE_OPTIONS: Mapping[str, str] = {
-    "rollout.max_concurrent_rollouts": "from the next episode on; per sampling process",
+    "rollout.max_concurrent_rollouts": "for episodes that begin from now on, in each sampling process",
     "rollout.timeout_s": "for episodes that begin from now on",
     "trainer.save_steps": "from the next step on",
     "trainer.save_minutes": "from the next step on",
-    "trainer.keep_last": "at the next checkpoint",
     "eval.every": "from the next step on",
-    "eval.tasks_during": "at the next evaluation",
+    "eval.tasks_during": "from the next evaluation on",
 }
 """Dotted path -> when a live run follows it.
 
-Other options decide what is sampled or trained (`rollout.group_size`, `trainer.lr`, the staleness bound), so a change
-in the middle of a step would leave groups of two kinds in one batch, or are read once, at the start of a process.
+The others decide what is sampled or trained (`rollout.group_size`, `trainer.lr`, the staleness bound), so that a change
+in the middle of a step would leave groups of two kinds in one batch, or they are read once, when a process starts.
 """
 
 
@@ -38,30 +38,47 @@ def read_limits(kept: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
     `null` stands for the config's own value again, and becomes None. Raises `UsageError` for an option that a live run
     does not take over, and `ConfigError` for a value that it cannot have.
     """
-    problems: list[Any] = []
-    late = [read_override(text, index, problems) for index, text in enumerate(overrides)]
-    if problems:
-        raise refusal(problems)
-    values = {".".join(part.path): part.node.plain() for item in late for part in assignments(item.node, item.path)}
+    from agentrl_core import config as configs
+
+    values = dict(_given(overrides))
     if fixed := sorted(values.keys() - LIVE_OPTIONS.keys()):
         raise UsageError(
             f"{', '.join(fixed)}: a live run cannot change this; it takes over {', '.join(LIVE_OPTIONS)}. For other "
             "options, stop the run and resume it with them"
         )
-    given = [f"{path}={value}" for path, value in values.items() if value is not None]
-    config = configs.parse(kept, given)
+    config = configs.parse(kept, [f"{path}={value}" for path, value in values.items() if value is not None])
     return {
         path: None if value is None else cast("int | float", attrgetter(path)(config)) for path, value in values.items()
     }
 
 
-def with_limits(config: RunConfig, limits: Mapping[str, int | float]) -> RunConfig:
-    """Return the config with the limits of `RunControl` in place of its own values; others than live ones are ignored.
+def live_paths(overrides: Sequence[str]) -> list[str]:
+    """Return the dotted paths of the live options among `a.b=c` overrides."""
+    return [path for path, _ in _given(overrides) if path in LIVE_OPTIONS]
 
-    A store may keep limits that a newer version wrote.
+
+def with_limits(section: str, config: C, limits: Mapping[str, int | float]) -> C:
+    """Return a section of the config with the limits of `RunControl` in place of its own values.
+
+    Limits that are no live options, as a newer version may have stored them, are ignored.
     """
-    for path, value in limits.items():
-        if path in LIVE_OPTIONS:
-            section, option = path.split(".")
-            config = attrs.evolve(config, **{section: attrs.evolve(getattr(config, section), **{option: value})})
-    return config
+    changed = {
+        path.removeprefix(f"{section}."): value
+        for path, value in limits.items()
+        if path in LIVE_OPTIONS and path.startswith(f"{section}.")
+    }
+    return attrs.evolve(config, **changed)
+
+
+def _given(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield dotted path and plain value of each option that the overrides name."""
+    from agentrl_core.config.nodes import assignments, refusal
+    from agentrl_core.config.yaml_text import read_override
+
+    problems: list[Problem] = []
+    late = [read_override(text, index, problems) for index, text in enumerate(overrides)]
+    if problems:
+        raise refusal(problems)
+    for item in late:
+        for part in assignments(item.node, item.path):
+            yield ".".join(part.path), part.node.plain()

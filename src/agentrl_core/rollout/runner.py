@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.api.scoring import Answer
+from agentrl_core.config.live import with_limits
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout.episode_source import OpenEpisode
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of
@@ -20,10 +21,10 @@ from agentrl_core.rollout.rewards import ask_scorer, early_request, read_reward,
 from agentrl_core.rollout.run_agent import GRACE_S, AgentResult, cancelled_for, unbroken
 from agentrl_core.rollout.subproc.inside.telling import tell
 from agentrl_core.rollout.token_level.tensor_rows import is_tensor_rows, reward_of_rows
-from agentrl_core.types import Episode, Interaction, Message, Outcome, Record, Task
+from agentrl_core.types import BY_USER, Episode, Interaction, Message, Outcome, Record, Task
 
 if TYPE_CHECKING:
-    from agentrl_core.api.stores import Store
+    from agentrl_core.api.stores import RunControl, Store
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
     from agentrl_core.gateway import Gateway, Session
     from agentrl_core.rollout.episode_source import EpisodeSource, Seat
@@ -58,7 +59,9 @@ class Runner:
         self._gateway = gateway
         self._store = store
         self._scorer_for = scorer_for
-        self._config = config
+        self._given = self._config = config
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        """Record id -> the task that runs its episode, while that may be cancelled."""
         self._run_id = run_id
         self._clock = clock
         self._grace_s = grace_s
@@ -95,10 +98,34 @@ class Runner:
             task_set=task_set,
             started_at=self._clock(),
         )
-        # The clock starts at the seat: waiting for a free worker or an online agent is not the episode's time.
-        async with self.source.seat(task, record) as seat:
-            record = attrs.evolve(record, started_at=self._clock())
-            return await self._run_record(task, record, seat, seed_key, sampling, member_id)
+        try:
+            # The clock starts at the seat: waiting for a free worker or an online agent is not the episode's time.
+            async with self.source.seat(task, record) as seat:
+                record = attrs.evolve(record, started_at=self._clock())
+                return await self._run_record(task, record, seat, seed_key, sampling, member_id)
+        except asyncio.CancelledError as cancellation:
+            episode = await self._cancelled_by_user(record, cancellation)
+            if episode is None:
+                raise
+            return episode
+
+    def obey(self, control: RunControl) -> None:
+        """Take over the limits of a live run, and cancel the records that people have named; on the agents' loop."""
+        self._config = with_limits("rollout", self._given, control.limits)
+        for record_id in control.cancel:
+            # Once only: the record may need some time to end, and the control stays as it is meanwhile.
+            if (running := self._running.pop(record_id, None)) is not None:
+                running.cancel(BY_USER)
+
+    async def _cancelled_by_user(self, record: Record, cancellation: asyncio.CancelledError) -> Episode | None:
+        """Return the episode of a record that a person cancelled, as stored; None for any other cancellation.
+
+        Such a record is like one that failed: its group goes on. It may have ended otherwise just before.
+        """
+        task = asyncio.current_task()
+        if cancellation.args != (BY_USER,) or task is None or task.uncancel():
+            return None
+        return await self._store.episode(record.id)
 
     async def _run_record(
         self,
@@ -112,6 +139,8 @@ class Runner:
         self._check_gateway()
         await self._store.add_record(record, member_id=member_id)
         ended = attrs.evolve(record, outcome=Outcome.CANCELLED)
+        if (task_of_episode := asyncio.current_task()) is not None:
+            self._running[record.id] = task_of_episode
         interactions: tuple[Interaction, ...] = ()
         try:
             session = await seat.open_session(self._gateway, record, seed_key=seed_key, sampling=sampling)
@@ -135,6 +164,7 @@ class Runner:
             ended = _rejected(record, error)
             return Episode(record=ended, interactions=())
         finally:
+            self._running.pop(record.id, None)
             ended = attrs.evolve(ended, finished_at=self._clock())
             ours = await unbroken(self._store.finish_record(ended))
         if not ours and (stored := await self._store.episode(record.id)) is not None:

@@ -288,12 +288,17 @@ class InProcessSampling(SamplingSide):
 
 
 def members(
-    config: RunConfig, store: Store, run_id: str, *, notice: Callable[[str], None] = lambda _: None
+    config: RunConfig,
+    store: Store,
+    run_id: str,
+    *,
+    notice: Callable[[str], None] = lambda _: None,
+    report: Callable[[Member], Mapping[str, Any]] = lambda _: {},
 ) -> Membership:
-    """Return the membership of a process that samples and trains, before it joins."""
+    """Return the membership of a process that samples and trains, before it joins; see `Membership` for `report`."""
     roles: tuple[Role, ...] = ("train", "sample")
     both = [Member(run_id=run_id, role=role, lease_s=config.rollout.lease_s) for role in roles]
-    return Membership(store, both, notice=notice)
+    return Membership(store, both, notice=notice, report=report)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 
 from agentrl_core import config as configs
+from agentrl_core.config.live import live_paths
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.errors import UsageError
 from agentrl_core.run import sft
 from agentrl_core.run.components import RunComponents, resolve
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
+from agentrl_core.run.directions import Directions
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.in_process import InProcessSampling, members
 from agentrl_core.run.interruption import Interruption
@@ -24,8 +27,9 @@ from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
 
 if TYPE_CHECKING:
+    from agentrl_core.api.members import Member
     from agentrl_core.api.stores import Store
-    from agentrl_core.api.trackers import RunSummary
+    from agentrl_core.api.trackers import Activity, RunSummary
     from agentrl_core.run.events import RunEvents
 
 Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents, Callable[[], None]], Start]"
@@ -113,7 +117,16 @@ def _resume(
     check_reference(components, directory)
     with directory.locked():  # a run that is being trained keeps its snapshot
         directory.write_snapshot(configs.dump_without_passwords(components.config), base_dir)
-    return _run(components, directory, resumed_start, interruption)
+
+    def begin(
+        components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], None]
+    ) -> Start:
+        start = resumed_start(components, directory, store, events, join)
+        # An override is newer than a limit that was set while the run was live.
+        asyncio.run(store.set_control(directory.name, limits=dict.fromkeys(live_paths(overrides))))
+        return start
+
+    return _run(components, directory, begin, interruption)
 
 
 def _run(components: RunComponents, directory: RunDirectory, begin: Begin, interruption: Interruption) -> RunSummary:
@@ -123,7 +136,13 @@ def _run(components: RunComponents, directory: RunDirectory, begin: Begin, inter
     def work(store: Store, events: RunEvents) -> RunSummary:
         if fewer := learner_threads(components.config, usable_cores())[1]:
             events.notice(fewer)
-        with members(components.config, store, directory.name, notice=events.notice) as membership:
+
+        def report(member: Member) -> Mapping[str, Any]:
+            return _told(events.progress.now()) if member.role == "train" else {}
+
+        with members(components.config, store, directory.name, notice=events.notice, report=report) as membership:
+            directions = Directions()
+            membership.on_control(directions.obey)
             membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
             start = begin(components, directory, store, events, membership.join)
             events.notice("starting the engine and the gateway")
@@ -139,10 +158,25 @@ def _run(components: RunComponents, directory: RunDirectory, begin: Begin, inter
                 asked_to_stop=interruption.check,
             )
             try:
-                loop = TrainingLoop(components, directory, start, sampling, events, interruption, started_at=started)
+                loop = TrainingLoop(
+                    components,
+                    directory,
+                    start,
+                    sampling,
+                    events,
+                    interruption,
+                    started_at=started,
+                    directions=directions,
+                )
             except BaseException:  # from here on the loop closes the sampling side
                 sampling.close()
                 raise
             return loop.run()
 
     return carry_out(components, directory, work)
+
+
+def _told(activity: Activity) -> dict[str, Any]:
+    """Return what others read about the trainer: its step, and what it waits for or does."""
+    done = f" ({activity.done} of {activity.total} {activity.unit})" if activity.total else ""
+    return {"step": activity.step, "waits_for": f"{activity.phase}{done}"}
