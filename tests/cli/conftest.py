@@ -10,13 +10,14 @@ from types import ModuleType
 import attrs
 import pytest
 from tests.cli.audited import trained_project  # noqa: F401  # a fixture of several files
+from tests.cli.checkpoints import checkpoint
 
 from agentrl_core import run as run_package
 from agentrl_core.api.members import Member
 from agentrl_core.api.stores import RunRow, StepRow
 from agentrl_core.api.trackers import RunSummary
 from agentrl_core.cli import main
-from agentrl_core.config import dump
+from agentrl_core.config import dump, parse
 from agentrl_core.config.schema import RunConfig
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.stores.sqlite import SQLiteStore
@@ -207,5 +208,21 @@ def make_run(tmp_path):
             fill(SQLiteStore(path=tmp_path / "runs" / name / "agentrl.db"), name, created_at=created_at, reward=reward)
         )
         return tmp_path / "runs" / name
+
+    return make
+
+
+@pytest.fixture
+def ended(make_run, write):
+    """Make an ended run, whose only live step is 1 with version 1, with checkpoints (step, version)."""
+
+    def make(name="calm-otter", *checkpoints, config=None):
+        folder = make_run(name)
+        for step, version in checkpoints:
+            checkpoint(folder, step, version)
+        config = dump(parse({"model": {"use": "tiny"}, **(config or {})})) | {"name": name}
+        RunDirectory(folder).write_snapshot(config, folder.parent)
+        write(folder, lambda store: store.update_run(name, status="finished"))
+        return folder
 
     return make

@@ -6,7 +6,7 @@ import re
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
@@ -75,29 +75,26 @@ class _Tail:
     """Reader of one log file that returns the entries that were added since the last call."""
 
     path: Path
-    _file: TextIO | None = None
-    _rest: str = ""
-    """Text after the last complete line, or an entry that may go on."""
+    _read: int = 0
+    """Bytes of the file that were returned as lines."""
 
     def read(self, *, final: bool) -> Iterator[Entry]:
         """Yield the new entries; without `final`, an incomplete last line waits for the next call."""
-        if self._file is None:
-            self._file = self.path.open(encoding="utf-8", errors="replace")
-        text = self._rest + self._file.read()
-        whole, newline, self._rest = text.rpartition("\n")
-        if final and self._rest:
-            whole, newline, self._rest = text, "\n", ""
-        last = ""
-        block: list[str] = []
-        for line in whole.split("\n") if newline else ():
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            added = file.read()
+        whole = added if final else added[: added.rfind(b"\n") + 1]
+        self._read += len(whole)
+        time_of_entry, block = "", list[str]()
+        for line in whole.decode(errors="replace").removesuffix("\n").split("\n") if whole else ():
             found = _ENTRY.match(line)
             if found and block:
-                yield Entry(last, self.path.stem, "\n".join(block))
+                yield Entry(time_of_entry, self.path.stem, "\n".join(block))
                 block = []
-            last = found[1] if found else last
+            time_of_entry = found[1] if found else time_of_entry
             block.append(line)
         if block:
-            yield Entry(last, self.path.stem, "\n".join(block))
+            yield Entry(time_of_entry, self.path.stem, "\n".join(block))
 
 
 def _entries(tails: Sequence[_Tail], *, final: bool) -> Iterator[Entry]:
