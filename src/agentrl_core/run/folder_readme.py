@@ -66,7 +66,7 @@ def _commands(directory: RunDirectory) -> list[tuple[str, str]]:
     run = directory.reference
     sampled = [
         (f"trace list {run}", "episodes; `trace show RECORD` prints one"),
-        (f"trace verify --run {run}", "each trained token against the engine's own digest"),
+        (f"trace verify {run}", "each trained token against the engine's own digest"),
         (f"runs fork {run} --step N", "a new run from a checkpoint"),
     ]
     return [

@@ -112,7 +112,7 @@ class TrainingLoop:
             f"{rollout.group_size} episodes"
         )
         while self._step < self._config.trainer.steps:
-            self._directions.wait_while_paused(self._interruption.check, self._events.notice)
+            self._directions.wait_while_paused(self._interruption.check)
             with self._interruption.whole_step():
                 report = self._take_step()
                 # Report the step before the evaluation that may follow it, so that the console prints them in order.

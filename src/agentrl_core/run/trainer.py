@@ -141,7 +141,7 @@ def _run(components: RunComponents, directory: RunDirectory, begin: Begin, inter
             return _told(events.progress.now()) if member.role == "train" else {}
 
         with members(components.config, store, directory.name, notice=events.notice, report=report) as membership:
-            directions = Directions()
+            directions = Directions(events.notice)
             membership.on_control(directions.obey)
             membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
             start = begin(components, directory, store, events, membership.join)
