@@ -105,6 +105,7 @@ class Scheduler:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = self._closed = False
         self._error: BaseException | None = None
+        self._seen = 0  # see `Store.changed`
         # Number of changes of the store so far, and that number when the control was read and when nothing was left.
         self._changes, self._control_read_at, self._nothing_left_at = 0, -1, -1
         self._admitted_steps = 0
@@ -156,9 +157,8 @@ class Scheduler:
         return self._stopping or self._closed or self._error is not None
 
     async def _watch_store(self) -> None:
-        seen = 0
         while True:
-            seen = await self._store.changed(self._run_id, seen, timeout_s=self._poll_s)
+            self._seen = await self._store.changed(self._run_id, self._seen, timeout_s=self._poll_s)
             self._changes += 1
             self._wake.set()
 

@@ -1,4 +1,4 @@
-"""Slots of the episodes that run at once: a semaphore whose size may change, and that measures how long it was empty."""
+"""Slots of the episodes that run at once: a semaphore whose size may change, and that measures its idle time."""
 
 from __future__ import annotations
 

@@ -55,9 +55,9 @@ class InProcessSampling(SamplingSide):
     """Owner of the engine, the gateway and the event loop on which agents run.
 
     `membership` has joined the run as `sample` and as `train`. While a method waits for groups or an evaluation, it
-    calls `asked_to_stop` repeatedly; that raises if the run is to stop. `notice(message)` is called once, on another thread, if an agent blocks the event loop, and at the end for
-    sampling parameters of LLM calls that were ignored. Every wait raises `RunError` if the loop is blocked for longer
-    than `rollout.timeout_s`.
+    calls `asked_to_stop` repeatedly; that raises if the run is to stop. `notice(message)` is called once, on another
+    thread, if an agent blocks the event loop, and at the end for sampling parameters of LLM calls that were ignored.
+    Every wait raises `RunError` if the loop is blocked for longer than `rollout.timeout_s`.
     """
 
     def __init__(

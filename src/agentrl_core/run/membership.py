@@ -13,18 +13,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import attrs
 
-from agentrl_core.api.members import Member
-from agentrl_core.api.stores import RunControl
 from agentrl_core.errors import MemberError, RunError, StoreError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from agentrl_core.api.stores import RunReader, Store
+    from agentrl_core.api.members import Member, Role
+    from agentrl_core.api.stores import RunControl, RunReader, Store
 
 T = TypeVar("T")
 
@@ -77,7 +76,7 @@ class Membership:
         self._stopping = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> Membership:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -85,7 +84,7 @@ class Membership:
     ) -> None:
         self.leave()
 
-    def id_of(self, role: str) -> str:
+    def id_of(self, role: Role) -> str:
         """Return the id of this process's member in a role; raise `KeyError` if it has none."""
         return {member.role: member.id for member in self.members}[role]
 
@@ -177,10 +176,10 @@ class Membership:
                 rivals = [item for item in await self._store.members(self._run_id) if _is_live(item, "train")]
                 if member.role != "train" or any(watch.has_beaten(rival) for rival in rivals):
                     raise
-                for rival in rivals:
-                    if not watch.knows(rival):
-                        self._notice(f"waiting up to {rival.lease_s:g} s to see whether {rival.name} still lives")
+                new = [rival for rival in rivals if not watch.knows(rival)]
             await watch.look(tick_s)
+            for rival in new:
+                self._notice(f"waiting up to {rival.lease_s:g} s to see whether {rival.name} still lives")
             await asyncio.sleep(tick_s)
 
     async def _leave(self) -> None:
