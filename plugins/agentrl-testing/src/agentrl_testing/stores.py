@@ -14,13 +14,16 @@ from agentrl_testing.store_facts import StoreFactsSuite
 from agentrl_testing.store_groups import StoreGroupsSuite
 from agentrl_testing.store_machine import StoreMachine
 from agentrl_testing.store_members import StoreMembersSuite
+from agentrl_testing.store_requests import StoreRequestsSuite
 from agentrl_testing.store_resuming import StoreResumingSuite
 
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
 
 
-class StoreSuite(StoreFactsSuite, StoreMembersSuite, StoreClaimsSuite, StoreGroupsSuite, StoreResumingSuite):
+class StoreSuite(
+    StoreFactsSuite, StoreMembersSuite, StoreClaimsSuite, StoreGroupsSuite, StoreResumingSuite, StoreRequestsSuite
+):
     """Conformance tests of stores: define the fixtures `store`, `reopen` and `read`.
 
     `store` is an empty store, which the suite closes; `reopen` is a function that opens it once more, and `read` one
