@@ -44,6 +44,14 @@ def test_several_processes_are_merged_by_time_with_their_names(agentrl, logged):
     assert one == entry(2, "b")
 
 
+def test_a_role_has_the_logs_of_all_of_its_processes(agentrl, logged):
+    folder = logged(run=entry(1, "a"))
+    for number, name in enumerate(("sample-node_7_41", "sample-node8_42", "serve-node8_43")):
+        (folder / "logs" / f"{name}.log").write_text(entry(number, name), encoding="utf-8")
+    lines = agentrl("runs", "logs", "calm-otter", "--role", "sample").out.splitlines()
+    assert [line.split(" | ")[0] for line in lines] == ["sample-node_7_41", "sample-node8_42"]
+
+
 def test_each_entry_is_a_line_of_json(agentrl, logged):
     logged(run=entry(1, "a: b") + "more\n")
     (line,) = agentrl("runs", "logs", "calm-otter", "--json").out.splitlines()

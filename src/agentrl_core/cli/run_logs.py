@@ -106,12 +106,17 @@ def _log_files(place: RunPlace, role: str) -> list[Path]:
     """Return a run's log files; raise `UsageError` if it has none, or none of this role."""
     folder = RunDirectory(place.directory).log("run").parent
     found = sorted(folder.glob("*.log"))
-    chosen = [path for path in found if not role or path.stem.rpartition("_")[0] == role]
+    chosen = [path for path in found if not role or _role(path) == role]
     if not chosen:
-        roles = sorted({path.stem.rpartition("_")[0] for path in found})
+        roles = sorted(set(map(_role, found)))
         there = f"; there are logs of {', '.join(roles)}" if roles else ""
         raise UsageError(f"{folder} has no log{f' of {role}' if role else ''}{there}")
     return chosen
+
+
+def _role(path: Path) -> str:
+    """Return the role of a log's process; a process of its own adds host and pid, as in `serve-node7_4711.log`."""
+    return re.split("[-_]", path.stem, maxsplit=1)[0]
 
 
 def _has_ended(place: RunPlace) -> bool:

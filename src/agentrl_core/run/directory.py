@@ -66,10 +66,12 @@ class RunDirectory:
         """Folder with one folder `step-N` per checkpoint."""
         return self.path / "checkpoints"
 
-    @property
-    def weights(self) -> Path:
-        """Folder of the policy versions that `agentrl train` publishes, unless the config names another place."""
-        return self.path / "weights"
+    def weights(self, place: str | None, base_dir: Path, identity: str) -> Path:
+        """Return the folder of the policy versions that `agentrl train` publishes; `place` is `weights.place`."""
+        if place is None:
+            return self.path / "weights"
+        # Runs of several folders may have the same name.
+        return (base_dir / Path(place).expanduser() / f"{self.name}-{identity[:8]}").absolute()
 
     @property
     def picture(self) -> Path:
@@ -116,6 +118,18 @@ class RunDirectory:
                 f"cannot create the run directory {path}: {error}; set output_dir to another folder"
             ) from error
         return cls(path.resolve())
+
+    def add_missing(self) -> None:
+        """Create what a member of the run needs on a machine that the run did not begin on: a folder for its log.
+
+        Raises `UsageError` if the folder cannot be created.
+        """
+        try:
+            for folder in (self.path, self.path / "logs"):
+                with suppress(FileExistsError):
+                    make_private_folder(folder)
+        except OSError as error:
+            raise UsageError(f"cannot create {self.path}: {error}; set output_dir to another folder") from error
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -239,8 +253,8 @@ class RunDirectory:
             yield
 
     @contextmanager
-    def logging_to(self, role: str, rank: int = 0) -> Iterator[None]:
-        """Write agentrl's log records into the log file of this process while the context lasts."""
+    def logging_to(self, role: str, rank: int = 0) -> Iterator[Path]:
+        """Write agentrl's log records into the log file of this process while the context lasts; yield its path."""
         try:
             self.log(role, rank).parent.mkdir(exist_ok=True)
             handler = _LogFile(self.log(role, rank), encoding="utf-8", errors="backslashreplace")
@@ -253,7 +267,7 @@ class RunDirectory:
         logger.setLevel(logging.INFO)
         logger.propagate = False  # only trackers write to the terminal
         try:
-            yield
+            yield self.log(role, rank)
         finally:
             logger.removeHandler(handler)
             logger.setLevel(previous[0])

@@ -46,11 +46,12 @@ def leftovers(directory: RunDirectory, steps: Sequence[StepRow], *, keep: int) -
     The newest `keep` checkpoints that a run can resume from stay, so do newer ones that it cannot, and those that
     configs of other runs beside it name. Published weights go, because a resumed run publishes them anew.
     """
+    weights = _published(directory)
     found: list[tuple[Kind, Path]] = [
         *(("checkpoint", path) for path in _old_checkpoints(directory, steps, keep)),
-        *(("published weights", path) for path in sorted(directory.weights.glob("version-*"))),
+        *(("published weights", path) for path in sorted(weights.glob("version-*"))),
         *(("rotated log", path) for path in sorted(directory.log("run").parent.glob("*.log.*"))),
-        *(("half-written", path) for path in _drafts(directory)),
+        *(("half-written", path) for path in _drafts(directory.path, directory.checkpoints, weights)),
     ]
     return [Leftover(path=path, kind=kind, size=_freed(path)) for kind, path in found]
 
@@ -90,9 +91,17 @@ def _named_by_others(directory: RunDirectory) -> set[Path]:
     return named
 
 
-def _drafts(directory: RunDirectory) -> Iterator[Path]:
-    """Yield what killed processes left half-written; the names are those of `replace_folder` and of drafts."""
-    for folder in (directory.path, directory.checkpoints, directory.weights):
+def _published(directory: RunDirectory) -> Path:
+    """Return the folder with the policy versions that the run published."""
+    if not directory.snapshot.is_file():
+        return directory.weights(None, directory.path, "")
+    config, base_dir = directory.read_snapshot()
+    return directory.weights((config.get("weights") or {}).get("place"), base_dir, directory.identity)
+
+
+def _drafts(*folders: Path) -> Iterator[Path]:
+    """Yield what killed processes left half-written in these folders."""
+    for folder in folders:
         for path in sorted(folder.glob(".*")):
             if re.fullmatch(r"\..+\.(draft|gone)", path.name):
                 yield path

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,24 +15,19 @@ from agentrl_core.config.schema import RunConfig
 from agentrl_core.errors import UsageError
 from agentrl_core.run import sft
 from agentrl_core.run.components import RunComponents, resolve
-from agentrl_core.run.cpu_budget import learner_threads, usable_cores
-from agentrl_core.run.directions import Directions
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.in_process import InProcessSampling, members
+from agentrl_core.run.in_process import InProcessSampling
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.kept_config import with_overrides
-from agentrl_core.run.lifecycle import carry_out
-from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
+from agentrl_core.run.training_run import Begin, run_training
 
 if TYPE_CHECKING:
-    from agentrl_core.api.members import Member
+    from agentrl_core.api.members import Role
     from agentrl_core.api.stores import Store
-    from agentrl_core.api.trackers import Activity, RunSummary
+    from agentrl_core.api.trackers import RunSummary
     from agentrl_core.run.events import RunEvents
-
-Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents, Callable[[], None]], Start]"
-"""Function that makes a run's start: `fresh_start` or `resumed_start`."""
+    from agentrl_core.run.membership import Membership
 
 
 class Trainer:
@@ -130,53 +124,21 @@ def _resume(
 
 
 def _run(components: RunComponents, directory: RunDirectory, begin: Begin, interruption: Interruption) -> RunSummary:
-    """Run both sides in this process, inside the frame of `carry_out`."""
-    started = time.time()
+    """Run both sides in this process."""
 
-    def work(store: Store, events: RunEvents) -> RunSummary:
-        if fewer := learner_threads(components.config, usable_cores())[1]:
-            events.notice(fewer)
+    def open_sampling(start: Start, membership: Membership, events: RunEvents) -> InProcessSampling:
+        events.notice("starting the engine and the gateway")
+        return InProcessSampling(
+            components,
+            start,
+            directory.name,
+            membership=membership,
+            admin_key_file=directory.admin_key,
+            on_scored=events.record_scored,
+            on_ended=events.progress.ended,
+            notice=events.notice,
+            asked_to_stop=interruption.check,
+        )
 
-        def report(member: Member) -> Mapping[str, Any]:
-            return _told(events.progress.now()) if member.role == "train" else {}
-
-        with members(components.config, store, directory.name, notice=events.notice, report=report) as membership:
-            directions = Directions(events.notice)
-            membership.on_control(directions.obey)
-            membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
-            start = begin(components, directory, store, events, membership.join)
-            events.notice("starting the engine and the gateway")
-            sampling = InProcessSampling(
-                components,
-                start,
-                directory.name,
-                membership=membership,
-                admin_key_file=directory.admin_key,
-                on_scored=events.record_scored,
-                on_ended=events.progress.ended,
-                notice=events.notice,
-                asked_to_stop=interruption.check,
-            )
-            try:
-                loop = TrainingLoop(
-                    components,
-                    directory,
-                    start,
-                    sampling,
-                    events,
-                    interruption,
-                    started_at=started,
-                    directions=directions,
-                )
-            except BaseException:  # from here on the loop closes the sampling side
-                sampling.close()
-                raise
-            return loop.run()
-
-    return carry_out(components, directory, work)
-
-
-def _told(activity: Activity) -> dict[str, Any]:
-    """Return what others read about the trainer: its step, and what it waits for or does."""
-    done = f" ({activity.done} of {activity.total} {activity.unit})" if activity.total else ""
-    return {"step": activity.step, "waits_for": f"{activity.phase}{done}"}
+    roles: tuple[Role, ...] = ("train", "sample")
+    return run_training(components, directory, begin, interruption, roles=roles, open_sampling=open_sampling)

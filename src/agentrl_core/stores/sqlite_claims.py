@@ -129,7 +129,7 @@ class SQLiteClaims(SQLiteReading):
         return again
 
     async def requeue_group(self, run_id: str, group_id: str) -> bool:
-        """Let the position of a dropped or dead training group be claimed once more, whatever its tries, from now on."""
+        """Let the position of a dropped or dead training group be claimed once more from now on, whatever its tries."""
         async with self._transaction(f"requeue group {group_id} of run '{run_id}'") as db:
             query = rows.GROUPS.select + " WHERE run_id = ? AND id = ?"
             row = db.execute(query, (run_id, group_id)).fetchone()
