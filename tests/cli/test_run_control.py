@@ -128,6 +128,16 @@ def test_a_run_whose_process_is_gone_resumes_from_its_checkpoint(agentrl, live_r
     assert [run_dir.resolve() for run_dir, _ in resumed.calls] == [folder.resolve()]
 
 
+def test_samplers_without_a_trainer_wait_for_it(agentrl, live_run, write, resumed, gone):
+    folder, _ = live_run(pid=gone)
+    sampler = Member(run_id="calm-otter", role="sample")
+    write(folder, lambda store: store.join(sampler))
+    refused = agentrl("runs", "resume", "calm-otter")
+    assert refused.code == 2
+    assert f"has lost its trainer, and {sampler.name} wait for it: start it with `agentrl train" in refused.err
+    assert not resumed.calls
+
+
 def test_a_silent_trainer_of_another_host_is_waited_for_and_then_replaced(agentrl, live_run, resumed):
     live_run(host="node7", pid=12, lease_s=0.01)
     result = agentrl("runs", "resume", "calm-otter")

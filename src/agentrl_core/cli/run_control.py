@@ -145,7 +145,7 @@ def _check_live(place: RunPlace, store: Store, row: RunRow, action: str) -> None
 def _unpaused(run: str, runs: Path, overrides: list[str]) -> str:
     """Let a paused live run go on, and return its name; empty for a run that has to be resumed from its checkpoint.
 
-    Raises `UsageError` for a run that goes on already.
+    Raises `UsageError` for a run that goes on already, and for one whose samplers or servers wait for their trainer.
     """
     place = find_run(run, runs)
     try:
@@ -158,8 +158,15 @@ def _unpaused(run: str, runs: Path, overrides: list[str]) -> str:
                 return row.id
     except AgentRLError:  # to resume it opens the store, too, with the overrides, and says what is wrong with it
         return ""
-    if not trainer:
+    if not live:
         return ""
+    if not trainer:
+        # One process that samples and trains would publish no weights for these servers.
+        raise UsageError(
+            f"run {row.id} has lost its trainer, and {', '.join(member.name for member in live)} wait for it: start it "
+            f"with `{command_line('train', 'CONFIG', '--name', row.id)}`, or end them first: "
+            f"{command_line('runs', 'stop', run)}"
+        )
     if overrides:
         raise UsageError(
             f"run {row.id} has a live process ({trainer}), so it takes no overrides; change limits with "
