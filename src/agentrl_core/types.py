@@ -191,7 +191,8 @@ class Outcome(enum.StrEnum):
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
     """The run stopped first, and the slot is sampled anew on resume; or another episode of the group failed (reason
-    `sibling_failed`, with `rollout.siblings: cancel`); or a person cancelled it (`by_user`)."""
+    `sibling_failed`, with `rollout.siblings: cancel`); or the process that served its calls was lost (`server_lost`),
+    and the slot is sampled anew at once; or a person cancelled it (`by_user`)."""
 
 
 @attrs.frozen(kw_only=True)

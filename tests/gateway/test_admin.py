@@ -1,11 +1,12 @@
 """Where the admin key comes from, and that nobody else can come by it."""
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from agentrl_core.errors import ConfigError, RunError
-from agentrl_core.gateway.online.admin import exposed, is_loopback, key_from_environment, make_key
+from agentrl_core.gateway.online.admin import exposed, is_loopback, key_from_environment, make_key, read_key, shared_key
 
 
 def test_a_made_key_can_be_read_by_its_user_only(tmp_path):
@@ -19,9 +20,32 @@ def test_a_made_key_can_be_read_by_its_user_only(tmp_path):
     assert make_key(path) != key
 
 
-def test_a_folder_that_takes_no_key_is_named(tmp_path):
+@pytest.mark.parametrize("make", [make_key, shared_key])
+def test_a_folder_that_takes_no_key_is_named(tmp_path, make):
     with pytest.raises(RunError, match="nowhere"):
-        make_key(tmp_path / "nowhere" / "admin_key")
+        make(tmp_path / "nowhere" / "admin_key")
+
+
+def test_servers_that_start_at_once_share_one_key(tmp_path):
+    path = tmp_path / "admin_key"
+    with ThreadPoolExecutor(8) as threads:
+        keys = {each.result() for each in [threads.submit(shared_key, path) for _ in range(32)]}
+    assert keys == {path.read_text()}
+    assert [each.name for each in tmp_path.iterdir()] == ["admin_key"]
+
+
+def test_a_key_that_others_could_know_is_not_read(tmp_path):
+    path = tmp_path / "admin_key"
+    assert read_key(path) is None
+    key = make_key(path)
+    assert read_key(path) == key
+    (tmp_path / "link").symlink_to(path)
+    assert read_key(tmp_path / "link") is None
+    path.chmod(0o640)
+    assert read_key(path) is None
+    path.chmod(0o600)
+    path.write_text("short")
+    assert read_key(path) is None
 
 
 def test_a_chosen_key_is_not_shown_when_it_is_too_short(monkeypatch):

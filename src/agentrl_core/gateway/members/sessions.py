@@ -75,9 +75,7 @@ class MemberSessions:
         with self._lock:
             held = self._held.get(record.id)
             if member_id in self._gone:
-                raise RequestError(
-                    410, "member_gone", f"member {member_id} has left the run or was declared lost; join it again"
-                )
+                raise _member_gone(member_id)
             if record.id in self._closed or (held is not None and held.closing is not None):
                 raise RequestError(410, "session_ended", f"the session of record {record.id} was closed")
         if held is not None:
@@ -91,6 +89,7 @@ class MemberSessions:
             await self._close(session)
         elif gone:
             await self.close(record.id)
+            raise _member_gone(member_id)
         return held.session
 
     async def close(self, record_id: str) -> tuple[Interactions, str]:
@@ -109,7 +108,7 @@ class MemberSessions:
             episode = await self._store.episode(record_id)
             return (() if episode is None else episode.interactions), refusal
         if held is None or held.closing is None:
-            raise unknown_session(record_id)
+            raise _unknown_session(record_id)
         if not begun:
             task = asyncio.ensure_future(self._finish(record_id, held, held.closing))
             self._tasks.add(task)
@@ -147,8 +146,11 @@ class MemberSessions:
         closing.set_result(interactions)
 
 
-def unknown_session(record_id: str) -> RequestError:
-    """Build the error (404) for a record that has no session in this process."""
+def _member_gone(member_id: str) -> RequestError:
+    return RequestError(410, "member_gone", f"member {member_id} has left the run or was declared lost; join it again")
+
+
+def _unknown_session(record_id: str) -> RequestError:
     return RequestError(
         404, "unknown_session", f"record {record_id[:100]} has no session here; it ended with its server"
     )
