@@ -185,7 +185,7 @@ def test_limits_of_a_live_run_are_set_and_unset(agentrl, live_run, write):
     folder, _ = live_run()
     told = agentrl("runs", "set", "calm-otter", "rollout.max_concurrent_rollouts=64", "rollout.timeout_s=9").out
     assert told.splitlines() == [
-        "rollout.max_concurrent_rollouts: 64, from the next episode on; per sampling process",
+        "rollout.max_concurrent_rollouts: 64, for episodes that begin from now on, in each sampling process",
         "rollout.timeout_s: 9, for episodes that begin from now on",
     ]
     limits = write(folder, lambda store: store.control("calm-otter")).limits

@@ -180,10 +180,11 @@ class Store(RunReader, Protocol):
         training groups that lost their member, by index; then, as far as `admission` allows, positions to sample again
         that have been released, by index, and new positions. Before sampling begins (`RunControl.admitted_steps` is -1)
         and after it is closed, only evaluation groups are claimed. A position with more than `admission.requeue` tries
-        is not claimed. `task_at(index)` names a position's task. It is None in a run whose agents bring the tasks: a
-        new group is then reserved, and `begin_group` gives it its position. New groups have `size` slots and `version`.
-        A group that lost more than `admission.max_takeovers` members becomes `dead` instead, like a dropped group
-        without another try.
+        is not claimed, unless a person asked for it (`requeue_group`) or its last group was set aside.
+
+        `task_at(index)` names a position's task. It is None in a run whose agents bring the tasks: a new group is then
+        reserved, and `begin_group` gives it its position. New groups have `size` slots and `version`. A group that lost
+        more than `admission.max_takeovers` members becomes `dead` instead, like a dropped group without another try.
 
         Raises `ClaimLostError` if the member is not live.
         """

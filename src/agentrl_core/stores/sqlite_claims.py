@@ -13,6 +13,7 @@ from agentrl_core.api.claims import GroupClaim
 from agentrl_core.errors import ClaimLostError, StoreError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.sqlite_reading import SQLiteReading
+from agentrl_core.stores.sqlite_resuming import WHATEVER_TRIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,9 +31,6 @@ STEPS = "SELECT coalesce(max(step), 0) FROM steps WHERE run_id = ? AND voided = 
 """Find the number of live steps."""
 
 _FREE = rows.GROUPS.select + " WHERE run_id = ? AND state = 'open' AND member_id = ''"
-_BY_HAND = 2
-"""Value of `turns.released` for a position that comes again whatever its tries; 1 is one within its tries."""
-
 FREE_EVALUATIONS = f"{_FREE} AND is_eval = 1 ORDER BY rowid"
 FREE_GROUPS = f"{_FREE} AND is_eval = 0 ORDER BY idx"
 """Select open groups that no member has."""
@@ -150,7 +148,7 @@ class SQLiteClaims(SQLiteReading):
             done = db.execute(
                 "INSERT INTO turns VALUES (?1, ?2, ?3, ?4) "
                 "ON CONFLICT DO UPDATE SET released = ?4 WHERE released <> ?4",
-                (run_id, group.index, group.tries + 1, _BY_HAND),
+                (run_id, group.index, group.tries + 1, WHATEVER_TRIES),
             ).rowcount
         self._changed.wake()
         return done == 1
@@ -267,7 +265,7 @@ def _put_back(db: sqlite3.Connection, run_id: str, count: int, *, requeue: int) 
     query = """
         SELECT idx, tries FROM turns WHERE run_id = ? AND released AND (tries <= ? OR released = ?) ORDER BY idx LIMIT ?
     """
-    found = db.execute(query, (run_id, requeue, _BY_HAND, count)).fetchall()
+    found = db.execute(query, (run_id, requeue, WHATEVER_TRIES, count)).fetchall()
     db.executemany("DELETE FROM turns WHERE run_id = ? AND idx = ?", [(run_id, index) for index, _ in found])
     return found
 
