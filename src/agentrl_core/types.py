@@ -178,6 +178,10 @@ class Interaction:
         return (version for version, count in self.versions for _ in range(count))
 
 
+BY_USER = "by_user"
+"""Reason of a record that a person cancelled (`agentrl runs cancel`)."""
+
+
 class Outcome(enum.StrEnum):
     """State of a record; all but `RUNNING` are final."""
 
@@ -191,7 +195,7 @@ class Outcome(enum.StrEnum):
     CANCELLED = "cancelled"
     """The run stopped first, and the slot is sampled anew on resume; or another episode of the group failed (reason
     `sibling_failed`, with `rollout.siblings: cancel`); or the process that served its calls was lost (`server_lost`),
-    and the slot is sampled anew at once."""
+    and the slot is sampled anew at once; or a person cancelled it (`by_user`)."""
 
 
 @attrs.frozen(kw_only=True)

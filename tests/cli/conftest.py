@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from types import ModuleType
 
 import attrs
 import pytest
 from tests.cli.audited import trained_project  # noqa: F401  # a fixture of several files
+from tests.cli.checkpoints import checkpoint
 
+from agentrl_core import run as run_package
+from agentrl_core.api.members import Member
 from agentrl_core.api.stores import RunRow, StepRow
+from agentrl_core.api.trackers import RunSummary
 from agentrl_core.cli import main
+from agentrl_core.config import dump, parse
+from agentrl_core.config.schema import RunConfig
+from agentrl_core.run.directory import RunDirectory
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import FinishReason, Interaction, Outcome, Record, Task
 
@@ -130,6 +139,67 @@ async def fill(store, name, *, created_at, reward):
 
 
 @pytest.fixture
+def resumed(monkeypatch):
+    """Take the place of training; gives what it was called with, and ends with the status in `status`."""
+    calls = []
+    module = ModuleType("agentrl_core.run")
+    module.__path__ = run_package.__path__  # its submodules stay
+    module.status = "finished"
+
+    def resume(run_dir, overrides=()):
+        calls.append((run_dir, overrides))
+        sys.stdout.write("a step\n")  # as the console tracker does
+        return RunSummary(
+            name=run_dir.name,
+            directory=str(run_dir),
+            status=module.status,
+            steps=2,
+            version=3,
+            evals=(),
+            outcomes={},
+            llm_calls=0,
+            cpu_seconds={},
+            wall_s=0.0,
+        )
+
+    module.resume = resume
+    module.calls = calls
+    monkeypatch.setitem(sys.modules, "agentrl_core.run", module)
+    return module
+
+
+@pytest.fixture
+def write():
+    """Await `act(store)` on a run's store."""
+
+    def write(folder, act):
+        async def call():
+            store = SQLiteStore(path=folder / "agentrl.db")
+            try:
+                return await act(store)
+            finally:
+                await store.close()
+
+        return asyncio.run(call())
+
+    return write
+
+
+@pytest.fixture
+def live_run(make_run, write):
+    """Make a run with a config and a live trainer, which is this process; gives its folder and the trainer."""
+
+    def make(name="calm-otter", config=None, **member):
+        folder = make_run(name)
+        RunDirectory(folder).write_snapshot(dump(config or RunConfig()) | {"name": name}, folder.parent)
+        trainer = Member(run_id=name, role="train", **member)
+        write(folder, lambda store: store.join(trainer))
+        return folder, trainer
+
+    return make
+
+
+@pytest.fixture
 def make_run(tmp_path):
     """Make a run under `runs/`."""
 
@@ -138,5 +208,21 @@ def make_run(tmp_path):
             fill(SQLiteStore(path=tmp_path / "runs" / name / "agentrl.db"), name, created_at=created_at, reward=reward)
         )
         return tmp_path / "runs" / name
+
+    return make
+
+
+@pytest.fixture
+def ended(make_run, write):
+    """Make an ended run, whose only live step is 1 with version 1, with checkpoints (step, version)."""
+
+    def make(name="calm-otter", *checkpoints, config=None):
+        folder = make_run(name)
+        for step, version in checkpoints:
+            checkpoint(folder, step, version)
+        config = dump(parse({"model": {"use": "tiny"}, **(config or {})})) | {"name": name}
+        RunDirectory(folder).write_snapshot(config, folder.parent)
+        write(folder, lambda store: store.update_run(name, status="finished"))
+        return folder
 
     return make

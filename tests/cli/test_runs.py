@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
-from types import ModuleType
 
+import attrs
 import pytest
 
+from agentrl_core.api.claims import Admission
+from agentrl_core.api.members import Member
 from agentrl_core.api.stores import RunRow
-from agentrl_core.api.trackers import RunSummary
 from agentrl_core.stores.sqlite import SQLiteStore
+from agentrl_core.types import Outcome, Record
 
 
 def test_runs_are_listed_by_their_last_write(agentrl, make_run):
@@ -80,13 +83,14 @@ def test_a_run_is_shown_with_voided_steps_and_components(agentrl, make_run):
     lines = agentrl("runs", "show", "calm-otter").out.splitlines()
     assert lines[0] == "run calm-otter: running"
     assert lines[1].split() == ["folder", "runs/calm-otter"]
-    assert lines[3:7] == [
+    assert lines[3:6] == [
         "  steps       1 (1 voided), policy version 2",
         "  reward      1.000 in the last step",
         "  records     scored 1, failed(ValueError) 1",
-        "  component   losses:grpo = agentrl-core==0.1.0 agentrl_core.losses.grpo:GRPO",
     ]
-    assert [line.split() for line in lines[8:]] == [
+    assert lines[6].startswith("  disk ")
+    assert lines[7] == "  component   losses:grpo = agentrl-core==0.1.0 agentrl_core.losses.grpo:GRPO"
+    assert [line.split() for line in lines[9:]] == [
         ["STEP", "VERSION", "REWARD", "RECORDS"],
         ["1", "1", "1.000", "1"],
         ["2", "2", "0.500", "1", "voided"],
@@ -100,34 +104,6 @@ def test_a_run_as_json_has_all_steps_and_null_for_nan(agentrl, make_run):
     assert run["all_steps"][0]["metrics"] == {"reward/mean": 1.0, "loss/value": None}
     assert run["outcomes"] == {"scored": 1, "failed(ValueError)": 1}
     assert run["config"] == {"seed": 0}
-
-
-@pytest.fixture
-def resumed(monkeypatch):
-    """Take the place of training; gives what it was called with, and ends with the status in `status`."""
-    calls = []
-    module = ModuleType("agentrl_core.run")
-    module.status = "finished"
-
-    def resume(run_dir, overrides):
-        calls.append((run_dir, overrides))
-        return RunSummary(
-            name=run_dir.name,
-            directory=str(run_dir),
-            status=module.status,
-            steps=2,
-            version=3,
-            evals=(),
-            outcomes={},
-            llm_calls=0,
-            cpu_seconds={},
-            wall_s=0.0,
-        )
-
-    module.resume = resume
-    module.calls = calls
-    monkeypatch.setitem(sys.modules, "agentrl_core.run", module)
-    return module
 
 
 def test_resume_goes_on_in_the_run_s_folder_with_overrides(agentrl, make_run, resumed):
@@ -172,3 +148,77 @@ def test_a_run_says_what_it_trains_by(agentrl, tmp_path):
         "  loss        minirl (clip 0.2)",
         "  advantage   leave_one_out",
     ]
+
+
+@pytest.fixture
+def gone():
+    """The pid of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_run_shows_its_members_and_what_they_wait_for(agentrl, live_run, write, gone):
+    folder, trainer = live_run()
+    server = Member(run_id="calm-otter", role="serve", host="node7", pid=12)
+    killed = Member(run_id="calm-otter", role="sample", pid=gone)
+
+    async def act(store):
+        await store.beat(trainer.id, {"version": 3, "waits_for": "groups: 2 of 4 are ready"})
+        await store.join(server)
+        await store.join(killed)
+        await store.leave(server.id)
+
+    write(folder, act)
+    out = agentrl("runs", "show", "calm-otter").out
+    start = out.index("MEMBER")
+    rows = [line.split(maxsplit=5) for line in out[start:].splitlines()[1:4]]
+    host = trainer.host
+    assert rows == [
+        ["train", "live", host, str(os.getpid()), "3", "groups: 2 of 4 are ready"],
+        ["serve", "left", "node7", "12", "-", "-"],
+        ["sample", "gone", host, str(gone), "-", "-"],
+    ]
+    assert [item["state"] for item in agentrl("runs", "show", "calm-otter", "--json").json["members"]] == [
+        "live",
+        "left",
+        "gone",
+    ]
+
+
+def test_a_run_shows_groups_that_do_not_come_again_and_why(agentrl, live_run, write):
+    folder, trainer = live_run()
+
+    async def act(store):
+        await store.admit("calm-otter", 1)
+        claims = await store.claim_groups(
+            "calm-otter",
+            trainer.id,
+            5,
+            admission=Admission(max_head_offpolicyness=0, tasks_per_step=3),
+            size=2,
+            version=2,
+            task_at=lambda index: f"t{index}",
+        )
+        claims = [claim for claim in claims if not claim.is_eval]
+        record = Record(
+            id="broken", run_id="calm-otter", task_id="t0", group_id=claims[0].group_id, sample_index=0, started_at=1.0
+        )
+        await store.add_record(record, member_id=trainer.id)
+        await store.finish_record(attrs.evolve(record, outcome=Outcome.FAILED, reason="KeyError"))
+        await store.finish_group(claims[0], usable=False)
+        return claims
+
+    claims = write(folder, act)
+    facts = agentrl("runs", "show", "calm-otter", "--json").json["groups"]
+    assert facts["states"]["dropped"] == 1
+    assert facts["dead"] == [
+        {
+            "group": claims[0].group_id,
+            "task": "t0",
+            "index": 0,
+            "state": "dropped",
+            "why": "too few scored records: failed(KeyError) 1",
+        }
+    ]
+    assert "runs requeue calm-otter GROUP" in agentrl("runs", "show", "calm-otter").out

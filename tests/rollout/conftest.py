@@ -16,7 +16,7 @@ from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.workflow_call import ResolvedWorkflow, WorkflowCall
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
-from agentrl_core.types import Interaction, Task
+from agentrl_core.types import Episode, Interaction, Task
 
 
 class MemoryStore:
@@ -33,6 +33,9 @@ class MemoryStore:
         await asyncio.sleep(0)
         self.records[record.id] = record
         return True
+
+    async def episode(self, record_id):
+        return Episode(record=self.records[record_id], interactions=())
 
 
 @attrs.define(eq=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_core import workflow_context
+from agentrl_core.api.run_rows import RunControl
 from agentrl_core.api.scoring import Answer, Score
 from agentrl_core.config.schema import SamplingConfig
 from agentrl_core.errors import EngineError, EpisodeError, RunError, StoreError
@@ -298,6 +299,48 @@ def test_cancelling_reaches_the_agent_and_is_recorded(make_runner, make_task, ga
     assert cleaned == [True]
     assert [record.outcome for record in store.records.values()] == [Outcome.CANCELLED]
     assert gateway.sessions[0].closed
+
+
+def test_a_record_that_a_person_cancels_ends_alone(make_runner, make_task, gateway, store):
+    async def scenario():
+        waiting, running = [], asyncio.Event()
+
+        async def run(data, *, base_url):
+            await gateway.call(base_url)
+            waiting.append(base_url)
+            if len(waiting) == 2:
+                running.set()
+            await asyncio.Event().wait()
+
+        runner = make_runner(run)
+        async with asyncio.TaskGroup() as group:  # a cancelled child would not cancel it, an error would
+            episodes = [
+                group.create_task(runner.run_episode(make_task(), group_id="g", sample_index=slot, seed_key=(1,)))
+                for slot in range(2)
+            ]
+            await running.wait()
+            first, second = store.records
+            for _ in range(2):  # the control stays as it is while the record ends
+                runner.obey(RunControl(cancel=(first, "unknown")))
+            done = (await episodes[0]).record
+            assert (done.id, done.outcome, done.reason) == (first, Outcome.CANCELLED, "by_user")
+            assert not episodes[1].done()
+            runner.obey(RunControl(cancel=(first, second)))
+            runner.obey(RunControl(cancel=(first,)))
+
+    asyncio.run(scenario())
+    assert [record.reason for record in store.records.values()] == ["by_user", "by_user"]
+    assert all(session.closed for session in gateway.sessions)
+
+
+def test_a_new_time_limit_holds_for_the_next_episode(make_runner, make_task):
+    async def run(data, *, base_url):
+        await asyncio.Event().wait()
+
+    runner = make_runner(run)
+    runner.obey(RunControl(limits={"rollout.timeout_s": 0.01, "rollout.group_size": 3}))
+    episode = asyncio.run(runner.run_episode(make_task(), group_id="g", sample_index=0, seed_key=(1,)))
+    assert (episode.record.outcome, "rollout.timeout_s = 0.01 s" in episode.record.detail) == (Outcome.TIMED_OUT, True)
 
 
 def test_a_dead_engine_stops_the_run_in_place_of_blaming_the_agent(make_runner, make_task, gateway, store):

@@ -180,9 +180,11 @@ def test_people_change_what_the_members_do(store):
         assert told.acquire(timeout=PATIENCE_S)
         asyncio.run(store.set_control("run", wanted="pause", limits={"rollout.max_concurrent_rollouts": 3}))
         assert told.acquire(timeout=PATIENCE_S)
+        asyncio.run(store.set_control("run", cancel={"record": True}))
+        assert told.acquire(timeout=PATIENCE_S)
         later = []
         membership.on_control(lambda control: later.append(control.wanted))
-    assert seen == [("run", {}), ("pause", {"rollout.max_concurrent_rollouts": 3})]
+    assert seen == [("run", {}), *2 * [("pause", {"rollout.max_concurrent_rollouts": 3})]]
     assert later == ["pause"]
 
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 IDENTITY = "run:identity"
 """Key of a run's identity among its components."""
 
+ORIGIN = "run:origin"
+"""Key, among a run's components, of the checkpoint of another run that it began from (`agentrl runs fork`)."""
+
 
 @attrs.frozen(kw_only=True)
 class RunRow:
@@ -28,7 +31,7 @@ class RunRow:
     """`kind:name` -> `dist==version module:attr` of the components that are built when the row is written: scorers,
     loss, what turns rewards into advantages, store and trackers. The agent's key is `workflow`. Model builder, engine
     and tool parser are built later and are not in it; `config` names them.
-    `IDENTITY` -> the identity of the run."""
+    `IDENTITY` -> the identity of the run, `ORIGIN` -> run, step and digest of the checkpoint that it began from."""
     error: str = ""
 
     @property
@@ -169,3 +172,5 @@ class RunControl:
     """`pause`: no new episode and no new step begins. `stop`: every member ends as after SIGTERM."""
     limits: Mapping[str, int | float] = attrs.field(factory=dict)
     """Dotted config path -> value that replaces the config's, such as `rollout.max_concurrent_rollouts`."""
+    cancel: Sequence[str] = ()
+    """Ids of running records that the members which have them are to end as `cancelled`, in the order of asking."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from agentrl_core.api.run_rows import (
     IDENTITY,
+    ORIGIN,
     EndedRecord,
     GroupRow,
     RecordUsage,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IDENTITY",
+    "ORIGIN",
     "EndedRecord",
     "GroupRow",
     "RecordUsage",
@@ -195,10 +197,11 @@ class Store(RunReader, Protocol):
         training groups that lost their member, by index; then, as far as `admission` allows, positions to sample again
         that have been released, by index, and new positions. Before sampling begins (`RunControl.admitted_steps` is -1)
         and after it is closed, only evaluation groups are claimed. A position with more than `admission.requeue` tries
-        is not claimed. `task_at(index)` names a position's task. It is None in a run whose agents bring the tasks: a
-        new group is then reserved, and `begin_group` gives it its position. New groups have `size` slots and `version`.
-        A group that lost more than `admission.max_takeovers` members becomes `dead` instead, like a dropped group
-        without another try.
+        is not claimed, unless a person asked for it (`requeue_group`) or its last group was set aside.
+
+        `task_at(index)` names a position's task. It is None in a run whose agents bring the tasks: a new group is then
+        reserved, and `begin_group` gives it its position. New groups have `size` slots and `version`. A group that lost
+        more than `admission.max_takeovers` members becomes `dead` instead, like a dropped group without another try.
 
         Raises `ClaimLostError` if the member is not live.
         """
@@ -249,8 +252,12 @@ class Store(RunReader, Protocol):
         *,
         wanted: Literal["run", "pause", "stop"] | None = None,
         limits: Mapping[str, int | float | None] | None = None,
+        cancel: Mapping[str, bool] | None = None,
     ) -> RunControl:
-        """Change what the run's members are to do; None leaves a value as it is, or removes one limit."""
+        """Change what the run's members are to do; None leaves a value as it is, or removes one limit.
+
+        `cancel` adds record ids to `RunControl.cancel` (True) or removes them (False).
+        """
         ...
 
     async def changed(self, run_id: str, seen: int, *, timeout_s: float) -> int:
@@ -296,6 +303,14 @@ class Store(RunReader, Protocol):
         It then has no member any more. A position whose group was dropped comes again, after the next `admit`, if it
         had fewer than `requeue` tries; the result says whether it does. Raises `ClaimLostError`, and changes nothing,
         unless the member has the group.
+        """
+        ...
+
+    async def requeue_group(self, run_id: str, group_id: str) -> bool:
+        """Let the position of a dropped or dead training group be claimed once more, whatever its tries, from now on.
+
+        The new group has one try more. Returns False, and changes nothing, if the group is neither, if its position
+        has a later group that is not set aside, or if this was asked already. Raises `StoreError` for an unknown group.
         """
         ...
 

@@ -19,10 +19,11 @@ from agentrl_core.run.directory import RunDirectory
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agentrl_core.api.stores import RunReader, RunRow
+    from agentrl_core.api.stores import RunReader, RunRow, Store
     from agentrl_core.types import Episode, Task
 
 RunsOption: TypeAlias = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds the runs.")]
+RunArgument: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or its folder.")]
 
 
 @attrs.frozen
@@ -183,6 +184,20 @@ def open_run(place: RunPlace) -> Iterator[tuple[RunReader, RunRow]]:
         yield reader, named[0]
     finally:
         asyncio.run(reader.close())
+
+
+@contextlib.contextmanager
+def open_for_control(place: RunPlace) -> Iterator[tuple[Store, RunRow]]:
+    """Open the store of a run for changes of its control, and yield it with the run's row; the run may be going."""
+    from agentrl_core.run import stores
+
+    # Read first: a writer would create a database that is missing.
+    with open_run(place) as (_, row):
+        store = stores.open_for_control(RunDirectory(place.directory))
+        try:
+            yield store, row
+        finally:
+            asyncio.run(store.close())
 
 
 def is_run(path: Path) -> bool:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from agentrl_core.api.stores import ORIGIN
 from agentrl_core.batching.credit import is_trained
 from agentrl_core.cli.lineage_facts import (
     CallFacts,
@@ -44,7 +45,8 @@ class Lineage:
     def __init__(self, store: RunReader, run: RunRow, folder: Path) -> None:
         self._store, self._run_id, self._folder = store, run.id, folder
         model = run.config.get("model") or {}
-        self._model = model.get("path") or model.get("use") or ""
+        origin = run.components.get(ORIGIN)
+        self._model = f"checkpoint of {origin}" if origin else model.get("path") or model.get("use") or ""
 
     @functools.cached_property
     def steps(self) -> list[StepRow]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+import sys
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import attrs
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+JsonSwitch: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -24,6 +28,35 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def print_json(value: Any) -> None:
     """Print `value` as JSON, attrs objects as their fields; NaN and infinity, which JSON lacks, become null."""
     typer.echo(json.dumps(_plain(value), indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    """Print `value` as one line of JSON, for output that goes on."""
+    typer.echo(json.dumps(_plain(value)))
+
+
+@contextmanager
+def only_json(as_json: bool) -> Iterator[Callable[[Any], None]]:  # noqa: FBT001  # the command's own switch
+    """Yield a function that prints a result as JSON if `as_json`; what trackers print then goes to standard error."""
+    if not as_json:
+        yield lambda _: None
+        return
+    out = sys.stdout
+    with redirect_stdout(sys.stderr):
+
+        def show(value: Any) -> None:
+            with redirect_stdout(out):
+                print_json(value)
+
+        yield show
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in the largest unit that fits."""
+    for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= bytes_:
+            return f"{size / bytes_:.1f} {unit}"
+    return f"{size} B"
 
 
 def _plain(value: Any) -> Any:

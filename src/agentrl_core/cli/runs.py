@@ -1,4 +1,4 @@
-"""`agentrl runs`: lists runs with their status, shows one of them, and resumes it."""
+"""`agentrl runs`: lists runs with their status and shows one of them; its other commands are in modules beside it."""
 
 from __future__ import annotations
 
@@ -6,37 +6,43 @@ import asyncio
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agentrl_core.api.stores import IDENTITY
-from agentrl_core.cli.find_run import RunsOption, find_directory, find_run, open_run, places_of
-from agentrl_core.cli.output import print_json, print_table
+from agentrl_core.api.stores import IDENTITY, ORIGIN
+from agentrl_core.cli import run_control, run_episodes, run_fork, run_gc, run_logs
+from agentrl_core.cli.find_run import RunArgument, RunsOption, find_run, open_run, places_of
+from agentrl_core.cli.output import JsonSwitch, print_json, print_table, size_text
+from agentrl_core.cli.run_facts import (
+    disk_use,
+    group_facts,
+    member_facts,
+    newest_checkpoint,
+    outcome_name,
+    progress_facts,
+)
 from agentrl_core.errors import AgentRLError
-from agentrl_core.stores.folder_lock import is_abandoned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from agentrl_core.api.stores import RunReader, RunRow, StepRow
+    from agentrl_core.api.stores import StepRow
     from agentrl_core.cli.find_run import RunPlace
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_Run = Annotated[str, typer.Argument(help="Name of the run, or its folder.")]
-
 _LAST_STEPS = 10  # rows in the table of `runs show`
+_DEAD_SHOWN = 10  # lines about dead groups in `runs show`
 
 
 @app.callback()
 def runs() -> None:
-    """List, show and resume runs."""
+    """List, show, control and tidy up runs."""
 
 
 @app.command("list")
-def list_(*, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
+def list_(*, runs: RunsOption = Path("runs"), as_json: JsonSwitch = False) -> None:
     """List the runs, the newest last."""
     found = [_summary(place) for place in places_of(runs)]
     if as_json:
@@ -48,54 +54,76 @@ def list_(*, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
 
 
 @app.command()
-def show(run: _Run, *, runs: RunsOption = Path("runs"), as_json: _Json = False) -> None:
-    """Show one run: status, steps, last reward, records by outcome, components."""
+def show(run: RunArgument, *, runs: RunsOption = Path("runs"), as_json: JsonSwitch = False) -> None:
+    """Show one run: status, members, groups, limits, records by outcome, checkpoint, disk use, components, steps."""
     place = find_run(run, runs)
     with open_run(place) as (store, row):
         steps = asyncio.run(store.steps(row.id))
         records = asyncio.run(store.records(row.id))
-        facts = _facts(place, store, row, steps)
-        facts["head"] = next((seal.digest for seal in asyncio.run(store.seals(row.id, newest=1))), None)
-    outcomes = Counter(record.outcome.value + (f"({record.reason})" if record.reason else "") for record in records)
+        facts = progress_facts(place, store, row, steps)
+        requeue = int(((row.config.get("rollout") or {}).get("requeue")) or 0)
+        control = asyncio.run(store.control(row.id))
+        head = next((seal.digest for seal in asyncio.run(store.seals(row.id, newest=1))), None)
+        facts |= {
+            "members": member_facts(store, row),
+            "groups": group_facts(asyncio.run(store.groups(row.id)), records, requeue),
+            "control": control,
+            "origin": row.components.get(ORIGIN, ""),
+            "head": head,
+            "checkpoint": newest_checkpoint(place.directory),
+            "disk_bytes": disk_use(place.directory),
+        }
+    outcomes = dict(Counter(map(outcome_name, records)).most_common())
     if as_json:
-        details = {"outcomes": dict(outcomes), "components": row.components, "config": row.config, "all_steps": steps}
+        details = {"outcomes": outcomes, "components": row.components, "config": row.config, "all_steps": steps}
         print_json(facts | details)
         return
     typer.echo(f"run {row.id}: {facts['status']}" + (f" ({row.error})" if row.error else ""))
-    typer.echo(f"  folder      {facts['directory']}")
-    typer.echo(f"  started     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(row.created_at))}")
-    typer.echo(f"  steps       {facts['steps']} ({facts['voided_steps']} voided), policy version {facts['version']}")
-    for section in ("model", "loss", "advantage"):
-        if chosen := _chosen(row.config.get(section)):
-            typer.echo(f"  {section:<11} {chosen}")
-    name, value = ("last loss", facts["loss"]) if _is_supervised(facts) else ("reward", facts["reward"])
-    typer.echo(f"  {name:<11} {_number(value)} in the last step")
-    typer.echo(f"  records     {', '.join(f'{name} {count:,}' for name, count in outcomes.most_common()) or 'none'}")
-    if facts["head"]:
-        typer.echo(f"  sealed      head {facts['head']}")
-    for name, source in sorted(row.components.items()):
-        if name != IDENTITY:
-            typer.echo(f"  component   {name} = {source}")
+    lines: list[tuple[str, str]] = [
+        ("folder", facts["directory"]),
+        ("started", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.created_at))),
+        ("steps", f"{facts['steps']} ({facts['voided_steps']} voided), policy version {facts['version']}"),
+        *((section, _chosen(row.config.get(section))) for section in ("model", "loss", "advantage")),
+        ("began from", facts["origin"]),
+        ("last loss" if _is_supervised(facts) else "reward", f"{_number(_outcome(facts))} in the last step"),
+        ("records", _counts(outcomes) or "none"),
+        ("groups", _counts(facts["groups"]["states"])),
+        ("sealed", f"head {head}" if head else ""),
+        ("limits", ", ".join(f"{path}={value:g}" for path, value in sorted(control.limits.items()))),
+        ("checkpoint", _checkpoint(facts["checkpoint"])),
+        ("disk", _disk(facts["disk_bytes"])),
+        *(
+            ("component", f"{name} = {source}")
+            for name, source in sorted(row.components.items())
+            if name not in (IDENTITY, ORIGIN)
+        ),
+    ]
+    for name, value in lines:
+        if value:
+            typer.echo(f"  {name:<11} {value}")
+    if facts["members"]:
+        typer.echo("")
+        print_table(
+            ("MEMBER", "STATE", "HOST", "PROCESS", "VERSION", "WAITS FOR"), [_member(item) for item in facts["members"]]
+        )
+    _print_dead(facts["groups"]["dead"], row.id)
     if steps:
         typer.echo("")
         print_table(("STEP", "VERSION", "REWARD", "RECORDS", ""), [_step_row(step) for step in steps[-_LAST_STEPS:]])
 
 
-@app.command()
-def resume(
-    run: _Run,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Options to change from now on, such as trainer.steps=200.")
-    ] = None,
-    *,
-    runs: RunsOption = Path("runs"),
-) -> None:
-    """Resume a run from its newest checkpoint."""
-    from agentrl_core.run import resume as resume_run
+for _module in (run_logs, run_control, run_episodes, run_fork, run_gc):
+    _module.register(app)
 
-    summary = resume_run(find_directory(run, runs), overrides or ())
-    if summary.status != "finished":
-        raise typer.Exit(1)
+
+def _print_dead(dead: list[dict[str, Any]], run: str) -> None:
+    if not dead:
+        return
+    typer.echo(f"\nunusable groups that do not come again by themselves ({len(dead)}); `runs requeue {run} GROUP`:")
+    for group in dead[:_DEAD_SHOWN]:
+        typer.echo(f"  {group['group']}  task {group['task'] or '-'}  {group['state']}: {group['why']}")
+    if len(dead) > _DEAD_SHOWN:
+        typer.echo(f"  and {len(dead) - _DEAD_SHOWN} more (--json lists all)")
 
 
 def _chosen(section: object) -> str:
@@ -112,38 +140,9 @@ def _summary(place: RunPlace) -> dict[str, Any]:
     """Return a summary of one run; an unreadable store gives its name and the reason."""
     try:
         with open_run(place) as (store, row):
-            return _facts(place, store, row, asyncio.run(store.steps(row.id)))
+            return progress_facts(place, store, row, asyncio.run(store.steps(row.id)))
     except AgentRLError as error:
         return {"name": place.directory.name, "status": f"unreadable: {error}", "last_write": place.last_write}
-
-
-def _facts(place: RunPlace, store: RunReader, row: RunRow, steps: Sequence[StepRow]) -> dict[str, Any]:
-    live = [step for step in steps if not step.voided]
-    return {
-        "name": row.id,
-        "status": _status(place, store, row),
-        "error": row.error,
-        "directory": str(place.directory),
-        "created_at": row.created_at,
-        "last_write": place.last_write,
-        "steps": live[-1].step if live else 0,
-        "voided_steps": len(steps) - len(live),
-        "version": asyncio.run(store.last_version(row.id)),
-        "reward": live[-1].metrics.get("reward/mean") if live else None,
-        "loss": live[-1].metrics.get("loss/value") if live else None,
-    }
-
-
-def _status(place: RunPlace, store: RunReader, row: RunRow) -> str:
-    """Return the status of a run; `killed` if its process ended without writing one.
-
-    That happens after kill -9 or when the machine goes down. The store then still says `running`.
-    """
-    if row.status != "running" or not is_abandoned(place.directory):
-        return row.status
-    now = next((each.status for each in asyncio.run(store.runs()) if each.id == row.id), row.status)
-    # The run may have ended normally between the reading of `row` and the look at its lock, so read again.
-    return "killed" if now == "running" else now
 
 
 def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:
@@ -159,9 +158,42 @@ def _step_row(step: StepRow) -> tuple[str, ...]:
     return (str(step.step), str(step.version), reward, str(len(step.records)), "voided" if step.voided else "")
 
 
+def _member(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    report = facts["report"]
+    version = report.get("version")
+    return (
+        facts["role"],
+        facts["state"],
+        facts["host"],
+        str(facts["pid"]),
+        "-" if version is None else str(version),
+        str(report.get("waits_for") or "-"),
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def _checkpoint(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    return found["folder"] + (f" (digest {found['digest'][:16]})" if found["digest"] else "")
+
+
+def _disk(sizes: Mapping[str, int]) -> str:
+    parts = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items() if 100 * size >= sum(sizes.values()))
+    return f"{size_text(sum(sizes.values()))} ({parts})" if sizes else ""
+
+
 def _is_supervised(facts: Mapping[str, Any]) -> bool:
     """True for a run of `agentrl sft`: its steps have a loss and no rewards."""
     return facts["reward"] is None and facts["loss"] is not None
+
+
+def _outcome(facts: Mapping[str, Any]) -> float | None:
+    value: float | None = facts["loss"] if _is_supervised(facts) else facts["reward"]
+    return value
 
 
 def _number(value: float | None) -> str:

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import attrs
 
+from agentrl_core.types import BY_USER
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ async def unbroken(work: Coroutine[Any, Any, T]) -> T:
 
 def cancelled_for(cancellation: asyncio.CancelledError) -> str:
     """Return the reason that the record of a cancelled episode gets."""
-    return SIBLING_FAILED if cancellation.args == (SIBLING_FAILED,) else ""
+    return next((reason for reason in (SIBLING_FAILED, BY_USER) if cancellation.args == (reason,)), "")
 
 
 async def _caught(run: Callable[[], Awaitable[Any]]) -> AgentResult:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.api.scoring import Answer
+from agentrl_core.config.live import with_limits
 from agentrl_core.errors import EpisodeError, RunError, ServerLostError
 from agentrl_core.rollout.episode_source import OpenEpisode
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of
@@ -21,10 +22,10 @@ from agentrl_core.rollout.rewards import ask_scorer, early_request, read_reward,
 from agentrl_core.rollout.run_agent import GRACE_S, AgentResult, cancelled_for, unbroken
 from agentrl_core.rollout.subproc.inside.telling import tell
 from agentrl_core.rollout.token_level.tensor_rows import is_tensor_rows, reward_of_rows
-from agentrl_core.types import Episode, Interaction, Message, Outcome, Record, Task
+from agentrl_core.types import BY_USER, Episode, Interaction, Message, Outcome, Record, Task
 
 if TYPE_CHECKING:
-    from agentrl_core.api.stores import Store
+    from agentrl_core.api.stores import RunControl, Store
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
     from agentrl_core.rollout.episode_gateway import EpisodeGateway, EpisodeSession
     from agentrl_core.rollout.episode_source import EpisodeSource, Seat
@@ -61,7 +62,9 @@ class Runner:
         self._gateway = gateway
         self._store = store
         self._scorer_for = scorer_for
-        self._config = config
+        self._given = self._config = config
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        """Record id -> the task that runs its episode, while that may be cancelled."""
         self._run_id = run_id
         self._clock = clock
         self._grace_s = grace_s
@@ -100,19 +103,43 @@ class Runner:
             task_set=task_set,
             started_at=self._clock(),
         )
-        for _ in range(_MOST_LOSSES):
-            try:
-                # The clock starts at the seat: waiting for a free worker or an online agent is not the episode's time.
-                async with self.source.seat(task, record) as seat:
-                    record = attrs.evolve(record, started_at=self._clock())
-                    return await self._run_record(task, record, seat, seed_key, sampling, member_id)
-            except ServerLostError as loss:
-                logger.warning("record %s of task %s runs again: %s", record.id, task.id, loss)
-                record, lost = attrs.evolve(record, id=uuid.uuid4().hex[:16]), loss
+        try:
+            for _ in range(_MOST_LOSSES):
+                try:
+                    # The clock starts at the seat: the wait for a worker or an online agent is not the episode's time.
+                    async with self.source.seat(task, record) as seat:
+                        record = attrs.evolve(record, started_at=self._clock())
+                        return await self._run_record(task, record, seat, seed_key, sampling, member_id)
+                except ServerLostError as loss:
+                    logger.warning("record %s of task %s runs again: %s", record.id, task.id, loss)
+                    record, lost = attrs.evolve(record, id=uuid.uuid4().hex[:16]), loss
+        except asyncio.CancelledError as cancellation:
+            episode = await self._cancelled_by_user(record, cancellation)
+            if episode is None:
+                raise
+            return episode
         raise RunError(
             f"task {task.id}: sample {sample_index} of group {group_id} lost its server {_MOST_LOSSES} times in a row, "
             f"the last time because {lost}; read the log of `agentrl serve`: a call of this task may crash it"
         )
+
+    def obey(self, control: RunControl) -> None:
+        """Take over the limits of a live run, and cancel the records that people have named; on the agents' loop."""
+        self._config = with_limits("rollout", self._given, control.limits)
+        for record_id in control.cancel:
+            # Once only: the record may need some time to end, and the control stays as it is meanwhile.
+            if (running := self._running.pop(record_id, None)) is not None:
+                running.cancel(BY_USER)
+
+    async def _cancelled_by_user(self, record: Record, cancellation: asyncio.CancelledError) -> Episode | None:
+        """Return the episode of a record that a person cancelled, as stored; None for any other cancellation.
+
+        Such a record is like one that failed: its group goes on. It may have ended otherwise just before.
+        """
+        task = asyncio.current_task()
+        if cancellation.args != (BY_USER,) or task is None or task.uncancel():
+            return None
+        return await self._store.episode(record.id)
 
     async def _run_record(
         self,
@@ -126,6 +153,8 @@ class Runner:
         self._check_gateway()
         await self._store.add_record(record, member_id=member_id)
         ended = attrs.evolve(record, outcome=Outcome.CANCELLED)
+        if (task_of_episode := asyncio.current_task()) is not None:
+            self._running[record.id] = task_of_episode
         try:
             session = await seat.open_session(self._gateway, record, seed_key=seed_key, sampling=sampling)
             try:
@@ -157,6 +186,7 @@ class Runner:
             ended = _rejected(record, error)
             return Episode(record=ended, interactions=())
         finally:
+            self._running.pop(record.id, None)
             ended = attrs.evolve(ended, finished_at=self._clock())
             ours = await unbroken(self._store.finish_record(ended))
         if not ours and (stored := await self._store.episode(record.id)) is not None:

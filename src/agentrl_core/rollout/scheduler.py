@@ -193,6 +193,7 @@ class Scheduler:
     def _obey(self, control: RunControl) -> None:
         limit = control.limits.get(CONCURRENCY, self._config.max_concurrent_rollouts)
         self._slots.limit = int(limit) if control.wanted == "run" else 0
+        self._runner.obey(control)
         self._closed = control.closed
         self._admitted_steps = max(0, control.admitted_steps)
         self._wake.set()

@@ -50,10 +50,11 @@ class Checkpoints:
         self._clock, self._saved_at = clock, clock()
         self._saved = step
 
-    def after_step(self, step: int, version: int) -> None:
-        """Save if the step count or the clock says so."""
-        late = self._clock() - self._saved_at >= 60 * self._config.save_minutes
-        if late or step % self._config.save_steps == 0:
+    def after_step(self, step: int, version: int, config: TrainerConfig | None = None) -> None:
+        """Save if the step count or the clock says so; `config` has limits that were changed during the run."""
+        given = config or self._config
+        late = self._clock() - self._saved_at >= 60 * given.save_minutes
+        if late or step % given.save_steps == 0:
             self.save(step, version)
 
     def save(self, step: int, version: int) -> None:

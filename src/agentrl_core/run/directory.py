@@ -32,7 +32,8 @@ _ANIMALS = ("badger", "crane", "falcon", "heron", "lynx", "marten", "otter", "ra
 class RunDirectory:
     """Run directory: the folder with everything that one run writes.
 
-    Only its owner may read it. Nothing in it is ever deleted except checkpoints beyond `trainer.keep_last`.
+    Only its owner may read it. A run deletes nothing in it except checkpoints beyond `trainer.keep_last` and published
+    weights that no server reads any more; `agentrl runs gc` deletes more once the run has ended.
     """
 
     path: Path
@@ -64,6 +65,13 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """Folder with one folder `step-N` per checkpoint."""
         return self.path / "checkpoints"
+
+    def weights(self, place: str | None, base_dir: Path, identity: str) -> Path:
+        """Return the folder of the policy versions that `agentrl train` publishes; `place` is `weights.place`."""
+        if place is None:
+            return self.path / "weights"
+        # Runs of several folders may have the same name.
+        return (base_dir / Path(place).expanduser() / f"{self.name}-{identity[:8]}").absolute()
 
     @property
     def picture(self) -> Path:
@@ -153,13 +161,17 @@ class RunDirectory:
         names = (f"aside-{number}-{checkpoint.name}" for number in itertools.count(1))
         return checkpoint.rename(next(path for name in names if not (path := checkpoint.with_name(name)).exists()))
 
-    def write_snapshot(self, config: Mapping[str, Any], base_dir: Path, *, command: str = "run") -> None:
+    def write_snapshot(
+        self, config: Mapping[str, Any], base_dir: Path, *, command: str = "run", origin: str = ""
+    ) -> None:
         """Write the config snapshot: the effective config, its base folder for relative paths, and the command.
 
-        The first snapshot gives the run its identity, which later ones keep. Raises `RunError` if it cannot be written.
+        The first snapshot gives the run its identity and its `origin`, which later ones keep. Raises `RunError` if it
+        cannot be written.
         """
-        identity = self.identity if self.snapshot.exists() else uuid.uuid4().hex
-        kept = {"command": command, "base_dir": str(base_dir), "identity": identity, "config": config}
+        known = self.snapshot.exists()
+        identity, origin = (self.identity, self.origin) if known else (uuid.uuid4().hex, origin)
+        kept = {"command": command, "base_dir": str(base_dir), "identity": identity, "origin": origin, "config": config}
         text = json.dumps(kept, indent=2, ensure_ascii=False)
         draft = self.path / f".{self.snapshot.name}.draft"
         try:
@@ -183,6 +195,11 @@ class RunDirectory:
     def identity(self) -> str:
         """Random text that the run's row in its store has too; empty for a run older than identities."""
         return str(self._kept().get("identity", ""))
+
+    @property
+    def origin(self) -> str:
+        """Checkpoint of another run that this one began from, as `agentrl runs fork` wrote it; empty for others."""
+        return str(self._kept().get("origin", ""))
 
     def check_name(self, name: str) -> None:
         """Raise `UsageError` if `name` is not the folder's name."""

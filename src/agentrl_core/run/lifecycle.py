@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import AgentRLError, RunError, StoreError
 from agentrl_core.run.events import RunEvents
+from agentrl_core.run.folder_readme import write_readme
 from agentrl_core.run.shared_start import check_identity
 from agentrl_core.run.stores import open_store
 
@@ -31,8 +32,10 @@ def carry_out(
     Raises `KeyboardInterrupt` with the command that resumes the run, and `RunError` for an unexpected exception.
     """
     with directory.locked(), directory.private(), directory.logging_to("run"), ExitStack() as closing:
+        closing.callback(_update_readme, directory)
         closing.callback(components.close)
         try:
+            write_readme(directory)
             events = RunEvents(_trackers(components, directory, closing), components.registry.hooks.notify)
             store: Store = open_store(components, directory)
             # Callbacks run in reverse order: the store closes before the trackers, and the components close last.
@@ -53,6 +56,11 @@ def carry_out(
             raise RunError(
                 f"{type(error).__name__}: {error} (unexpected error; the traceback is in {directory.log('run')})"
             ) from error
+
+
+def _update_readme(directory: RunDirectory) -> None:
+    with suppress(RunError):  # how the run ended counts more, and a full disk is told already
+        write_readme(directory)
 
 
 def _before_any_step(directory: RunDirectory) -> str:

@@ -14,6 +14,7 @@ from agentrl_core.config.invocation import command_line
 from agentrl_core.errors import RunError
 from agentrl_core.run.audit import AuditTrail
 from agentrl_core.run.checkpoints import Checkpoints
+from agentrl_core.run.directions import Directions
 from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.run.step_warnings import StepWarnings, answers_found
 from agentrl_core.run.versions import TokenAges
@@ -45,8 +46,9 @@ class TrainingLoop:
         interruption: Interruption,
         *,
         started_at: float,
+        directions: Directions | None = None,
     ) -> None:
-        self._interruption = interruption
+        self._interruption, self._directions = interruption, directions or Directions()
         self._components, self._config = components, components.config
         self._directory, self._events, self._started_at = directory, events, started_at
         self._learner, self._store = start.learner, start.store
@@ -119,6 +121,7 @@ class TrainingLoop:
             f"{rollout.group_size} episodes"
         )
         while self._step < self._config.trainer.steps:
+            self._directions.wait_while_paused(self._interruption.check)
             with self._interruption.whole_step():
                 report = self._take_step()
                 # Report the step before the evaluation that may follow it, so that the console prints them in order.
@@ -127,9 +130,10 @@ class TrainingLoop:
             self._check_finite(report)
             if self._reached_target(report):
                 break
-            every = self._config.eval.every
+            evaluation = self._directions.limited("eval", self._config.eval)
+            every = evaluation.every
             if every and self._step % every == 0 and self._step < self._config.trainer.steps:
-                self._evaluate(self._config.eval.tasks_during)
+                self._evaluate(evaluation.tasks_during)
             self._sampling.open_capacity(self._version, self._step)
         # Evaluate at the end, unless the last evaluation was after this very step and on as many tasks.
         if (
@@ -180,7 +184,9 @@ class TrainingLoop:
         )
         asyncio.run(self._store.add_step(row))
         self._watch.step(self._step, metrics, counts.answers)
-        self._checkpoints.after_step(self._step, self._version)
+        self._checkpoints.after_step(
+            self._step, self._version, self._directions.limited("trainer", self._config.trainer)
+        )
         self._audit.step(row)
         return StepReport(
             step=self._step,

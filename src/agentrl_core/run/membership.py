@@ -235,7 +235,7 @@ class Membership:
         with self._lock:
             known, self._control = self._control, control
             calls = tuple(self._on_control)
-        if known is None or (control.wanted, control.limits) != (known.wanted, known.limits):
+        if known is None or _by_people(control) != _by_people(known):
             for call in calls:
                 call(control)
 
@@ -248,6 +248,11 @@ class Membership:
         logger.error("%s", message)
         for call in calls:
             call(error)
+
+
+def _by_people(control: RunControl) -> tuple[object, ...]:
+    """Return what people want; the other fields are the trainer's, and change with each step."""
+    return control.wanted, control.limits, control.cancel
 
 
 @attrs.define

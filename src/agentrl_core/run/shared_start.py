@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core import config as configs
-from agentrl_core.api.stores import IDENTITY, RunRow
+from agentrl_core.api.stores import IDENTITY, ORIGIN, RunRow
 from agentrl_core.config.invocation import command_line, near
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, RunError, StoreError, UsageError
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from agentrl_core.run.directory import RunDirectory
 
 
-async def announce(store: Store, components: BuiltComponents[Any], run_id: str, *, identity: str = "") -> None:
+async def announce(
+    store: Store, components: BuiltComponents[Any], run_id: str, *, identity: str = "", origin: str = ""
+) -> None:
     """Write the row of a new run, with the identity of its folder, into the store, before anything else of it.
 
     `RunRow.components` says what the row lacks.
@@ -38,7 +40,11 @@ async def announce(store: Store, components: BuiltComponents[Any], run_id: str, 
         created_at=time.time(),
         status="running",
         config=configs.dump_without_passwords(components.config),
-        components={**components.used, **({IDENTITY: identity} if identity else {})},
+        components={
+            **components.used,
+            **({IDENTITY: identity} if identity else {}),
+            **({ORIGIN: origin} if origin else {}),
+        },
     )
     await store.create_run(row)
     await store.flush()
@@ -140,8 +146,8 @@ async def known_run(store: Store, components: BuiltComponents[Any], directory: R
     run_id = directory.name
     await check_identity(store, directory)
     if run_id not in {run.id for run in await store.runs()}:
-        # The first process was killed after it had made the folder and before it had written the run's row.
-        await announce(store, components, run_id, identity=directory.identity)
+        # A fork; or the first process was killed after it had made the folder and before it had written the run's row.
+        await announce(store, components, run_id, identity=directory.identity, origin=directory.origin)
     await declare_gone(store, run_id)
     await store.set_control(run_id, wanted="run")
 

@@ -108,8 +108,11 @@ def resumed_start(
     asyncio.run(known_run(store, components, directory))
     join()
     point = asyncio.run(rewind(store, directory.name, step))
-    lost = "" if checkpoint else f"; there is no checkpoint in {directory.checkpoints}, so all steps are repeated"
-    events.notice(f"resumed after step {step}, at group {point.next_index}{lost}")
+    if point.last_version < 0 and directory.origin:
+        events.notice(f"begins from the checkpoint of {directory.origin}")
+    else:
+        lost = "" if checkpoint else f"; there is no checkpoint in {directory.checkpoints}, so all steps are repeated"
+        events.notice(f"resumed after step {step}, at group {point.next_index}{lost}")
     version = point.last_version + 1
     return Start(
         model_dir=model_dir,

@@ -63,21 +63,40 @@ def open_reader(directory: RunDirectory, file: Path | None = None) -> RunReader:
     The run's config snapshot names the store. A folder without one has what the default store wrote. Raises
     `UsageError` if the store is not installed or its options lack something, such as a password.
     """
-    component, base_dir, block = _named(directory)
-    if file is not None or component == RunConfig().store:  # the common case needs no plugins, which load slowly
-        return SQLiteStore.read(file or directory.database)
-    registry = _registry(tuple(block))
-    where = f"{directory.snapshot}: store"
-    target = registry.load("stores", component.use, base_dir=base_dir, where=where)
+    if file is not None:
+        return SQLiteStore.read(file)
+    target, component, where = _named_class(directory)
     opener = getattr(target, "read", None)
     if not callable(opener):
         raise PluginError(
             f"{where}: '{component.use}' cannot be opened for reading; its class needs an attribute `read`"
         )
-    injected = {"path": directory.database, "run": directory.name}
-    built = construct(opener, component.options, name=component.use, where=where, injected=injected)
+    built = construct(opener, component.options, name=component.use, where=where, injected=_injected(directory))
     reader: RunReader = built if inspect.isclass(opener) else built()
     return reader
+
+
+def open_for_control(directory: RunDirectory) -> Store:
+    """Open the store of an existing run for commands that change what its members do, also while the run goes on.
+
+    Raises like `open_reader`.
+    """
+    target, component, where = _named_class(directory)
+    store: Store = construct(target, component.options, name=component.use, where=where, injected=_injected(directory))
+    return store
+
+
+def _named_class(directory: RunDirectory) -> tuple[Any, Component, str]:
+    """Return the class of the store that a run's snapshot names, its section, and the beginning of messages."""
+    component, base_dir, block = _named(directory)
+    where = f"{directory.snapshot}: store"
+    if component == RunConfig().store:  # the common case needs no plugins, which load slowly
+        return SQLiteStore, component, where
+    return _registry(tuple(block)).load("stores", component.use, base_dir=base_dir, where=where), component, where
+
+
+def _injected(directory: RunDirectory) -> dict[str, Any]:
+    return {"path": directory.database, "run": directory.name}
 
 
 def _named(directory: RunDirectory) -> tuple[Component, Path | None, Sequence[str]]:

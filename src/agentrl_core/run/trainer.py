@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrl_core import config as configs
-from agentrl_core.config.schema import AUTO, RunConfig
+from agentrl_core.config.live import live_paths
+from agentrl_core.config.schema import RunConfig
 from agentrl_core.errors import UsageError
-from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run import sft
 from agentrl_core.run.components import RunComponents, resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.in_process import InProcessSampling
 from agentrl_core.run.interruption import Interruption
-from agentrl_core.run.loss import settled
+from agentrl_core.run.kept_config import with_overrides
 from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
 from agentrl_core.run.training_run import Begin, run_training
 
 if TYPE_CHECKING:
     from agentrl_core.api.members import Role
+    from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import RunSummary
     from agentrl_core.run.events import RunEvents
     from agentrl_core.run.membership import Membership
-
-_DECIDED = ("aggregation", "unit", "horizon")
-"""Options of the section `loss` that the loss sets if the config does not; it also chooses the advantage."""
 
 
 class Trainer:
@@ -106,37 +105,22 @@ def _resume(
             raise UsageError(f"run '{directory.name}' is a supervised fine-tuning, which takes no workflow")
         return sft.resume(directory, overrides, interruption)
     kept, base_dir = directory.read_snapshot()
-    config = configs.parse(kept, overrides)
-    # The snapshot has the old loss's defaults written out, and these must not bind another loss.
-    if config.loss.use != kept["loss"]["use"]:
-        config = configs.parse(_unsettled(kept, base_dir), overrides)
+    config = with_overrides(kept, base_dir, overrides)
     directory.check_name(config.name)
     components = resolve(configs.LoadedConfig(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
     check_reference(components, directory)
     with directory.locked():  # a run that is being trained keeps its snapshot
         directory.write_snapshot(configs.dump_without_passwords(components.config), base_dir)
-    return _run(components, directory, resumed_start, interruption)
 
+    def begin(
+        components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], None]
+    ) -> Start:
+        start = resumed_start(components, directory, store, events, join)
+        # An override is newer than a limit that was set while the run was live.
+        asyncio.run(store.set_control(directory.name, limits=dict.fromkeys(live_paths(overrides))))
+        return start
 
-def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
-    """Return the kept config without the options that the old loss had set, so that the new loss sets its own.
-
-    The snapshot has these options written out. An option that differs from the old loss's default was the user's
-    choice, and stays.
-    """
-    silent = {name: value for name, value in kept["loss"].items() if name not in _DECIDED}
-    loaded = configs.LoadedConfig(configs.parse({**kept, "loss": silent, "advantage": AUTO}), base_dir)
-    plugins = loaded.run.plugins
-    try:
-        decided = configs.dump(settled(loaded, load_registry(plugins.block, on_error=plugins.on_error)))
-    except UsageError:  # the old loss is not installed any more, so its defaults are unknown
-        return dict(kept)
-    said = {name: value for name, value in kept["loss"].items() if decided["loss"].get(name) != value}
-    return {
-        **kept,
-        "loss": silent | said,
-        "advantage": AUTO if decided["advantage"] == kept["advantage"] else kept["advantage"],
-    }
+    return _run(components, directory, begin, interruption)
 
 
 def _run(components: RunComponents, directory: RunDirectory, begin: Begin, interruption: Interruption) -> RunSummary:

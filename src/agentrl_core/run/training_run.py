@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
+from agentrl_core.run.directions import Directions
 from agentrl_core.run.lifecycle import carry_out
 from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.membership import Membership
@@ -16,7 +17,7 @@ from agentrl_core.run.roles.agreement import check_agreement, check_tasks, new_m
 if TYPE_CHECKING:
     from agentrl_core.api.members import Member, Role
     from agentrl_core.api.stores import Store
-    from agentrl_core.api.trackers import RunSummary
+    from agentrl_core.api.trackers import Activity, RunSummary
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
@@ -52,12 +53,27 @@ def run_training(
         if fewer := learner_threads(components.config, usable_cores())[1]:
             events.notice(fewer)
         members = [new_member(components, directory.name, role) for role in roles]
-        with Membership(store, members, report=_report, notice=events.notice) as membership:
+        directions = Directions(events.notice)
+
+        def report(member: Member) -> Mapping[str, Any]:
+            return {**member.report, **(_told(events.progress.now()) if member.role == "train" else {})}
+
+        with Membership(store, members, report=report, notice=events.notice) as membership:
+            membership.on_control(directions.obey)
             membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
             start = begin(components, directory, store, events, lambda: _join(store, membership))
             sampling = open_sampling(start, membership, events)
             try:
-                loop = TrainingLoop(components, directory, start, sampling, events, interruption, started_at=started)
+                loop = TrainingLoop(
+                    components,
+                    directory,
+                    start,
+                    sampling,
+                    events,
+                    interruption,
+                    started_at=started,
+                    directions=directions,
+                )
             except BaseException:  # from here on the loop closes the sampling side
                 sampling.close()
                 raise
@@ -66,8 +82,10 @@ def run_training(
     return carry_out(components, directory, work)
 
 
-def _report(member: Member) -> Mapping[str, Any]:
-    return member.report
+def _told(activity: Activity) -> dict[str, Any]:
+    """Return what others read about the trainer: its step, and what it waits for or does."""
+    done = f" ({activity.done} of {activity.total} {activity.unit})" if activity.total else ""
+    return {"step": activity.step, "waits_for": f"{activity.phase}{done}"}
 
 
 def _join(store: Store, membership: Membership) -> None:

@@ -59,3 +59,16 @@ def is_abandoned(folder: Path) -> bool:
         # The lock is held, or there is none, or the filesystem has no locks.
         return False
     return True
+
+
+def holder(folder: Path) -> str:
+    """Return the pid of the process that holds the folder's lock; empty if none does or that cannot be told."""
+    try:
+        with (folder / _LOCK).open("r", encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip()
+    except OSError:
+        pass
+    return ""

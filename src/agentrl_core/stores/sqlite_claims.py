@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrl_core.api.claims import GroupClaim
-from agentrl_core.errors import ClaimLostError
+from agentrl_core.errors import ClaimLostError, StoreError
 from agentrl_core.stores import sqlite_rows as rows
 from agentrl_core.stores.sqlite_reading import SQLiteReading
+from agentrl_core.stores.sqlite_resuming import WHATEVER_TRIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,6 +127,32 @@ class SQLiteClaims(SQLiteReading):
         self._changed.wake()
         return again
 
+    async def requeue_group(self, run_id: str, group_id: str) -> bool:
+        """Let the position of a dropped or dead training group be claimed once more from now on, whatever its tries."""
+        async with self._transaction(f"requeue group {group_id} of run '{run_id}'") as db:
+            query = rows.GROUPS.select + " WHERE run_id = ? AND id = ?"
+            row = db.execute(query, (run_id, group_id)).fetchone()
+            if row is None:
+                raise StoreError(f"{self.path}: there is no group {group_id} in run '{run_id}'")
+            group = rows.group_from(row)
+            later = """
+                SELECT 1 FROM groups WHERE run_id = ?1 AND idx = ?2 AND NOT is_eval AND state <> 'aside'
+                AND rowid > (SELECT rowid FROM groups WHERE run_id = ?1 AND id = ?3)
+            """
+            if (
+                group.is_eval
+                or group.state not in ("dropped", "dead")
+                or db.execute(later, (run_id, group.index, group_id)).fetchone()
+            ):
+                return False
+            done = db.execute(
+                "INSERT INTO turns VALUES (?1, ?2, ?3, ?4) "
+                "ON CONFLICT DO UPDATE SET released = ?4 WHERE released <> ?4",
+                (run_id, group.index, group.tries + 1, WHATEVER_TRIES),
+            ).rowcount
+        self._changed.wake()
+        return done == 1
+
     async def add_evaluation(
         self, run_id: str, task_set: str, task_ids: Sequence[str], *, version: int, claimable: bool = True
     ) -> Sequence[str]:
@@ -235,8 +262,10 @@ def _take_over(
 
 def _put_back(db: sqlite3.Connection, run_id: str, count: int, *, requeue: int) -> list[tuple[int, int]]:
     """Remove the first released positions from those to sample again, and return them with their tries."""
-    query = "SELECT idx, tries FROM turns WHERE run_id = ? AND released AND tries <= ? ORDER BY idx LIMIT ?"
-    found = db.execute(query, (run_id, requeue, count)).fetchall()
+    query = """
+        SELECT idx, tries FROM turns WHERE run_id = ? AND released AND (tries <= ? OR released = ?) ORDER BY idx LIMIT ?
+    """
+    found = db.execute(query, (run_id, requeue, WHATEVER_TRIES, count)).fetchall()
     db.executemany("DELETE FROM turns WHERE run_id = ? AND idx = ?", [(run_id, index) for index, _ in found])
     return found
 

@@ -75,23 +75,26 @@ class SQLiteMembers(SQLiteConnection):
         *,
         wanted: Literal["run", "pause", "stop"] | None = None,
         limits: Mapping[str, int | float | None] | None = None,
+        cancel: Mapping[str, bool] | None = None,
     ) -> RunControl:
         """Change what the run's members are to do; None leaves a value as it is, or removes one limit."""
         async with self._transaction(f"change the control of run '{run_id}'") as db:
-            query = "SELECT admitted_steps, sampling_closed, wanted, limits FROM runs WHERE id = ?"
-            row = db.execute(query, (run_id,)).fetchone()
+            row = db.execute(rows.CONTROL, (run_id,)).fetchone()
             if row is None:
                 raise self._unknown_run(run_id)
             before = rows.control_from(row)
             changed = {**before.limits, **(limits or {})}
+            cancelled = {**dict.fromkeys(before.cancel, True), **(cancel or {})}
             after = RunControl(
                 admitted_steps=before.admitted_steps,
                 closed=before.closed,
                 wanted=wanted or before.wanted,
                 limits={name: value for name, value in changed.items() if value is not None},
+                cancel=tuple(record for record, wanted in cancelled.items() if wanted),
             )
-            values = (after.wanted, rows.to_json(dict(after.limits), f"the limits of run '{run_id}'"), run_id)
-            db.execute("UPDATE runs SET wanted = ?, limits = ? WHERE id = ?", values)
+            what = f"the control of run '{run_id}'"
+            values = (after.wanted, rows.to_json(dict(after.limits), what), rows.to_json(after.cancel, what), run_id)
+            db.execute("UPDATE runs SET wanted = ?, limits = ?, cancel = ? WHERE id = ?", values)
         self._changed.wake()
         return after
 

@@ -140,8 +140,7 @@ class SQLiteReading(SQLiteConnection):
 
     async def control(self, run_id: str) -> RunControl:
         """Return what people and the trainer want of the run's members."""
-        query = "SELECT admitted_steps, sampling_closed, wanted, limits FROM runs WHERE id = ?"
-        found = await self._restored(f"read the control of run '{run_id}'", rows.control_from, query, run_id)
+        found = await self._restored(f"read the control of run '{run_id}'", rows.control_from, rows.CONTROL, run_id)
         if not found:
             raise self._unknown_run(run_id)
         return found[0]

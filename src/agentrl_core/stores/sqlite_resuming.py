@@ -19,6 +19,10 @@ CONSUMED_INDEX = """
 LEFT = "SELECT idx, tries FROM turns WHERE run_id = ? AND idx < ? ORDER BY idx"
 """Select the positions before `next_index` that are to be sampled again, with their tries."""
 
+WHATEVER_TRIES = 2
+"""Value of `turns.released` for a position that comes again whatever its tries: a person asked for it, or its group was
+set aside without a fault of its own. 1 is a position that comes again within its tries, 0 one that waits."""
+
 _Found: TypeAlias = "tuple[str, int, int, int, str, int]"
 
 
@@ -70,9 +74,9 @@ def _set_aside(db: sqlite3.Connection, run_id: str, groups: list[_Found]) -> Non
         if not is_eval:
             # Several groups of one position may be void; the first of them has the tries that count.
             db.execute(
-                "INSERT INTO turns VALUES (?, ?, ?, 1) "
-                "ON CONFLICT DO UPDATE SET tries = min(tries, excluded.tries), released = 1",
-                (run_id, index, tries),
+                "INSERT INTO turns VALUES (?, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET tries = min(tries, excluded.tries), released = excluded.released",
+                (run_id, index, tries, WHATEVER_TRIES),
             )
 
 

@@ -219,12 +219,20 @@ def seal_from(row: Sequence[Any]) -> SealRow:
     """Restore a seal from its columns."""
     run_id, number, body, digest = row
     return SealRow(run_id=run_id, number=number, body=body, digest=digest)
+CONTROL = "SELECT admitted_steps, sampling_closed, wanted, limits, cancel FROM runs WHERE id = ?"
+"""Select the control of a run."""
 
 
 def control_from(row: Sequence[Any]) -> RunControl:
-    """Restore a run's control from `admitted_steps, sampling_closed, wanted, limits`."""
-    admitted_steps, closed, wanted, limits = row
-    return RunControl(admitted_steps=admitted_steps, closed=bool(closed), wanted=wanted, limits=json.loads(limits))
+    """Restore a run's control from the columns `CONTROL`."""
+    admitted_steps, closed, wanted, limits, cancel = row
+    return RunControl(
+        admitted_steps=admitted_steps,
+        closed=bool(closed),
+        wanted=wanted,
+        limits=json.loads(limits),
+        cancel=tuple(json.loads(cancel)),
+    )
 
 
 def record_row(record: Record) -> tuple[object, ...]:

@@ -28,7 +28,8 @@ CREATE TABLE runs (
     replaced INTEGER NOT NULL DEFAULT 0,
     next_index INTEGER NOT NULL DEFAULT 0,
     wanted TEXT NOT NULL DEFAULT 'run',
-    limits TEXT NOT NULL DEFAULT '{}'
+    limits TEXT NOT NULL DEFAULT '{}',
+    cancel TEXT NOT NULL DEFAULT '[]'
 );
 CREATE TABLE records (
     id TEXT PRIMARY KEY,
@@ -218,6 +219,7 @@ _NEW_COLUMNS = {
         "next_index": f"{_NUMBER}0",
         "wanted": f"{_TEXT}'run'",
         "limits": f"{_TEXT}'{{}}'",
+        "cancel": f"{_TEXT}'[]'",
     },
     "versions": {"voided": f"{_NUMBER}0"},
     "interactions": {

@@ -58,6 +58,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.turns: dict[int, int] = {}
         """Position to sample again -> tries."""
         self.released: set[int] = set()
+        self.asked: set[int] = set()
+        """Positions that people want again, or whose group was set aside: they come whatever their tries."""
         self.next_index = self.version = self.replaced = 0
         self.admitted = -1
         self.steps: list[tuple[int, list[str]]] = []
@@ -110,6 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
                     self.next_index += 1
                 else:
                     self.released.remove(again)
+                    self.asked.discard(again)
                     new.append((again, self.turns.pop(again)))
         assert [item.group_id for item in found[: len(expected)]] == [group.id for group in expected]
         assert [(item.index, item.tries) for item in found[len(expected) :]] == new
@@ -178,6 +181,23 @@ class StoreMachine(RuleBasedStateMachine):
         self.wait_for(self.store.release_group(item))
         if self.holds(item):
             self.groups[item.group_id].member = ""
+
+    @precondition(lambda self: self.groups)
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        """Ask for the position of a group once more."""
+        group = self.groups[data.draw(st.sampled_from(list(self.groups)))]
+        wanted = (
+            not group.is_eval
+            and group.state in ("dropped", "dead")
+            and group is self.newest(group.index)
+            and group.index not in self.asked
+        )
+        assert self.wait_for(self.store.requeue_group(self.run_id, group.id)) == wanted
+        if wanted:
+            self.turns.setdefault(group.index, group.tries + 1)
+            self.released.add(group.index)
+            self.asked.add(group.index)
 
     @precondition(lambda self: self.members)
     @rule(data=st.data(), lost=st.booleans(), beaten=st.booleans())
@@ -262,6 +282,7 @@ class StoreMachine(RuleBasedStateMachine):
                 group.state, group.member = "aside", ""
                 if not group.is_eval:
                     self.turns[group.index] = min(group.tries, self.turns.get(group.index, group.tries))
+                    self.asked.add(group.index)
         self.admitted, self.replaced = -1, 0
         # Nothing is claimed before the next `admit`, which releases every position.
         self.released.clear()
@@ -288,7 +309,11 @@ class StoreMachine(RuleBasedStateMachine):
         ends = Counter(dict.fromkeys(self.turns, 1))
         for group in self.groups.values():
             out_of_tries = group.state == "dropped" and group.tries >= _ADMISSION.requeue
-            if not group.is_eval and (group.state in (*_PENDING, "trained", "dead") or out_of_tries):
+            # A position that people want again goes on.
+            gone = (group.state == "dead" or out_of_tries) and group.index not in self.turns
+            if group.is_eval or not (group.state in (*_PENDING, "trained") or gone):
+                continue
+            if not gone or group is self.newest(group.index):
                 ends[group.index] += 1
         assert ends == Counter(range(self.next_index))
         trained = Counter(name for _, names in self.steps for name in names)
@@ -301,6 +326,11 @@ class StoreMachine(RuleBasedStateMachine):
         """Groups that wait to be taken, in their order."""
         waiting = [group for group in self.groups.values() if group.state in ("open", "ready") and not group.is_eval]
         return sorted(waiting, key=lambda group: (group.version, group.index))
+
+    def newest(self, index: int) -> _Group | None:
+        """Return the last training group of a position that is not set aside."""
+        found = [item for item in self.groups.values() if item.index == index and not item.is_eval]
+        return next((item for item in reversed(found) if item.state != "aside"), None)
 
     @property
     def num_pending(self) -> int:

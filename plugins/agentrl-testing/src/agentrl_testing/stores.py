@@ -14,6 +14,7 @@ from agentrl_testing.store_facts import StoreFactsSuite
 from agentrl_testing.store_groups import StoreGroupsSuite
 from agentrl_testing.store_machine import StoreMachine
 from agentrl_testing.store_members import StoreMembersSuite
+from agentrl_testing.store_requests import StoreRequestsSuite
 from agentrl_testing.store_resuming import StoreResumingSuite
 from agentrl_testing.store_seals import StoreSealsSuite
 
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 
 
 class StoreSuite(
-    StoreFactsSuite, StoreMembersSuite, StoreClaimsSuite, StoreGroupsSuite, StoreResumingSuite, StoreSealsSuite
+    StoreFactsSuite,
+    StoreMembersSuite,
+    StoreClaimsSuite,
+    StoreGroupsSuite,
+    StoreResumingSuite,
+    StoreRequestsSuite,
+    StoreSealsSuite,
 ):
     """Conformance tests of stores: define the fixtures `store`, `reopen` and `read`.
 

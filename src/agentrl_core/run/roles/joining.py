@@ -61,13 +61,7 @@ def run_directory(config: RunConfig) -> RunDirectory:
 
 def weights_place(components: RunComponents, directory: RunDirectory, identity: str) -> WeightsPlace:
     """Return the place of a run's published weights: `weights.place`, with a folder for each run, or the run's own."""
-    place = components.config.weights.place
-    if place is None:
-        return WeightsPlace(directory.path / "weights")
-    # Runs of several folders may have the same name.
-    return WeightsPlace(
-        (components.base_dir / Path(place).expanduser() / f"{directory.name}-{identity[:8]}").absolute()
-    )
+    return WeightsPlace(directory.weights(components.config.weights.place, components.base_dir, identity))
 
 
 async def find_run(components: RunComponents, directory: RunDirectory, wait: Wait, command: Commands) -> FoundRun:
