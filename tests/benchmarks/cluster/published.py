@@ -41,6 +41,7 @@ SYNCHRONOUS = {
 }
 ASYNCHRONOUS_STEP_S = 150.63
 """The same step on 64 GPUs that generate and 64 that train, at most half a batch ahead, with partial rollouts."""
+SPEEDUP_128 = SYNCHRONOUS[CELL].step_s / ASYNCHRONOUS_STEP_S
 SEPARATE_UPDATE_S = 113.16
 """Update on 64 GPUs of their own, which trains on the engine's log-probabilities."""
 PUBLISH_S = 5.75

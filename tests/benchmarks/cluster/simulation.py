@@ -110,7 +110,7 @@ class Simulation:
         """Simulate all steps."""
         self._claim(0.0)
         now = 0.0
-        while self._trained_steps < self.setting.steps:
+        while self._version < self.setting.steps:
             if self._generators.next_end <= (self._events[0][0] if self._events else float("inf")):
                 now, (group, member) = self._generators.end_next()
                 self._at(self._commit(now), lambda at, group=group, member=member: self._end_record(at, group, member))
@@ -201,8 +201,9 @@ class Simulation:
         self._training = False
         if self._trained_steps == self.setting.warm_up:
             self._began = self._totals(now)
-        self._train(now)
-        self._claim(now)
+        if self._version < self.setting.steps:
+            self._train(now)
+            self._claim(now)
 
     def _totals(self, now: float) -> _Totals:
         self._generators.settle(now)
