@@ -187,8 +187,8 @@ def test_the_agent_from_elsewhere_plays_an_episode_of_the_run(online, database, 
 
     async def scenario():
         await database.add_tasks("run", [task])
-        await database.add_group("run", "g", task.id, index=0, size=1, version=0)
-        episode = asyncio.create_task(runner.run_episode(task, group_id="g", sample_index=0, seed_key=(0,)))
+        (group,) = await database.add_evaluation("run", "train", [task.id], version=0, claimable=False)
+        episode = asyncio.create_task(runner.run_episode(task, group_id=group, sample_index=0, seed_key=(0,)))
         while not rest.gateway.leases.waiting:
             await asyncio.sleep(0)
         scope: dict = {}

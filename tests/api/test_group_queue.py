@@ -11,13 +11,13 @@ from agentrl_core.rollout.capacity import Capacity
 
 @attrs.define(eq=False)
 class Waiting:
-    version: int
+    step: int
     ready: bool = False
     index: int = 0
 
 
 def queue(text):
-    """`"0o 0r 1r"`: an open and a ready group of version 0, a ready one of version 1."""
+    """`"0o 0r 1r"`: an open and a ready group of step 0, a ready one of step 1."""
     return [Waiting(int(word[:-1]), word.endswith("r"), index) for index, word in enumerate(text.split())]
 
 
@@ -35,23 +35,23 @@ def test_in_strict_order_an_open_group_holds_back_what_is_ready_behind_it():
 @pytest.mark.parametrize(
     ("groups", "now", "max_lag", "found"),
     [
-        ("0o 0o 0r 0r", 0, 1, [2, 3]),  # the next version may take the two
-        ("0o 0o 1r 1r", 1, 1, None),  # no later version may take the two
+        ("0o 0o 0r 0r", 0, 1, [2, 3]),  # the next step may take the two
+        ("0o 0o 1r 1r", 1, 1, None),  # no later step may take the two
         ("0r 0o 1r 1r", 1, 1, None),
         ("0r 0r 1o 1o", 1, 1, [0, 1]),
         ("0o 0o 1r 1r", 1, 2, [2, 3]),
-        ("0o 0o 0o 1r 1r", 1, 2, None),  # the next version takes two of the three: one must be taken now
+        ("0o 0o 0o 1r 1r", 1, 2, None),  # the next step takes two of the three: one must be taken now
         ("0o 0r 0o 1r 1r", 1, 2, [1, 3]),
-        ("0o 1o 1o 2r 2r", 2, 3, None),  # one of them for each later version is not enough
+        ("0o 1o 1o 2r 2r", 2, 3, None),  # one of them for each later step is not enough
     ],
 )
 def test_ready_groups_overtake_as_long_as_the_others_can_be_taken_in_time(groups, now, max_lag, found):
-    assert taken(groups, 2, OvertakeLimits(version=now, max_lag=max_lag, per_step=2 if now < 2 else 1)) == found
+    assert taken(groups, 2, OvertakeLimits(step=now, max_lag=max_lag, per_step=2 if now < 2 else 1)) == found
 
 
 def test_without_lag_every_group_is_waited_for_but_those_that_the_step_takes_later():
-    assert taken("3r 3o", 2, OvertakeLimits(version=3, max_lag=0, per_step=2)) is None
-    assert taken("3o 3r", 1, OvertakeLimits(version=3, max_lag=0, per_step=2, more=1)) == [1]
+    assert taken("3r 3o", 2, OvertakeLimits(step=3, max_lag=0, per_step=2)) is None
+    assert taken("3o 3r", 1, OvertakeLimits(step=3, max_lag=0, per_step=2, more=1)) == [1]
 
 
 @given(seed=st.integers(0, 10**6), max_lag=st.integers(0, 3), per_step=st.integers(1, 4), one_by_one=st.booleans())
@@ -59,15 +59,15 @@ def test_no_group_is_ever_taken_too_old_and_there_is_always_one_to_wait_for(seed
     chance = random.Random(seed)
     capacity = Capacity(max_head_offpolicyness=max_lag, tasks_per_step=per_step)
     waiting: list[Waiting] = []
-    for version in range(8):
-        capacity.steps_done = version
+    for step in range(8):
+        capacity.steps_done = step
         left = per_step
         while left:
             while capacity.groups() > 0:
                 capacity.started()
-                waiting.append(Waiting(version))
+                waiting.append(Waiting(step))
             count = 1 if one_by_one else left
-            ahead = OvertakeLimits(version=version, max_lag=max_lag, per_step=per_step, more=left - count)
+            ahead = OvertakeLimits(step=step, max_lag=max_lag, per_step=per_step, more=left - count)
             found = next_groups(waiting, count, ahead)
             if found is None:
                 item = chance.choice([item for item in waiting if not item.ready])
@@ -76,7 +76,7 @@ def test_no_group_is_ever_taken_too_old_and_there_is_always_one_to_wait_for(seed
                 if not item.ready:
                     waiting.remove(item)
                 continue
-            assert all(version - item.version <= max_lag for item in found)
+            assert all(step - item.step <= max_lag for item in found)
             for item in found:
                 waiting.remove(item)
             left -= count

@@ -89,10 +89,13 @@ async def fill(store, name, *, created_at, reward):
     )
     await store.add_tasks(name, [Task(id="maze", data={}, answer="(3, 4)"), Task(id="hall", data={})])
     await store.add_version(name, 0, step=0)
-    for index, task in enumerate(("maze", "hall")):
-        await store.add_group(name, f"{name}-g{index}", task, index=index, size=2, version=0)
+    groups = [f"{name}-g{index}" for index in range(2)]
+    added = await store.add_evaluation(name, "train", ("maze", "hall"), version=0)
+    for names in zip(groups, added, strict=True):
+        # Tests compare what is printed, so the ids must not be random.
+        store._connection.execute("UPDATE groups SET id = ? WHERE id = ?", names)
     record = Record(
-        id=f"{name}-aaaa", run_id=name, task_id="maze", group_id=f"{name}-g0", sample_index=0, started_at=100.0
+        id=f"{name}-aaaa", run_id=name, task_id="maze", group_id=groups[0], sample_index=0, started_at=100.0
     )
     await store.add_record(record)
     for interaction in interactions(record.id):
@@ -113,7 +116,7 @@ async def fill(store, name, *, created_at, reward):
         )
     )
     failed = Record(
-        id=f"{name}-bbbb", run_id=name, task_id="hall", group_id=f"{name}-g1", sample_index=1, attempt=1, is_eval=True
+        id=f"{name}-bbbb", run_id=name, task_id="hall", group_id=groups[1], sample_index=1, attempt=1, is_eval=True
     )
     await store.add_record(attrs.evolve(failed, started_at=102.0))
     await store.finish_record(attrs.evolve(failed, outcome=Outcome.FAILED, reason="ValueError", detail="no\nmap"))

@@ -127,8 +127,8 @@ async def a_step_taken_again(store):
     """A step with one record, voided, and the same step with another."""
     episode = await store.episode("calm-otter-aaaa")
     for version, name in enumerate(("first", "second"), start=90):
-        record = Record(id=name, run_id="calm-otter", task_id="maze", group_id=f"{name}-group", sample_index=1)
-        await store.add_group("calm-otter", record.group_id, "maze", index=version, size=1, version=version)
+        (group,) = await store.add_evaluation("calm-otter", "train", ["maze"], version=version)
+        record = Record(id=name, run_id="calm-otter", task_id="maze", group_id=group, sample_index=1)
         await store.add_record(record)
         call = attrs.evolve(episode.interactions[0], id=f"{name}-call", record_id=name)
         await store.add_interaction("calm-otter", call)

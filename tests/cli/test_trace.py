@@ -294,7 +294,7 @@ def test_a_run_is_found_by_name_folder_database_and_as_the_newest(agentrl, make_
 def test_a_live_run_is_readable(agentrl, make_run):
     path = make_run("calm-otter") / "agentrl.db"
     writer = SQLiteStore(path=path)
-    asyncio.run(writer.add_group("calm-otter", "new", "maze", index=2, size=1, version=2))
+    asyncio.run(writer.add_evaluation("calm-otter", "eval", ["maze"], version=2))
     assert len(agentrl("trace", "list", "--json").json) == 2
     asyncio.run(writer.close())
 

@@ -257,7 +257,7 @@ class Agent:
     """A client that goes through its episodes one after the other, on connections that it keeps while they last."""
 
     def __init__(self, number, gateway, store, engine, chat, totals):
-        self.number, self.group = number, f"g{number}"
+        self.number, self.group = number, ""
         self.gateway, self.store, self.engine, self.chat, self.totals = gateway, store, engine, chat, totals
         host, port = gateway.url.removeprefix("http://").split(":")
         self.address = (host, int(port))
@@ -308,7 +308,7 @@ def test_nothing_is_lost_doubled_or_left_over(make_gateway, store, engine, chat,
     async def announced():
         await store.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
         for agent in agents:
-            await store.add_group("run", agent.group, "t", index=agent.number, size=EPISODES, version=0)
+            (agent.group,) = await store.add_evaluation("run", "train", ["t"], version=0, claimable=False)
 
     async def playing():
         asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))

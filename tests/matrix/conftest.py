@@ -105,14 +105,15 @@ def stage(chat, model_dir, tmp_path, request):
         seed=7,
     )
     gateway.start()
-    record = Record(id="r", run_id="run", task_id="t", group_id="g", sample_index=0)
 
     async def announced():
         await store.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
-        await store.add_group("run", "g", "t", index=0, size=1, version=0)
+        (group,) = await store.add_evaluation("run", "train", ["t"], version=0, claimable=False)
+        record = Record(id="r", run_id="run", task_id="t", group_id=group, sample_index=0)
         await store.add_record(record)
+        return record
 
-    asyncio.run(announced())
+    record = asyncio.run(announced())
     host, port = gateway.url.removeprefix("http://").split(":")
     proxy = CuttingProxy(host, int(port))
     session = gateway.open_session(record, seed_key=(1,))

@@ -18,7 +18,7 @@ class Prepared:
         self.taken, self.replaced = 0, 0
 
     def take_groups(self, count, ahead):
-        assert ahead.version == 7
+        assert ahead.step == 7
         self.taken += count
         indices = range(self.taken - count, self.taken)
         return [Group(id=f"g{index}", run_id="run", task_id="task", index=index, episodes=()) for index in indices]

@@ -13,6 +13,8 @@ import attrs
 import pytest
 from safetensors import SafetensorError
 
+from agentrl_core.api.claims import Admission
+from agentrl_core.api.members import Member
 from agentrl_core.api.stores import RunRow, StepRow
 from agentrl_core.config.schema import ModelConfig
 from agentrl_core.errors import RunError, UsageError
@@ -27,19 +29,27 @@ WAL_HEADER, FRAME = 32, 24 + 4096
 """Bytes before the first frame of a write-ahead log, and of each frame."""
 
 
-async def train(store, name, steps, *, first=1, version=0, index=0):
+async def train(store, name, steps, *, first=1, version=0):
     """Write what steps leave in a store: groups with a record each, the step, its version."""
+    member = Member(run_id=name, role="sample")
+    await store.join(member)
     for step in range(first, first + steps):
-        groups = []
-        for _ in range(GROUPS):
-            group = f"{name}-{version}-{index}"
-            await store.add_group(name, group, "t", index=index, size=1, version=version)
-            record = Record(id=f"{group}-r", run_id=name, task_id="t", group_id=group, sample_index=0)
+        await store.admit(name, step - 1)
+        claims = await store.claim_groups(
+            name,
+            member.id,
+            GROUPS,
+            admission=Admission(max_head_offpolicyness=0, tasks_per_step=GROUPS),
+            size=1,
+            version=version,
+            task_at=lambda _: "t",
+        )
+        for claim in claims:
+            record = Record(id=f"{claim.group_id}-r", run_id=name, task_id="t", group_id=claim.group_id, sample_index=0)
             await store.add_record(record)
             await store.finish_record(attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0))
-            await store.finish_group(name, group, usable=True)
-            groups.append(group)
-            index += 1
+            await store.finish_group(claim, usable=True)
+        groups = [claim.group_id for claim in claims]
         assert [group.id for group in await store.take_groups(name, GROUPS)] == groups
         version += 1
         await store.add_version(name, version, step=step)
@@ -147,7 +157,7 @@ def test_a_checkpoint_of_a_step_that_was_taken_once_more_is_put_aside(directory)
             save(directory, step, step)
         asyncio.run(store.void_after("run", 2))
         asyncio.run(store.add_version("run", 4, step=2))
-        asyncio.run(train(store, "run", 1, first=3, version=4, index=2))
+        asyncio.run(train(store, "run", 1, first=3, version=4))
         notices = []
         assert newest_checkpoint(store, directory, notices.append) == (2, directory.checkpoints / "step-2")
         assert ["its step 3 has policy version 5, the checkpoint's has 3" in text for text in notices] == [True]

@@ -92,10 +92,8 @@ class World:
             number = next(self.numbers)
             task = Task(id=f"t{number}", data={"id": f"t{number}", **row})
             await self.store.add_tasks("run", [task])
-            await self.store.add_group("run", f"g{number}", task.id, index=number, size=1, version=0)
-            return await runner.run_episode(
-                task, group_id=f"g{number}", sample_index=0, seed_key=(number,), is_eval=is_eval
-            )
+            (group,) = await self.store.add_evaluation("run", "train", [task.id], version=0, claimable=False)
+            return await runner.run_episode(task, group_id=group, sample_index=0, seed_key=(number,), is_eval=is_eval)
 
         async def all_at_once():
             return await asyncio.gather(*(one(row) for row in rows))

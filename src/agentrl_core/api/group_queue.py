@@ -12,22 +12,25 @@ import attrs
 class OvertakeLimits:
     """Limits within which ready groups may overtake older groups that are still open."""
 
-    version: int
-    """Policy version that is trained on the groups taken now."""
+    step: int
+    """Number of optimizer steps done, before the one that takes groups now."""
     max_lag: int
-    """Number of versions that a group may lag behind when it is taken."""
+    """Number of steps that a group may lag behind when it is taken."""
     per_step: int
-    """Number of groups that each later version takes."""
+    """Number of groups that each later step takes."""
     more: int = 0
-    """Number of groups that this version takes in later calls."""
+    """Number of groups that this step takes in later calls."""
 
 
 class Waiting(Protocol):
     """A group that was submitted and not yet taken."""
 
     @property
-    def version(self) -> int:
-        """Policy version when it was submitted."""
+    def step(self) -> int:
+        """Number of optimizer steps done when it was submitted.
+
+        Not its policy version: the versions of a resumed run jump.
+        """
         ...
 
     @property
@@ -40,7 +43,7 @@ Item = TypeVar("Item", bound=Waiting)
 
 
 def next_groups(queue: Sequence[Item], count: int, ahead: OvertakeLimits | None) -> list[Item] | None:
-    """Return the next `count` groups of a queue, which is ordered by version; None if the caller must wait.
+    """Return the next `count` groups of a queue, which is ordered by step; None if the caller must wait.
 
     Without `ahead` these are the first groups, and all of them must be ready. With `ahead` these are the first ready
     groups. But the groups left behind must still be taken before they are too old. If they are more than the
@@ -52,12 +55,12 @@ def next_groups(queue: Sequence[Item], count: int, ahead: OvertakeLimits | None)
     taken = [item for item in queue if item.ready][:count]
     if len(taken) < count:
         return None
-    # All groups of one version share a deadline, so count those of each version together with all older ones.
-    for version in {item.version for item in queue if not item.ready}:
-        taken_so_far = sum(item.version <= version for item in taken)
-        behind = sum(item.version <= version for item in queue) - taken_so_far
-        steps = max(0, version + ahead.max_lag - ahead.version)
-        # If all taken groups are of this version or older, waiting could not take more of them in this step.
+    # All groups of one step share a deadline, so count those of each step together with all older ones.
+    for step in {item.step for item in queue if not item.ready}:
+        taken_so_far = sum(item.step <= step for item in taken)
+        behind = sum(item.step <= step for item in queue) - taken_so_far
+        steps = max(0, step + ahead.max_lag - ahead.step)
+        # If all taken groups are of this step or older, waiting could not take more of them in this step.
         if taken_so_far < count and behind > ahead.per_step * steps + ahead.more:
             return None
     return taken

@@ -1,4 +1,4 @@
-"""The `Store` protocol and its reading half `RunReader`, for authors of stores, and the rows that they exchange.
+"""The `Store` protocol and its reading half `RunReader`, for authors of stores; their rows are in `run_rows`.
 
 A store keeps the runs, tasks, records, interactions, groups and steps of an experiment. Sampling and training meet
 only here: the sampler adds groups, the learner takes them. A store is append-only. A record changes its state once,
@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import attrs
+from agentrl_core.api.run_rows import (
+    IDENTITY,
+    GroupRow,
+    RecordUsage,
+    ResumePoint,
+    RunControl,
+    RunRow,
+    SessionRow,
+    StepRow,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,133 +28,18 @@ if TYPE_CHECKING:
     from agentrl_core.api.members import Member
     from agentrl_core.types import Episode, Group, Interaction, Message, Record, Task
 
-
-IDENTITY = "run:identity"
-"""Key of a run's identity among its components."""
-
-
-@attrs.frozen(kw_only=True)
-class RunRow:
-    """One run as stored."""
-
-    id: str
-    """The run's name."""
-    created_at: float
-    status: str
-    """running, finished, failed, interrupted."""
-    config: Mapping[str, Any]
-    components: Mapping[str, str]
-    """`kind:name` -> `dist==version module:attr` of the components that are built when the row is written: scorers,
-    loss, what turns rewards into advantages, store and trackers. The agent's key is `workflow`. Model builder, engine
-    and tool parser are built later and are not in it; `config` names them.
-    `IDENTITY` -> the identity of the run."""
-    error: str = ""
-
-    @property
-    def identity(self) -> str:
-        """Random text that the run's folder has too, because runs of several folders may share a store and a name.
-
-        Empty for a run that began before there were identities.
-        """
-        return self.components.get(IDENTITY, "")
-
-
-@attrs.frozen(kw_only=True)
-class StepRow:
-    """One optimizer step: the groups that it took, the records that it trained, and its metrics."""
-
-    run_id: str
-    step: int
-    """1-based."""
-    version: int
-    """Policy version that this step published."""
-    groups: Sequence[str]
-    """Every group that the step took, also those that filters dropped."""
-    records: Sequence[str]
-    """Every record that entered the step's batch; none of dropped groups."""
-    metrics: Mapping[str, float]
-    voided: bool = False
-    """True when a resumed run continued from before this step."""
-
-
-@attrs.frozen(kw_only=True)
-class ResumePoint:
-    """Position from which a run continues after the checkpoint of `step` is restored."""
-
-    step: int
-    next_index: int
-    """Submission index of the next group: one more than the highest that a live step consumed."""
-    last_version: int
-    """Highest version ever published, also by voided steps; the next one must exceed it. -1 if none."""
-    left: Mapping[int, int] = attrs.field(factory=dict)
-    """Tasks to sample again: submission index below `next_index` -> how many of its groups were unusable."""
-
-
-@attrs.frozen(kw_only=True)
-class RecordUsage:
-    """Number of LLM calls and tokens of one record."""
-
-    calls: int
-    prompt_tokens: int
-    """Prompt tokens, each counted once: the prefix that a call shares with its parent is left out."""
-    output_tokens: int
-
-
-@attrs.frozen(kw_only=True)
-class SessionRow:
-    """A session that survives a restart of the gateway; at most one per record."""
-
-    record_id: str
-    run_id: str
-    group_id: str
-    task_id: str
-    """Task id as given by the agent that opened the session."""
-    key_hash: bytes = attrs.field(repr=False)
-    """Digest of the session's key; the key itself is never stored."""
-    token_hash: bytes = attrs.field(repr=False)
-    seed_key: tuple[int, ...]
-    policy: Mapping[str, Any]
-    """Sampling settings of the session's calls."""
-    opened_at: float
-    state: Literal["open", "ended", "closed"] = "open"
-    """An ended session accepts rewards but no more calls; a closed session accepts neither."""
-    rewards: Mapping[str, float] = attrs.field(factory=dict)
-    """Interaction id -> reward, for the rewards received so far."""
-
-
-@attrs.frozen(kw_only=True)
-class GroupRow:
-    """A group as stored, without its records."""
-
-    id: str
-    task_id: str
-    """Empty while the group is reserved for a task that an online agent brings."""
-    index: int
-    size: int
-    version: int
-    is_eval: bool
-    task_set: str
-    state: Literal["reserved", "open", "ready", "taken", "trained", "dropped", "dead", "aside"]
-    """A training group is reserved or open, then ready (usable), dropped (unusable) or dead (it lost too many
-    members); a step takes it, and it is trained. A resumed run sets groups of voided versions aside."""
-    member_id: str
-    """Live member that has the group; empty if none has it."""
-    tries: int
-    takeovers: int
-
-
-@attrs.frozen(kw_only=True)
-class RunControl:
-    """What a run's members are to do: set by the trainer and by commands such as `agentrl runs pause`."""
-
-    admitted_steps: int = -1
-    """Number of optimizer steps after which sampling may go on, see `Admission`. -1: sampling has not begun."""
-    closed: bool = False
-    """Whether no more groups will come (`close_sampling`)."""
-    wanted: Literal["run", "pause", "stop"] = "run"
-    """`pause`: no new episode and no new step begins. `stop`: every member ends as after SIGTERM."""
-    limits: Mapping[str, int | float] = attrs.field(factory=dict)
-    """Dotted config path -> value that replaces the config's, such as `rollout.max_concurrent_rollouts`."""
+__all__ = [
+    "IDENTITY",
+    "GroupRow",
+    "RecordUsage",
+    "ResumePoint",
+    "RunControl",
+    "RunReader",
+    "RunRow",
+    "SessionRow",
+    "StepRow",
+    "Store",
+]
 
 
 class RunReader(Protocol):
@@ -280,13 +174,14 @@ class Store(RunReader, Protocol):
     ) -> list[GroupClaim]:
         """Claim up to `count` groups for a live member, and return them; never waits.
 
-        In this order: evaluation groups without a member (`add_evaluation`), training groups that lost their member,
-        by index; then, as far as `admission` allows and sampling is not closed, positions to sample again that have
-        been released, by index, and new positions. Evaluation groups are claimed before sampling begins
-        (`RunControl.admitted_steps` is -1) and however many groups are pending. `task_at(index)` names a position's
-        task. It is None in a run whose agents bring the tasks: a new group is then reserved, and `begin_group` gives
-        it its position. New groups have `size` slots and `version`. A group that lost more than
-        `admission.max_takeovers` members becomes `dead` instead, like a dropped group without another try.
+        In this order: evaluation groups without a member (`add_evaluation`), in the order in which they were added;
+        training groups that lost their member, by index; then, as far as `admission` allows, positions to sample again
+        that have been released, by index, and new positions. Before sampling begins (`RunControl.admitted_steps` is -1)
+        and after it is closed, only evaluation groups are claimed. A position with more than `admission.requeue` tries
+        is not claimed. `task_at(index)` names a position's task. It is None in a run whose agents bring the tasks: a
+        new group is then reserved, and `begin_group` gives it its position. New groups have `size` slots and `version`.
+        A group that lost more than `admission.max_takeovers` members becomes `dead` instead, like a dropped group
+        without another try.
 
         Raises `ClaimLostError` if the member is not live.
         """
@@ -304,13 +199,17 @@ class Store(RunReader, Protocol):
         ...
 
     async def add_evaluation(
-        self, run_id: str, task_set: str, task_ids: Sequence[str], *, version: int
+        self, run_id: str, task_set: str, task_ids: Sequence[str], *, version: int, claimable: bool = True
     ) -> Sequence[str]:
-        """Ask for one episode on each task; return the ids of the groups, in the order of `task_ids`."""
+        """Ask for one episode on each task; return the ids of the groups, in the order of `task_ids`.
+
+        Groups that are not `claimable` are set aside at once, so no member ever gets them. They are for records that
+        no scheduler starts, such as those of sessions outside training.
+        """
         ...
 
     async def await_groups(self, run_id: str, group_ids: Sequence[str]) -> list[Record | None]:
-        """Wait until no group is open any more; return the last record of each, None for one that ended without.
+        """Wait until no group is open any more; return the last record of each, None for one without records.
 
         Returns early, with what there is, once sampling is closed.
         """
@@ -377,15 +276,17 @@ class Store(RunReader, Protocol):
     async def finish_group(self, claim: GroupClaim, *, usable: bool, requeue: int = 0) -> bool:
         """Mark a claimed group, all of whose slots are terminal, as ready if it is usable, else as dropped.
 
-        A position whose group was dropped comes again, after the next `admit`, if it had fewer than `requeue` tries;
-        the result says whether it does. Raises `ClaimLostError`, and changes nothing, if the group has another member.
+        It then has no member any more. A position whose group was dropped comes again, after the next `admit`, if it
+        had fewer than `requeue` tries; the result says whether it does. Raises `ClaimLostError`, and changes nothing,
+        unless the member has the group.
         """
         ...
 
     async def take_groups(self, run_id: str, count: int, *, ahead: OvertakeLimits | None = None) -> list[Group]:
         """Wait until the next `count` training groups are ready; mark them taken and return them.
 
-        The order is that of submission, by version and index. An open group holds back the groups after it; a
+        The order is that of submission, by version and index. For the age of a group, the steps count that were done
+        when its version was published. An open group holds back the groups after it; a
         dropped group does not. With `ahead`, ready groups may overtake open ones by the rule of
         `api.group_queue.next_groups`. Each group is returned to one caller only. Fewer than `count` groups are returned
         only after `close_sampling`.
@@ -397,10 +298,11 @@ class Store(RunReader, Protocol):
         ...
 
     async def add_step(self, step: StepRow) -> None:
-        """Record an optimizer step and its consumption; raise `StoreError` if a step with its number is not voided.
+        """Record an optimizer step, and mark its groups as trained; `replace_groups` counts from 0 again.
 
         `groups` of the step names every group that was taken for it, including groups of which a filter left no
-        sample.
+        sample. Raises `StoreError` if a step with its number is not voided, or if one of its groups has been trained
+        or set aside meanwhile.
         """
         ...
 
@@ -408,10 +310,13 @@ class Store(RunReader, Protocol):
         """Void the steps after `step`, so that the run can continue from there; return the number of voided steps.
 
         The versions that later steps published are void too. A training group that no live step consumed keeps what it
-        has if none of its tokens is of a void version: it is ready (or open) again, so a finished but untrained record
-        trains after a restart. All other unconsumed groups are set aside: they are never handed out, their members
-        lose them, and their positions come again. Running records of groups without a live member become `cancelled`
-        and their sessions `closed`. Sampling is open again, and begins with the next `admit`. Nothing is deleted.
+        has if it was claimed with a live version and no scored or running record of it has a token of a void version:
+        it is ready (or open) again, so a finished but untrained record trains after a restart. All other unconsumed
+        groups are set aside: they are never handed out, their members lose them, and their positions come again, with
+        the tries from before. That includes dropped and dead groups that were claimed with a void version, open
+        evaluation groups (which have no position), and reserved groups with a void version, which disappear. Running
+        records of groups without a live member become `cancelled` and their sessions `closed`. Sampling is open again,
+        and begins with the next `admit`. No record is deleted.
         """
         ...
 

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 class Wakeups:
     """A broadcast: `wake` sets the event of every listener, on the listener's own loop."""
 
+    count: int
+    """Number of calls of `wake` so far, plus 1."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.count = 1
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     @contextlib.contextmanager
@@ -36,6 +40,7 @@ class Wakeups:
     def wake(self) -> None:
         """Wake all listeners; callable from any thread, with or without a running loop."""
         with self._lock:
+            self.count += 1
             listeners = tuple(self._listeners)
         # A listener that leaves after the copy gets a wake-up that it ignores.
         for loop, event in listeners:

@@ -134,7 +134,7 @@ class TrainingLoop:
         rollout = self._config.rollout
         self._progress.begin_step(self._step + 1, self._config.trainer.steps, ahead=rollout.max_head_offpolicyness > 0)
         self._progress.begin("sampling", total=rollout.tasks_per_step * rollout.group_size)
-        signal, collected = self._batches.collect(self._version)
+        signal, collected = self._batches.collect(self._step)
         self._progress.taken(group.id for group in signal.sampled)
         self._progress.begin("training")
         sampled = time.perf_counter()

@@ -163,20 +163,21 @@ class _Rerun:
             gateway.start()
             undo.callback(lambda: _close_clients(agents, gateway))
             undo.callback(lambda: agents.try_run(source.close(), "ending the agents", limit_s=_END_S))
-            asyncio.run(self._announce(store))
-            return agents.run(self._run(source, gateway, store, seed_key))
+            group_id = asyncio.run(self._announce(store))
+            return agents.run(self._run(source, gateway, store, seed_key, group_id))
 
-    async def _announce(self, store: Store) -> None:
-        """Write the rows that a record refers to."""
+    async def _announce(self, store: Store) -> str:
+        """Write the rows that a record refers to; return the id of its group."""
         record = self._episode.record
         await announce(store, self._components, record.run_id)
         await store.add_tasks(record.run_id, [self._task], task_set=record.task_set)
-        await store.add_group(
-            record.run_id, record.group_id, record.task_id, index=0, size=1, version=0, is_eval=record.is_eval
+        (group_id,) = await store.add_evaluation(
+            record.run_id, record.task_set, [record.task_id], version=0, claimable=False
         )
+        return group_id
 
     async def _run(
-        self, source: EpisodeSource, gateway: Gateway, store: Store, seed_key: tuple[int, ...]
+        self, source: EpisodeSource, gateway: Gateway, store: Store, seed_key: tuple[int, ...], group_id: str
     ) -> Episode | None:
         components, record = self._components, self._episode.record
         config = components.config
@@ -189,12 +190,12 @@ class _Rerun:
             run_id=record.run_id,
         )
         sampling = attrs.evolve(config.sampling, temperature=config.eval.temperature) if record.is_eval else None
-        async with source.group(record.group_id, self._task):
+        async with source.group(group_id, self._task):
             training_step.set(self._step)
             episode = asyncio.ensure_future(
                 runner.run_episode(
                     self._task,
-                    group_id=record.group_id,
+                    group_id=group_id,
                     sample_index=record.sample_index,
                     seed_key=seed_key,
                     attempt=record.attempt,

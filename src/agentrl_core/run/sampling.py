@@ -125,27 +125,27 @@ class BatchCollector:
         """Number of groups over all steps so far, under `dropped(REASON)` and `topped_up`."""
         return dict(self._totals)
 
-    def collect(self, version: int) -> tuple[Signal, dict[str, float]]:
-        """Block until the groups for a step on `version` are there; return their training signal and metrics."""
+    def collect(self, steps_done: int) -> tuple[Signal, dict[str, float]]:
+        """Block until the groups of the step after `steps_done` are there; return their signal and metrics."""
         wanted = self._config.tasks_per_step
         if not self._config.dynamic_sampling:
-            signal, metrics = self._take(wanted, version), {}
+            signal, metrics = self._take(wanted, steps_done), {}
         else:
-            signal = self._topped_up(wanted, version)
+            signal = self._topped_up(wanted, steps_done)
             topped_up = len(signal.sampled) - wanted
             metrics = {"rollout/groups_topped_up": float(topped_up)}
             self._totals["topped_up"] += topped_up
         self._totals.update({f"dropped({reason})": count for reason, count in signal.dropped.items()})
         return signal, metrics
 
-    def _topped_up(self, wanted: int, version: int) -> Signal:
+    def _topped_up(self, wanted: int, steps_done: int) -> Signal:
         """Filter each group as it arrives, and sample another one for each that is dropped, up to the limit."""
         limit = math.floor(wanted * self._config.max_oversampling)
         parts: list[Signal] = []
         # One group at a time: the filter must have decided on it before another one may be admitted.
         admitted = wanted
         while len(parts) < admitted:
-            part = self._take(1, version, more=admitted - len(parts) - 1)
+            part = self._take(1, steps_done, more=admitted - len(parts) - 1)
             parts.append(part)
             if not part.groups and admitted < limit:
                 admitted += 1
@@ -160,9 +160,9 @@ class BatchCollector:
             )
         return signal
 
-    def _take(self, count: int, version: int, *, more: int = 0) -> Signal:
+    def _take(self, count: int, steps_done: int, *, more: int = 0) -> Signal:
         ahead = OvertakeLimits(
-            version=version,
+            step=steps_done,
             max_lag=self._config.max_head_offpolicyness,
             per_step=self._config.tasks_per_step,
             more=more,

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import orjson
 
-from agentrl_core.api.stores import RunRow, SessionRow, StepRow
+from agentrl_core.api.members import Member
+from agentrl_core.api.run_rows import GroupRow, RunControl, RunRow, SessionRow, StepRow
 from agentrl_core.errors import UnstorableError
 from agentrl_core.types import FinishReason, Grammar, Interaction, Outcome, Record, Sampling, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from agentrl_core.api.claims import GroupClaim
 
 
 @attrs.frozen
@@ -41,7 +44,13 @@ class Table:
 
 RUNS = Table("runs", "id, created_at, status, config, components, error")
 TASKS = Table("tasks", "run_id, task_set, id, data, answer, scorer, answer_schema")
-GROUPS = Table("groups", "run_id, id, task_id, idx, size, version, is_eval, state")
+GROUPS = Table(
+    "groups", "run_id, id, task_id, idx, size, version, is_eval, task_set, state, member_id, tries, takeovers"
+)
+MEMBERS = Table(
+    "members",
+    "id, run_id, role, host, pid, joined_at, lease_s, config_digest, packages, url, state, beats, report",
+)
 RECORDS = Table(
     "records",
     "id, run_id, task_id, group_id, sample_index, attempt, is_eval, outcome, reason, detail, "
@@ -130,6 +139,77 @@ def task_from(row: Sequence[Any]) -> Task:
     """Restore a task from its columns."""
     _, _, name, data, answer, scorer, answer_schema = row
     return Task(id=name, data=json.loads(data), answer=answer, scorer=scorer, answer_schema=answer_schema)
+
+
+def claim_row(run_id: str, claim: GroupClaim) -> tuple[object, ...]:
+    """Convert a claim to the columns of `GROUPS` for a new group; without a task it is reserved."""
+    state = "open" if claim.task_id else "reserved"
+    values = (claim.is_eval, claim.task_set, state, claim.member_id, claim.tries, claim.takeovers)
+    return (run_id, claim.group_id, claim.task_id, claim.index, claim.size, claim.version, *values)
+
+
+def group_from(row: Sequence[Any]) -> GroupRow:
+    """Restore a group from its columns."""
+    _, name, task_id, index, size, version, is_eval, task_set, state, member_id, tries, takeovers = row
+    return GroupRow(
+        id=name,
+        task_id=task_id,
+        index=index,
+        size=size,
+        version=version,
+        is_eval=bool(is_eval),
+        task_set=task_set,
+        state=state,
+        member_id=member_id,
+        tries=tries,
+        takeovers=takeovers,
+    )
+
+
+def member_row(member: Member) -> tuple[object, ...]:
+    """Convert a member to the columns of `MEMBERS`."""
+    what = f"member {member.name}"
+    return (
+        member.id,
+        member.run_id,
+        member.role,
+        text(member.host),
+        member.pid,
+        member.joined_at,
+        member.lease_s,
+        member.config_digest,
+        to_json(dict(member.packages), what),
+        member.url,
+        member.state,
+        member.beats,
+        to_json(dict(member.report), what),
+    )
+
+
+def member_from(row: Sequence[Any]) -> Member:
+    """Restore a member from its columns."""
+    name, run_id, role, host, pid, joined_at, lease_s, config_digest, packages, url, state, beats, report = row
+    return Member(
+        id=name,
+        run_id=run_id,
+        role=role,
+        host=host,
+        pid=pid,
+        joined_at=joined_at,
+        lease_s=lease_s,
+        config_digest=config_digest,
+        packages=json.loads(packages),
+        url=url,
+        state=state,
+        beats=beats,
+        report=json.loads(report),
+    )
+
+
+def control_from(row: Sequence[Any]) -> RunControl:
+    """Restore a run's control from `admitted_steps, sampling_closed, wanted, limits`."""
+    admitted_steps, closed, wanted, limits = row
+    return RunControl(admitted_steps=admitted_steps, closed=bool(closed), wanted=wanted, limits=json.loads(limits))
 
 
 def record_row(record: Record) -> tuple[object, ...]:

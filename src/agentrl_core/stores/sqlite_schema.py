@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 # "AGRT" in the file's header, by which `file` and this package tell a store from another program's database.
 APPLICATION_ID = 0x41475254
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Number of the layout below. 1: the tables from runs to versions. 2: sessions, and the API and the upstream of an
-interaction. 3: details of scores. 4: tasks by task set."""
+interaction. 3: details of scores. 4: tasks by task set. 5: members, claims of groups, and turns."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -22,20 +22,13 @@ CREATE TABLE runs (
     config TEXT NOT NULL,
     components TEXT NOT NULL,
     error TEXT NOT NULL,
-    sampling_closed INTEGER NOT NULL DEFAULT 0
+    sampling_closed INTEGER NOT NULL DEFAULT 0,
+    admitted_steps INTEGER NOT NULL DEFAULT -1,
+    replaced INTEGER NOT NULL DEFAULT 0,
+    next_index INTEGER NOT NULL DEFAULT 0,
+    wanted TEXT NOT NULL DEFAULT 'run',
+    limits TEXT NOT NULL DEFAULT '{}'
 );
-CREATE TABLE groups (
-    run_id TEXT NOT NULL REFERENCES runs (id),
-    id TEXT NOT NULL,
-    task_id TEXT NOT NULL,
-    idx INTEGER NOT NULL,
-    size INTEGER NOT NULL,
-    version INTEGER NOT NULL,
-    is_eval INTEGER NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'dropped', 'taken', 'aside')),
-    PRIMARY KEY (run_id, id)
-);
-CREATE INDEX groups_queue ON groups (run_id, idx) WHERE state IN ('open', 'ready') AND is_eval = 0;
 CREATE TABLE records (
     id TEXT PRIMARY KEY,
     run_id TEXT NOT NULL REFERENCES runs (id),
@@ -112,8 +105,31 @@ CREATE TABLE versions (
     version INTEGER NOT NULL,
     step INTEGER NOT NULL,
     published_at REAL NOT NULL,
+    voided INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, version)
 );
+"""
+
+_GROUPS = """
+CREATE TABLE groups (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    id TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    idx INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    is_eval INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    task_set TEXT NOT NULL,
+    member_id TEXT NOT NULL DEFAULT '',
+    tries INTEGER NOT NULL DEFAULT 0,
+    takeovers INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run_id, id)
+);
+CREATE INDEX groups_queue ON groups (run_id, idx) WHERE state IN ('open', 'ready') AND is_eval = 0;
+CREATE INDEX groups_pending ON groups (run_id) WHERE state IN ('reserved', 'open', 'ready', 'taken') AND is_eval = 0;
+CREATE INDEX groups_free ON groups (run_id, is_eval) WHERE state = 'open' AND member_id = '';
+CREATE INDEX groups_held ON groups (member_id) WHERE member_id <> '';
 """
 
 _TASKS = """
@@ -127,6 +143,37 @@ CREATE TABLE tasks (
     answer_schema TEXT NOT NULL,
     PRIMARY KEY (run_id, task_set, id)
 );
+"""
+
+_MEMBERS = """
+CREATE TABLE members (
+    id TEXT PRIMARY KEY,
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    role TEXT NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    joined_at REAL NOT NULL,
+    lease_s REAL NOT NULL,
+    config_digest TEXT NOT NULL,
+    packages TEXT NOT NULL,
+    url TEXT NOT NULL,
+    state TEXT NOT NULL,
+    beats INTEGER NOT NULL,
+    report TEXT NOT NULL
+);
+CREATE INDEX members_by_run ON members (run_id);
+CREATE UNIQUE INDEX members_trainer ON members (run_id) WHERE role = 'train' AND state = 'live';
+"""
+
+_TURNS = """
+CREATE TABLE turns (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    idx INTEGER NOT NULL,
+    tries INTEGER NOT NULL,
+    released INTEGER NOT NULL,
+    PRIMARY KEY (run_id, idx)
+) WITHOUT ROWID;
+CREATE INDEX turns_waiting ON turns (run_id) WHERE released = 0;
 """
 
 _SESSIONS = """
@@ -146,22 +193,60 @@ CREATE TABLE sessions (
 CREATE INDEX sessions_by_run ON sessions (run_id, opened_at);
 """
 
-_NEW_COLUMNS = {
-    "interactions": {"api": "'chat'", "upstream": "''", "witness": "''", "retry_key": "''"},
-    "records": {"score_details": "'{}'", "task_set": "'train'"},
-    "tasks": {"task_set": "'train'"},
-}
-"""Table -> columns that earlier versions lacked -> SQL default for their rows.
+_NEW_TABLES = {"sessions": _SESSIONS, "members": _MEMBERS, "turns": _TURNS}
+"""Table that earlier versions lacked -> its statements."""
 
-Earlier versions kept one task per id, that of the first set to have it, and showed the records of all sets with it.
-Those tasks and records therefore count as `train`.
+_TEXT, _NUMBER = "TEXT NOT NULL DEFAULT ", "INTEGER NOT NULL DEFAULT "
+_NEW_COLUMNS = {
+    "runs": {
+        "admitted_steps": f"{_NUMBER}-1",
+        "replaced": f"{_NUMBER}0",
+        "next_index": f"{_NUMBER}0",
+        "wanted": f"{_TEXT}'run'",
+        "limits": f"{_TEXT}'{{}}'",
+    },
+    "versions": {"voided": f"{_NUMBER}0"},
+    "interactions": {
+        "api": f"{_TEXT}'chat'",
+        "upstream": f"{_TEXT}''",
+        "witness": f"{_TEXT}''",
+        "retry_key": f"{_TEXT}''",
+    },
+    "records": {"score_details": f"{_TEXT}'{{}}'", "task_set": f"{_TEXT}'train'"},
+}
+"""Table -> columns that earlier versions lacked -> their type and default."""
+
+_OLD_TASKS = "SELECT rowid AS rowid, run_id, 'train' AS task_set, id, data, answer, scorer, answer_schema FROM {source}"
+"""Tasks of a file without task sets.
+
+It keeps one task per id, that of the first set to have it, and shows the records of all sets with it. Those tasks and
+records therefore count as `train`.
 """
+
+_OLD_GROUPS = """
+    SELECT
+        rowid AS rowid, run_id, id, task_id, idx, size, version, is_eval,
+        CASE WHEN state = 'taken' AND (run_id, id) IN (
+            SELECT steps.run_id, consumed.value FROM {steps} AS steps, json_each(steps.groups) AS consumed
+            WHERE steps.voided = 0
+        ) THEN 'trained' ELSE state END AS state,
+        CASE WHEN is_eval THEN 'eval' ELSE 'train' END AS task_set,
+        '' AS member_id, 0 AS tries, 0 AS takeovers
+    FROM {source}
+"""
+"""Groups of a file without members: no one has them, and the groups of live steps are not marked."""
+
+_OLD_TURNS = """
+    INSERT INTO turns SELECT run_id, idx, sum(state = 'dropped'), 1 FROM groups WHERE is_eval = 0 GROUP BY run_id, idx
+    HAVING NOT sum(state IN ('open', 'ready', 'taken', 'trained'))
+"""
+"""Add the positions that a file without turns still had to sample; its runs kept them in memory."""
 
 
 def create(connection: sqlite3.Connection) -> None:
     """Create the tables and write the application id and the schema version into the file's header."""
-    for statement in (*_statements(_TABLES), *_statements(_TASKS), *_statements(_SESSIONS)):
-        connection.execute(statement)
+    for script in (_TABLES, _GROUPS, _TASKS, *_NEW_TABLES.values()):
+        _run(connection, script)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
@@ -177,51 +262,84 @@ def upgrade(connection: sqlite3.Connection) -> None:
     # The caller checked this before it had the write lock; another process may have upgraded the file meanwhile.
     if not is_old(connection):
         return
-    # First of all, because the new table already has the column `task_set`.
-    if _missing(connection, "tasks"):
-        _rekey_tasks(connection)
-    for table in _NEW_COLUMNS:
-        for column, default in _missing(connection, table):
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT NOT NULL DEFAULT {default}")
-    if not _has_sessions(connection):
-        for statement in _statements(_SESSIONS):
-            connection.execute(statement)
+    for table, column, kind in _missing_columns(connection):
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+    for table in _missing_tables(connection):
+        _run(connection, _NEW_TABLES[table])
+    if _lacks(connection, "tasks", "task_set"):
+        _rebuild(connection, "tasks", _TASKS, _OLD_TASKS)
+    if _lacks(connection, "groups", "member_id"):
+        _rebuild(connection, "groups", _GROUPS, _OLD_GROUPS)
+        connection.execute(_OLD_TURNS)
+        connection.execute(
+            "UPDATE runs SET next_index = "
+            "(SELECT coalesce(max(idx), -1) + 1 FROM groups WHERE run_id = runs.id AND is_eval = 0)"
+        )
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def patch(connection: sqlite3.Connection) -> None:
-    """Make a read-only connection see an old file as if it were upgraded.
+    """Make a read-only connection see an old file as if it were upgraded, but for `turns` and positions.
 
-    The views and the table are temporary, so they belong to the connection and leave the file unchanged.
+    The views and tables are temporary, so they belong to the connection and leave the file unchanged.
     """
-    for table in _NEW_COLUMNS:
-        columns = "".join(f", {default} AS {column}" for column, default in _missing(connection, table))
-        # The queries of the store order by rowid, which a view has only if it selects it.
-        if columns:
-            connection.execute(f"CREATE TEMP VIEW {table} AS SELECT rowid AS rowid, *{columns} FROM main.{table}")  # noqa: S608 - constants
-    if not _has_sessions(connection):
-        connection.execute(next(_statements(_SESSIONS)).replace("CREATE TABLE", "CREATE TEMP TABLE"))
+    lacking: dict[str, list[str]] = {}
+    for table, column, kind in _missing_columns(connection):
+        lacking.setdefault(table, []).append(f"{kind.partition(' DEFAULT ')[2]} AS {column}")
+    # The queries of the store order by rowid, which a view has only if it selects it.
+    views = {
+        table: f"SELECT rowid AS rowid, *, {', '.join(columns)} FROM main.{table}"  # noqa: S608 - constants
+        for table, columns in lacking.items()
+    }
+    if _lacks(connection, "tasks", "task_set"):
+        views["tasks"] = _OLD_TASKS.format(source="main.tasks")
+    if _lacks(connection, "groups", "member_id"):
+        views["groups"] = _OLD_GROUPS.format(source="main.groups", steps="main.steps")
+    for table, query in views.items():
+        connection.execute(f"CREATE TEMP VIEW {table} AS {query}")
+    for table in _missing_tables(connection):
+        connection.execute(next(_statements(_NEW_TABLES[table])).replace("CREATE TABLE", "CREATE TEMP TABLE"))
 
 
-def _rekey_tasks(connection: sqlite3.Connection) -> None:
-    """Copy the tasks into a table whose key includes the task set; SQLite cannot change the key of a table."""
-    columns = "id, data, answer, scorer, answer_schema"
-    connection.execute("ALTER TABLE tasks RENAME TO tasks_by_id")
-    connection.execute(next(_statements(_TASKS)))
-    connection.execute(
-        f"INSERT INTO tasks (run_id, task_set, {columns}) "  # noqa: S608 - constants
-        f"SELECT run_id, 'train', {columns} FROM tasks_by_id ORDER BY rowid"
-    )
-    connection.execute("DROP TABLE tasks_by_id")
+def _rebuild(connection: sqlite3.Connection, table: str, script: str, query: str) -> None:
+    """Replace a table by one with another definition; SQLite cannot change keys and checks of a table.
+
+    `query` selects the rows from `{source}`. Foreign keys must be off: rows of other tables refer to the old ones.
+    """
+    statements = _statements(script)
+    new = next(statements).replace(f"CREATE TABLE {table}", f"CREATE TABLE {table}_new")
+    connection.execute(new)
+    columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA table_info({table}_new)"))
+    selected = query.format(source=table, steps="steps")
+    connection.execute(f"INSERT INTO {table}_new ({columns}) SELECT {columns} FROM ({selected}) ORDER BY rowid")  # noqa: S608 - constants
+    # This order, because a rename of the old table would also change the foreign keys that name it.
+    connection.execute(f"DROP TABLE {table}")
+    connection.execute(f"ALTER TABLE {table}_new RENAME TO {table}")
+    for statement in statements:
+        connection.execute(statement)
 
 
-def _missing(connection: sqlite3.Connection, table: str) -> list[tuple[str, str]]:
-    there = {row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")}
-    return [item for item in _NEW_COLUMNS[table].items() if item[0] not in there]
+def _missing_columns(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    return [
+        (table, column, kind)
+        for table, columns in _NEW_COLUMNS.items()
+        for column, kind in columns.items()
+        if _lacks(connection, table, column)
+    ]
 
 
-def _has_sessions(connection: sqlite3.Connection) -> bool:
-    return bool(connection.execute("SELECT 1 FROM main.sqlite_schema WHERE name = 'sessions'").fetchone())
+def _lacks(connection: sqlite3.Connection, table: str, column: str) -> bool:
+    return column not in {row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")}
+
+
+def _missing_tables(connection: sqlite3.Connection) -> list[str]:
+    there = {row[0] for row in connection.execute("SELECT name FROM main.sqlite_schema")}
+    return [table for table in _NEW_TABLES if table not in there]
+
+
+def _run(connection: sqlite3.Connection, script: str) -> None:
+    for statement in _statements(script):
+        connection.execute(statement)
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -108,12 +108,13 @@ class Run:
         )
         self._sessions: list[Session] = []
         self._numbers = itertools.count()
+        self._group = ""
 
     async def begin(self) -> None:
         """Announce the run and listen."""
         run = RunRow(id=self._id, created_at=time.time(), status="running", config={}, components={})
         await self._store.create_run(run)
-        await self._store.add_group(self._id, f"{self._id}-group", "task", index=0, size=1, version=0)
+        (self._group,) = await self._store.add_evaluation(self._id, "train", ["task"], version=0, claimable=False)
         self.gateway.start()
 
     async def open(self, count: int) -> list[dict[str, str]]:
@@ -124,7 +125,7 @@ class Run:
                 id=f"{self._id}-{number}",
                 run_id=self._id,
                 task_id="task",
-                group_id=f"{self._id}-group",
+                group_id=self._group,
                 sample_index=number,
             )
             await self._store.add_record(record)

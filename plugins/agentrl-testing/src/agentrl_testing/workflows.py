@@ -108,8 +108,7 @@ class Rehearsal:
 
         async def episode(task: Task) -> Episode:
             number = next(self._numbers)
-            group_id = f"group-{number}"
-            await self._store.add_group(_RUN, group_id, task.id, index=number, size=1, version=0)
+            (group_id,) = await self._store.add_evaluation(_RUN, "train", [task.id], version=0, claimable=False)
             return await runner.run_episode(task, group_id=group_id, sample_index=0, seed_key=(number,))
 
         async def all_at_once() -> list[Episode]:

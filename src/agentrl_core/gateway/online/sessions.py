@@ -98,7 +98,12 @@ class OnlineSessions:
 
     async def open_granted(self, claim: Claim, *, version: int) -> Session:
         """Open a session outside training: its calls are recorded, and the first export takes them."""
-        now, group_id = self._clock(), uuid.uuid4().hex[:16]
+        now = self._clock()
+        task = Task(id=claim.task_id, data={"id": claim.task_id, "messages": []})
+        await self._store.add_tasks(self._run_id, [task], task_set=SESSIONS)
+        (group_id,) = await self._store.add_evaluation(
+            self._run_id, SESSIONS, [task.id], version=version, claimable=False
+        )
         record = Record(
             id=uuid.uuid4().hex[:16],
             run_id=self._run_id,
@@ -109,9 +114,6 @@ class OnlineSessions:
             task_set=SESSIONS,
             started_at=now,
         )
-        task = Task(id=claim.task_id, data={"id": claim.task_id, "messages": []})
-        await self._store.add_tasks(self._run_id, [task], task_set=SESSIONS)
-        await self._store.add_group(self._run_id, group_id, task.id, index=0, size=1, version=version, is_eval=True)
         await self._store.add_record(record)
         # Random keys: unlike the slots of training, these sessions have no order that a second run would repeat.
         seed_key = (2, uuid.uuid4().int >> 65)
@@ -238,7 +240,6 @@ class OnlineSessions:
             finished_at=self._clock(),
         )
         await self._store.finish_record(record)
-        await self._store.finish_group(self._run_id, session.group_id, usable=False)
 
     def _watch(self, session: Session) -> None:
         """Start the task that closes a session outside training when it has been idle for `ttl_s`."""

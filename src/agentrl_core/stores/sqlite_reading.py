@@ -1,0 +1,142 @@
+"""Reading half of a SQLite store, which needs no write lock."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentrl_core.api.run_rows import GroupRow, RecordUsage, RunControl, RunRow, SessionRow, StepRow
+from agentrl_core.errors import StoreError
+from agentrl_core.stores import sqlite_rows as rows
+from agentrl_core.stores.sqlite_connection import SQLiteConnection
+from agentrl_core.types import Episode, Record, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentrl_core.api.members import Member
+    from agentrl_core.types import Message
+
+
+class SQLiteReading(SQLiteConnection):
+    """A `RunReader` of one SQLite file."""
+
+    async def runs(self) -> list[RunRow]:
+        """Return all runs, oldest first."""
+        return await self._restored("list runs", rows.run_from, rows.RUNS.select + " ORDER BY created_at, rowid")
+
+    async def tasks(self, run_id: str, *, task_set: str | None = None) -> list[Task]:
+        """Return the task rows of a run, or of one of its task sets, in the order in which they were added."""
+        query = rows.TASKS.select + " WHERE run_id = ?" + ("" if task_set is None else " AND task_set = ?")
+        names = [run_id] if task_set is None else [run_id, task_set]
+        return await self._restored("list tasks", rows.task_from, query + " ORDER BY rowid", *names)
+
+    async def sessions(self, run_id: str) -> list[SessionRow]:
+        """Return the sessions of a run in the order in which they were opened."""
+        query = rows.SESSIONS.select + " WHERE run_id = ? ORDER BY opened_at, rowid"
+        return await self._restored(f"list sessions of run '{run_id}'", rows.session_from, query, run_id)
+
+    async def steps(self, run_id: str) -> list[StepRow]:
+        """Return the steps in the order in which they were made, including voided steps."""
+        query = rows.STEPS.select + " WHERE run_id = ? ORDER BY position"
+        return await self._restored("list steps", rows.step_from, query, run_id)
+
+    async def last_version(self, run_id: str) -> int:
+        """Return the highest version ever published in the run, -1 if none."""
+        query = "SELECT max(version) FROM versions WHERE run_id = ?"
+        ((last,),) = await self._select("find the last version", query, run_id)
+        return -1 if last is None else int(last)
+
+    async def records(
+        self, run_id: str, *, task_id: str | None = None, is_eval: bool | None = None, limit: int | None = None
+    ) -> list[Record]:
+        """Return the first `limit` records of a run in the order of their start."""
+        query = rows.RECORDS.select + " WHERE run_id = ?"
+        values: list[object] = [run_id]
+        for column, value in (("task_id", task_id), ("is_eval", is_eval)):
+            if value is not None:
+                query += f" AND {column} = ?"
+                values.append(value)
+        query += " ORDER BY started_at, rowid LIMIT ?"
+        most = -1 if limit is None else limit
+        return await self._restored("list records", rows.record_from, query, *values, most)
+
+    async def episode(self, record_id: str) -> Episode | None:
+        """Return a record, by id or unique id prefix, with its interactions; `StoreError` if several ids match."""
+        # A range instead of LIKE: it uses the index of the primary key, and `_` and `%` need no escape.
+        query = rows.RECORDS.select + " WHERE id >= ? AND id < ? ORDER BY id LIMIT 3"
+        what = f"find record {record_id}"
+        records = await self._restored(what, rows.record_from, query, record_id, record_id + chr(0x10FFFF))
+        if not records:
+            return None
+        if len(records) > 1 and records[0].id != record_id:
+            names = ", ".join(record.id for record in records)
+            raise StoreError(f"{self.path}: several records start with '{record_id}' ({names}, …); give more of the id")
+        query = "SELECT score_details FROM records WHERE id = ?"
+        (details,) = await self._restored(what, lambda row: json.loads(row[0]), query, records[0].id)
+        record = attrs.evolve(records[0], score_details=details)
+        return (await self._episodes(record.run_id, [record]))[0]
+
+    async def usage(self, run_id: str) -> Mapping[str, RecordUsage]:
+        """Return the LLM calls and tokens so far by record id; records without a call are left out."""
+        # Token ids are stored in 4 bytes each, so the tokens are counted without reading them.
+        query = """
+            SELECT records.id, count(*), sum(length(prompt_ids)) / 4, sum(length(output_ids)) / 4
+            FROM records JOIN interactions ON record_id = records.id WHERE records.run_id = ? GROUP BY records.id
+        """
+        return {
+            record_id: RecordUsage(calls=calls, prompt_tokens=prompt, output_tokens=output)
+            for record_id, calls, prompt, output in await self._select("count tokens", query, run_id)
+        }
+
+    async def last_outputs(self, run_id: str) -> Mapping[str, Message]:
+        """Return the message sampled by each record's last LLM call, by record id; records without a call are left out.
+
+        SQLite takes `output` from the row that holds `max(seq)`; other databases would need a subquery.
+        """
+        query = """
+            SELECT records.id, output, max(seq)
+            FROM records JOIN interactions ON record_id = records.id WHERE records.run_id = ? GROUP BY records.id
+        """
+        found = await self._select("find last replies", query, run_id)
+        return {record_id: json.loads(output) for record_id, output, _ in found}
+
+    async def members(self, run_id: str) -> list[Member]:
+        """Return the members of a run, also those that left or were lost, in the order in which they joined."""
+        query = rows.MEMBERS.select + " WHERE run_id = ? ORDER BY rowid"
+        return await self._restored(f"list members of run '{run_id}'", rows.member_from, query, run_id)
+
+    async def groups(self, run_id: str) -> list[GroupRow]:
+        """Return the groups of a run in the order in which they were added."""
+        query = rows.GROUPS.select + " WHERE run_id = ? ORDER BY rowid"
+        return await self._restored(f"list groups of run '{run_id}'", rows.group_from, query, run_id)
+
+    async def control(self, run_id: str) -> RunControl:
+        """Return what people and the trainer want of the run's members."""
+        query = "SELECT admitted_steps, sampling_closed, wanted, limits FROM runs WHERE id = ?"
+        found = await self._restored(f"read the control of run '{run_id}'", rows.control_from, query, run_id)
+        if not found:
+            raise self._unknown_run(run_id)
+        return found[0]
+
+    async def _scored_episodes(self, run_id: str, group_id: str) -> tuple[Episode, ...]:
+        query = rows.RECORDS.select + " WHERE run_id = ? AND group_id = ? AND outcome = 'scored'"
+        query += " ORDER BY sample_index, attempt"
+        what = f"read group {group_id}"
+        return await self._episodes(run_id, await self._restored(what, rows.record_from, query, run_id, group_id))
+
+    async def _episodes(self, run_id: str, records: Sequence[Record]) -> tuple[Episode, ...]:
+        """Read the interactions of the records and, once for all of them, the tools that they share."""
+        query = rows.INTERACTIONS.select + " WHERE record_id = ? ORDER BY seq"
+        found = [await self._select(f"read record {record.id}", query, record.id) for record in records]
+        tools: dict[bytes | None, rows.Tools] = {None: ()}
+        for key in {row[rows.TOOLS] for interactions in found for row in interactions} - {None}:
+            query = "SELECT value FROM tools WHERE run_id = ? AND hash = ?"
+            (tools[key],) = await self._restored("read tools", lambda row: rows.tools_from(row[0]), query, run_id, key)
+        with self._restoring("read interactions"):
+            return tuple(
+                Episode(record=record, interactions=tuple(rows.interaction_from(row, tools) for row in interactions))
+                for record, interactions in zip(records, found, strict=True)
+            )
