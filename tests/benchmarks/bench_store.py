@@ -90,9 +90,7 @@ def _measure(command: list[str], episodes: int) -> Measured:
         sys.exit(f"{' '.join(command)}: {done} of {episodes} episodes were run")
     wall_s = max(result["ended"] for result in results) - min(result["began"] for result in results)
     claims = [1000 * took for result in results for took in result["claim_s"]]
-    return Measured(
-        episodes_per_s=done / wall_s, max_claim_ms=max(claims), median_claim_ms=statistics.median(claims)
-    )
+    return Measured(episodes_per_s=done / wall_s, max_claim_ms=max(claims), median_claim_ms=statistics.median(claims))
 
 
 def grow_1e6(options: argparse.Namespace) -> Iterator[Row]:
@@ -111,8 +109,7 @@ async def _claims(folder: Path, options: argparse.Namespace) -> tuple[list[float
         sampler = work.Sampler(store, Member(run_id="run", role="sample"), work.admission(size), tasks=size)
         await store.join(sampler.member)
         await _end_groups(sampler, size)
-        await store.admit("run", 1)
-        # one step has consumed the groups so far, so as many may start now
+        await store.admit("run", 1)  # a step has consumed these groups, so as many may start
         samplers.append(sampler)
     spent: tuple[list[float], list[float]] = ([], [])
     for _ in range(options.claims):
@@ -120,7 +117,7 @@ async def _claims(folder: Path, options: argparse.Namespace) -> tuple[list[float
             began = time.process_time()
             claims = await sampler.claim(1)
             times.append(time.process_time() - began)
-            # every group is ended and taken as it would be in a run, so that both runs have as few pending groups
+            # an ended group is not pending, so all claims find as few pending groups
             await sampler.store.finish_group(claims[0], usable=False)
     for sampler in samplers:
         await sampler.store.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from tests.benchmarks.cluster.published import Decoding
+
+if TYPE_CHECKING:
+    from tests.benchmarks.cluster.published import Decoding
 
 
 @attrs.define

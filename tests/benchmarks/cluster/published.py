@@ -86,13 +86,15 @@ class Responses:
         """Return the mean time in which some GPUs generate a whole batch that they begin at once."""
         decoding, source = self.decoding, np.random.default_rng(0)
         return float(
-            np.mean([
-                max(
-                    decoding.fixed_s * share.max() + decoding.each_s * share.sum()
-                    for share in (batch[first::gpus] for first in range(gpus))
-                )
-                for batch in (self.draw(source, PROMPTS * RESPONSES) for _ in range(batches))
-            ])
+            np.mean(
+                [
+                    max(
+                        decoding.fixed_s * share.max() + decoding.each_s * share.sum()
+                        for share in (batch[first::gpus] for first in range(gpus))
+                    )
+                    for batch in (self.draw(source, PROMPTS * RESPONSES) for _ in range(batches))
+                ]
+            )
         )
 
 

@@ -68,7 +68,8 @@ class Result:
 class _Group:
     """A claimed group."""
 
-    version: int
+    step: int
+    """Number of steps done when it was claimed."""
     left: int
     ready: bool = False
     interrupted: set[int] = attrs.field(factory=set)
@@ -99,7 +100,7 @@ class Simulation:
         self._queue: list[_Group] = []
         """Claimed groups that no step has taken, in the order of their claims."""
         self._pending = self._ready = self._starting = 0
-        self._trained_steps = self._admitted_steps = self._version = 0
+        self._trained_steps = self._admitted_steps = 0
         self._store_free = self._store_s = self._trainer_s = 0.0
         self._training = self._draining = False
         self._lags: list[int] = []
@@ -110,7 +111,7 @@ class Simulation:
         """Simulate all steps."""
         self._claim(0.0)
         now = 0.0
-        while self._version < self.setting.steps:
+        while self._admitted_steps < self.setting.steps:
             if self._generators.next_end <= (self._events[0][0] if self._events else float("inf")):
                 now, (group, member) = self._generators.end_next()
                 self._at(self._commit(now), lambda at, group=group, member=member: self._end_record(at, group, member))
@@ -139,7 +140,7 @@ class Simulation:
         )
         room = self.setting.generators * self.setting.running_per_gpu - self._generators.count - self._starting
         for _ in range(min(allowed, room // size)):
-            group = _Group(version=self._version, left=size)
+            group = _Group(step=self._admitted_steps, left=size)
             self._queue.append(group)
             self._pending += 1
             self._starting += size
@@ -164,7 +165,7 @@ class Simulation:
         """Begin a step if its groups are there."""
         if self._training or self._ready < self.setting.groups:
             return
-        limits = OvertakeLimits(version=self._version, max_lag=self.setting.eta, per_step=self.setting.groups)
+        limits = OvertakeLimits(step=self._trained_steps, max_lag=self.setting.eta, per_step=self.setting.groups)
         taken = next_groups(self._queue, self.setting.groups, limits)
         if taken is None:
             return
@@ -173,7 +174,7 @@ class Simulation:
         self._ready -= len(taken)
         self._training = True
         if self._trained_steps >= self.setting.warm_up:
-            self._lags += [self._version - group.version for group in taken]
+            self._lags += [self._trained_steps - group.step for group in taken]
             self._partial += sum(len(group.interrupted) for group in taken)
         self._at(now + self.setting.train_s, self._trained)
 
@@ -196,12 +197,11 @@ class Simulation:
         self._at(now + self.setting.publish_s, self._published)
 
     def _published(self, now: float) -> None:
-        self._version += 1
         self._admitted_steps = self._trained_steps
         self._training = False
         if self._trained_steps == self.setting.warm_up:
             self._began = self._totals(now)
-        if self._version < self.setting.steps:
+        if self._admitted_steps < self.setting.steps:
             self._train(now)
             self._claim(now)
 

@@ -1,7 +1,7 @@
 """One sampler's work on a store: claims, and for each claim one record with one interaction of 50 KB.
 
-As a program it is one sampler process: `python -m tests.benchmarks.store.work FILE RUN GROUPS`. It prints a line once it
-has joined, begins when its standard input ends, and prints its claims' times as JSON.
+As a program it is one sampler process: `python -m tests.benchmarks.store.work FILE RUN GROUPS`. It prints a line once
+it has joined, begins when its standard input ends, and prints its claims' times as JSON.
 """
 
 from __future__ import annotations
