@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import attrs
 import pytest
 from tests.gateway import conftest as parts
+from tests.rollout.driving import DrivenScheduler, WatchedStore
 
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import RolloutConfig
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.plugins.registry import Registry
 from agentrl_core.rollout.runner import Runner
-from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.rollout.workflow_call import ResolvedWorkflow, WorkflowCall
 from agentrl_core.rollout.workflows import resolve_workflow
 from agentrl_core.scorers.call import normalize_scorer
@@ -20,22 +20,12 @@ from agentrl_core.types import Interaction, Task
 
 
 class MemoryStore:
-    """Keeps what it is given, by id."""
+    """Keeps the records that it is given, by id."""
 
     def __init__(self):
-        self.tasks, self.groups, self.records, self.usable = {}, [], {}, {}
-        self.closed = False
+        self.records = {}
 
-    async def add_tasks(self, run_id, tasks, *, task_set="train"):
-        self.tasks |= {task.id: task for task in tasks}
-
-    async def add_group(self, run_id, group_id, task_id, *, index, size, version, is_eval=False):
-        await asyncio.sleep(0)
-        self.groups.append(
-            SimpleNamespace(id=group_id, task_id=task_id, index=index, size=size, version=version, is_eval=is_eval)
-        )
-
-    async def add_record(self, record):
+    async def add_record(self, record, *, member_id=""):
         await asyncio.sleep(0)
         self.records[record.id] = record
 
@@ -43,15 +33,6 @@ class MemoryStore:
         await asyncio.sleep(0)
         self.records[record.id] = record
         return True
-
-    async def finish_group(self, run_id, group_id, *, usable):
-        self.usable[group_id] = usable
-
-    async def close_sampling(self, run_id):
-        self.closed = True
-
-    def of(self, task_id):
-        return [record for record in self.records.values() if record.task_id == task_id]
 
 
 @attrs.define(eq=False)
@@ -160,26 +141,33 @@ def run_one(make_runner, make_task):
 
 
 @pytest.fixture
+def watched(tmp_path):
+    """A real store with the run and its member."""
+    store = WatchedStore(tmp_path / "agentrl.db")
+    asyncio.run(store.begin())
+    yield store
+    asyncio.run(store.close())
+
+
+@pytest.fixture
 def make_scheduler(make_runner, make_task, store):
-    """A scheduler of `tasks` tasks; call it inside a running loop."""
+    """A scheduler of `tasks` tasks, for modules whose `store` is the watched one; call it inside a running loop."""
 
     def make(
-        workflow, *, tasks=4, seed=0, start_index=0, left=None, total_steps=None, on_scored=None, shuffle=True,
-        sleep=asyncio.sleep, **config
+        workflow, *, tasks=4, seed=0, total_steps=None, on_scored=None, shuffle=True, sleep=asyncio.sleep,
+        eval_sampling=None, **config
     ):  # fmt: skip
-        return Scheduler(
+        return DrivenScheduler(
             tasks=[make_task(f"t{number}") for number in range(tasks)],
             runner=make_runner(workflow, **config),
             store=store,
             config=RolloutConfig(**config),
-            run_id="run",
             seed=seed,
-            start_index=start_index,
-            left=left,
             shuffle=shuffle,
             total_steps=total_steps,
             on_scored=on_scored,
             sleep=sleep,
+            eval_sampling=eval_sampling,
         )
 
     return make

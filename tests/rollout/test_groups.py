@@ -4,24 +4,22 @@ import asyncio
 import math
 
 import pytest
+from tests.rollout.driving import PATIENCE_S, stopped
 
 from agentrl_core import workflow_context
 from agentrl_core.errors import EpisodeError
 from agentrl_core.types import Outcome
 
-PATIENCE_S = 30
+
+@pytest.fixture
+def store(watched):
+    return watched
 
 
 async def until(condition):
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0)
-
-
-async def settled(scheduler):
-    """Let the loop run until every group that may run has ended."""
-    await asyncio.sleep(0)  # what was published takes effect
-    await until(lambda: scheduler._capacity.running == 0 and scheduler._capacity.groups() <= 0)
 
 
 @pytest.fixture
@@ -40,12 +38,10 @@ def train(make_scheduler, gateway):
             )
             running = asyncio.create_task(scheduler.run())
             for step in range(1, steps + 1):
-                await settled(scheduler)
+                await scheduler.settled()
                 if step < steps:
-                    scheduler.publish(step, step)
-            scheduler.stop()
-            async with asyncio.timeout(PATIENCE_S):
-                await running
+                    await scheduler.publish(step, step)
+            await stopped(scheduler, running)
             return scheduler
 
         return asyncio.run(scenario())
@@ -93,12 +89,12 @@ def test_whatever_ends_an_episode_the_others_go_on_and_enough_of_them_make_a_gro
         return 1.0
 
     scheduler = train(after, min_group_size=least, retries=1, requeue=0, timeout_s=0.1)
-    first = store.groups[0]
+    first = store.claimed[0]
     assert store.usable[first.id] is usable
     found = sorted((record.sample_index, record.attempt, record.outcome) for record in store.of("t0"))
     assert [item[:2] for item in found] == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1)]  # the failed ones alone
     assert scheduler.counts.records.totals[outcome] == 4
-    assert len(store.groups) == (1 if usable else 2)
+    assert len(store.claimed) == (1 if usable else 2)
 
 
 def test_one_failure_ends_a_group_whose_siblings_are_to_be_cancelled(train, store, gateway):
@@ -120,7 +116,7 @@ def test_one_failure_ends_a_group_whose_siblings_are_to_be_cancelled(train, stor
     scheduler = train(after, siblings="cancel", retries=3, requeue=0)
     assert sorted(ended) == [1, 3]
     assert all(session.closed for session in gateway.sessions)  # which aborts what it still generates
-    assert [store.usable[group.id] for group in store.groups] == [False, True]
+    assert [store.usable[group.id] for group in store.claimed] == [False, True]
     outcomes = {(record.sample_index, record.outcome.value, record.reason) for record in store.of("t0")}
     assert outcomes == {
         (0, "scored", ""),
@@ -149,7 +145,7 @@ def test_a_cancelled_group_leaves_other_groups_alone(train, store):
         return 1.0
 
     train(after, siblings="cancel", tasks_per_step=3, requeue=0)
-    usable = {group.task_id: store.usable[group.id] for group in store.groups}
+    usable = {group.task_id: store.usable[group.id] for group in store.claimed}
     assert usable == {"t0": True, "t1": False, "t2": True, "t3": True}
 
 
@@ -182,7 +178,7 @@ def failing(task, times, tried):
 
 def test_a_task_whose_group_failed_comes_first_with_the_next_version(train, store, gateway):
     scheduler = train(failing("t1", 1, {}), steps=3, tasks_per_step=2, retries=0, requeue=1)
-    assert [(group.task_id, group.index, group.version, store.usable[group.id]) for group in store.groups] == [
+    assert [(group.task_id, group.index, group.version, store.usable[group.id]) for group in store.claimed] == [
         ("t0", 0, 0, True),
         ("t1", 1, 0, False),
         ("t2", 2, 0, True),  # in its place
@@ -191,7 +187,7 @@ def test_a_task_whose_group_failed_comes_first_with_the_next_version(train, stor
         ("t0", 4, 2, True),
         ("t1", 5, 2, True),
     ]
-    again = [record.attempt for record in store.of("t1") if record.group_id == store.groups[3].id]
+    again = [record.attempt for record in store.of("t1") if record.group_id == store.claimed[3].id]
     assert again == [1] * 4
     keys = [session.seed_key for session in gateway.sessions]
     assert len(set(keys)) == len(keys) == 28  # the second try is sampled with numbers of its own
@@ -201,7 +197,7 @@ def test_a_task_whose_group_failed_comes_first_with_the_next_version(train, stor
 @pytest.mark.parametrize(("requeue", "tries"), [(0, 1), (1, 2), (2, 3)])
 def test_a_task_that_always_fails_is_given_up_after_its_budget(train, store, requeue, tries):
     scheduler = train(failing("t1", 99, {}), steps=5, tasks=20, tasks_per_step=2, retries=1, requeue=requeue)
-    assert [store.usable[group.id] for group in store.groups if group.task_id == "t1"] == [False] * tries
+    assert [store.usable[group.id] for group in store.claimed if group.task_id == "t1"] == [False] * tries
     attempts = {record.attempt for record in store.of("t1")}
     assert attempts == set(range(2 * tries))  # numbered on, two a group
     assert scheduler.counts.groups.totals["unusable"] == tries
@@ -211,7 +207,7 @@ def test_a_task_that_always_fails_is_given_up_after_its_budget(train, store, req
 
 def test_order_and_keys_do_not_depend_on_which_group_fails_first(make_scheduler, store, gateway):
     def order(first):
-        store.groups.clear()
+        store.renew()
         gateway.sessions.clear()
         gates = {"t0": asyncio.Event(), "t1": asyncio.Event()}
 
@@ -234,26 +230,14 @@ def test_order_and_keys_do_not_depend_on_which_group_fails_first(make_scheduler,
             for gate in gates.values():
                 gate.set()
             for step in (1, 2, 3):
-                await settled(scheduler)
-                scheduler.publish(step, step)
-            await settled(scheduler)
-            scheduler.stop()
-            await running
+                await scheduler.settled()
+                await scheduler.publish(step, step)
+            await scheduler.settled()
+            await stopped(scheduler, running)
 
         asyncio.run(scenario())
-        store.usable.clear()
-        return [(g.task_id, g.index, g.version) for g in store.groups], {s.seed_key for s in gateway.sessions}
+        return [(g.task_id, g.index, g.version) for g in store.claimed], {s.seed_key for s in gateway.sessions}
 
     one, other = order("t0"), order("t1")
     assert one == other
     assert one[0][4:6] == [("t0", 0, 1), ("t1", 1, 1)]
-
-
-def test_a_resumed_run_begins_with_what_was_left_and_still_has_a_budget(train, store):
-    async def after(here):
-        return 1.0
-
-    train(after, steps=2, tasks=20, tasks_per_step=2, start_index=9, left={7: 0, 2: 1, 4: 2}, requeue=1)
-    assert [group.index for group in store.groups] == [2, 7, 9, 10]  # 4 had its two tries
-    assert {record.attempt for record in store.of("t2")} == {2}
-    assert {record.attempt for record in store.of("t7")} == {0}

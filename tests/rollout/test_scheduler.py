@@ -1,16 +1,23 @@
 import asyncio
 import collections
+import contextlib
 import math
 
 import pytest
+from tests.rollout.driving import PATIENCE_S, DrivenScheduler, stopped
 
 from agentrl_core import workflow_context
+from agentrl_core.api.stores import RunControl
 from agentrl_core.config.schema import SamplingConfig
 from agentrl_core.errors import ConfigError, EngineError, RunError, StoreError
+from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.types import Outcome
 
-PATIENCE_S = 30
+
+@pytest.fixture
+def store(watched):
+    return watched
 
 
 async def until(condition):
@@ -18,18 +25,6 @@ async def until(condition):
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0)
-
-
-async def settled(scheduler):
-    """Let the loop run until every group that may run has ended."""
-    await asyncio.sleep(0)  # what was published takes effect
-    await until(lambda: scheduler._capacity.running == 0 and scheduler._capacity.groups() <= 0)
-
-
-async def stopped(scheduler, running):
-    scheduler.stop()
-    async with asyncio.timeout(PATIENCE_S):
-        await running
 
 
 @pytest.fixture
@@ -54,9 +49,9 @@ def train(make_scheduler, workflow, *, steps, publish=True, **options):
         scheduler = make_scheduler(workflow, **options)
         running = asyncio.create_task(scheduler.run())
         for step in range(1, steps + 1):
-            await settled(scheduler)
+            await scheduler.settled()
             if publish and step < steps:
-                scheduler.publish(step, step)
+                await scheduler.publish(step, step)
         await stopped(scheduler, running)
         return scheduler
 
@@ -65,11 +60,10 @@ def train(make_scheduler, workflow, *, steps, publish=True, **options):
 
 def test_synchronous_training_samples_one_batch_per_version(make_scheduler, answers, store):
     train(make_scheduler, answers(), steps=3, group_size=2, tasks_per_step=2)
-    assert [(group.index, group.version) for group in store.groups] == [
+    assert [(group.index, group.version) for group in store.claimed] == [
         (0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2),
     ]  # fmt: skip
     assert list(store.usable.values()) == [True] * 6
-    assert store.closed
 
 
 def test_scorers_are_told_the_step_at_which_their_group_was_submitted(make_scheduler, make_task, gateway):
@@ -87,12 +81,12 @@ def test_scorers_are_told_the_step_at_which_their_group_was_submitted(make_sched
         scheduler._runner._scorer_for = lambda task: normalize_scorer(scorer, "scorer")
         running = asyncio.create_task(scheduler.run())
         for step in (1, 2, 3):
-            await settled(scheduler)
+            await scheduler.settled()
             if step < 3:
-                scheduler.publish(step, step)
+                await scheduler.publish(step, step)
         trained = list(steps.values())
         steps.clear()
-        await scheduler.evaluate([make_task("held")], name="heldout", seed=0)
+        await scheduler.evaluate([make_task("held")], name="heldout")
         await stopped(scheduler, running)
         return trained, list(steps.values())
 
@@ -103,67 +97,47 @@ def test_scorers_are_told_the_step_at_which_their_group_was_submitted(make_sched
 
 def test_a_bound_lets_sampling_run_ahead(make_scheduler, answers, store):
     train(make_scheduler, answers(), steps=3, group_size=2, tasks_per_step=2, max_head_offpolicyness=2)
-    versions = collections.Counter(group.version for group in store.groups)
+    versions = collections.Counter(group.version for group in store.claimed)
     assert versions == {0: 6, 1: 2, 2: 2}
 
 
 def test_no_group_is_started_that_no_step_consumes(make_scheduler, answers, store):
     train(make_scheduler, answers(), steps=2, group_size=2, tasks_per_step=2, max_head_offpolicyness=3, total_steps=2)
-    assert len(store.groups) == 4
+    assert len(store.claimed) == 4
 
 
 def test_discarded_groups_are_sampled_again(make_scheduler, answers, store):
     async def scenario():
         scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=2)
         running = asyncio.create_task(scheduler.run())
-        await settled(scheduler)
-        scheduler.replace(1)
-        scheduler.publish(1, 1)
-        await settled(scheduler)
+        await scheduler.settled()
+        await scheduler.supply.replace(1)
+        await scheduler.publish(1, 1)
+        await scheduler.settled()
         await stopped(scheduler, running)
 
     asyncio.run(scenario())
-    assert [group.version for group in store.groups] == [0, 0, 1, 1, 1]
+    assert [group.version for group in store.claimed] == [0, 0, 1, 1, 1]
 
 
 def test_every_slot_of_a_group_is_one_record(make_scheduler, answers, store):
     train(make_scheduler, answers(), steps=1, group_size=4, tasks_per_step=1)
-    (group,) = store.groups
+    (group,) = store.claimed
     assert sorted(record.sample_index for record in store.of(group.task_id)) == [0, 1, 2, 3]
-    assert {record.group_id for record in store.records.values()} == {group.id}
-    assert set(store.tasks) == {"t0", "t1", "t2", "t3"}
+    assert {record.group_id for record in store.now.values()} == {group.id}
 
 
 def test_order_and_random_keys_follow_from_the_seed(make_scheduler, answers, store, gateway):
     def keys(**options):
-        store.groups.clear()
+        store.renew()
         gateway.sessions.clear()
         train(make_scheduler, answers(), group_size=2, tasks_per_step=3, tasks=5, **options)
-        return [group.task_id for group in store.groups], {session.seed_key for session in gateway.sessions}
+        return [group.task_id for group in store.claimed], {session.seed_key for session in gateway.sessions}
 
     order, all_keys = keys(steps=4, seed=1)
     assert keys(steps=4, seed=1) == (order, all_keys)
     assert keys(steps=4, seed=2)[0] != order
     assert len(all_keys) == 24
-    tail = keys(steps=2, seed=1, start_index=6)
-    assert tail[0] == order[6:]
-    assert tail[1] < all_keys
-
-
-def test_a_resumed_run_counts_from_its_step(make_scheduler, answers, store):
-    async def scenario():
-        scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=2, start_index=20, total_steps=12)
-        scheduler.publish(14, 10)  # versions run ahead of steps: some were voided
-        running = asyncio.create_task(scheduler.run())
-        await settled(scheduler)
-        scheduler.publish(15, 11)
-        await settled(scheduler)
-        scheduler.publish(16, 12)  # the last step is done: nothing would consume more
-        await settled(scheduler)
-        await stopped(scheduler, running)
-
-    asyncio.run(scenario())
-    assert [(group.index, group.version) for group in store.groups] == [(20, 14), (21, 14), (22, 15), (23, 15)]
 
 
 def test_failed_slots_are_tried_again_and_only_those(make_scheduler, answers, store, gateway):
@@ -176,7 +150,7 @@ def test_failed_slots_are_tried_again_and_only_those(make_scheduler, answers, st
         return 1.0
 
     scheduler = train(make_scheduler, answers(reward), steps=1, group_size=4, tasks_per_step=1)
-    assert sorted((record.sample_index, record.attempt) for record in store.records.values()) == [
+    assert sorted((record.sample_index, record.attempt) for record in store.now.values()) == [
         (0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1),
     ]  # fmt: skip
     assert list(store.usable.values()) == [True]
@@ -192,7 +166,7 @@ def test_a_group_is_usable_from_two_scored_records_on(make_scheduler, answers, s
         return 1.0
 
     train(make_scheduler, answers(reward), steps=1, group_size=4, tasks_per_step=1, shuffle=False, retries=0)
-    assert [store.usable[group.id] for group in store.groups] == ([True] if usable else [False, True])
+    assert [store.usable[group.id] for group in store.claimed] == ([True] if usable else [False, True])
 
 
 def test_an_unusable_group_is_replaced_by_the_next_task(make_scheduler, answers, store):
@@ -202,7 +176,7 @@ def test_an_unusable_group_is_replaced_by_the_next_task(make_scheduler, answers,
         return 1.0
 
     train(make_scheduler, answers(reward), steps=1, group_size=2, tasks_per_step=3, shuffle=False, retries=1)
-    assert [group.task_id for group in store.groups] == ["t0", "t1", "t2", "t3"]
+    assert [group.task_id for group in store.claimed] == ["t0", "t1", "t2", "t3"]
     assert len(store.of("t1")) == 4
     assert sum(store.usable.values()) == 3
 
@@ -223,7 +197,7 @@ def test_no_more_episodes_run_than_allowed(make_scheduler, gateway, store):
         running = asyncio.create_task(scheduler.run())
         await until(lambda: len(now) == 5)
         release.set()
-        await settled(scheduler)
+        await scheduler.settled()
         await stopped(scheduler, running)
         return most
 
@@ -246,16 +220,16 @@ def test_a_group_waits_for_a_free_slot_so_that_its_version_is_fresh(make_schedul
         )
         running = asyncio.create_task(scheduler.run())
         await until(lambda: len(gateway.sessions) == 4)
-        scheduler.publish(1, 1)
+        await scheduler.publish(1, 1)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert len(store.groups) == 2  # eight more are admitted, none has a slot
+        assert len(store.claimed) == 2  # eight more are admitted, none has a slot
         release.set()
-        await settled(scheduler)
+        await scheduler.settled()
         await stopped(scheduler, running)
 
     asyncio.run(scenario())
-    assert [group.version for group in store.groups] == [0] * 2 + [1] * 10
+    assert [group.version for group in store.claimed] == [0] * 2 + [1] * 10
 
 
 def test_stop_cancels_what_runs_and_records_it(make_scheduler, gateway, store):
@@ -279,8 +253,7 @@ def test_stop_cancels_what_runs_and_records_it(make_scheduler, gateway, store):
 
     assert asyncio.run(scenario()) == {"cancelled": 3}
     assert cleaned == [True] * 3
-    assert [record.outcome for record in store.records.values()] == [Outcome.CANCELLED] * 3
-    assert store.closed
+    assert [record.outcome for record in store.now.values()] == [Outcome.CANCELLED] * 3
     assert store.usable == {}
 
 
@@ -298,8 +271,7 @@ def test_cancelling_run_cleans_up_like_stop(make_scheduler, gateway, store):
             await running
 
     asyncio.run(scenario())
-    assert {record.outcome for record in store.records.values()} == {Outcome.CANCELLED}
-    assert store.closed
+    assert {record.outcome for record in store.now.values()} == {Outcome.CANCELLED}
 
 
 def test_too_many_failures_stop_the_run_with_the_reasons(make_scheduler, answers, store):
@@ -311,8 +283,7 @@ def test_too_many_failures_stop_the_run_with_the_reasons(make_scheduler, answers
 
     with pytest.raises(RunError, match=r"failed\(ValueError\) 8.*the agent is broken"):
         asyncio.run(scenario())
-    assert store.closed
-    assert Outcome.RUNNING not in {record.outcome for record in store.records.values()}
+    assert Outcome.RUNNING not in {record.outcome for record in store.now.values()}
 
 
 def test_an_agent_that_cannot_work_is_slowed_down_and_stopped_where_every_failure_is_allowed(
@@ -355,7 +326,6 @@ def test_a_failure_that_is_no_agents_stops_the_run(make_scheduler, answers, stor
 
     with pytest.raises(type(error), match=str(error)):
         asyncio.run(scenario())
-    assert store.closed
 
 
 def test_a_store_that_fails_stops_the_run(make_scheduler, answers, store):
@@ -389,12 +359,12 @@ def test_a_blocking_agent_stalls_no_other(make_scheduler, gateway, store):
         running = asyncio.create_task(scheduler.run())
         await until(lambda: len(store.usable) == 2)
         release.set()
-        await settled(scheduler)
+        await scheduler.settled()
         await stopped(scheduler, running)
 
     loop_of_the_test = None
     asyncio.run(scenario())
-    assert [record.outcome for record in store.records.values()] == [Outcome.SCORED] * 6
+    assert [record.outcome for record in store.now.values()] == [Outcome.SCORED] * 6
 
 
 def test_a_mix_of_faults_is_counted_and_takes_nothing_with_it(make_scheduler, gateway, store):
@@ -404,7 +374,7 @@ def test_a_mix_of_faults_is_counted_and_takes_nothing_with_it(make_scheduler, ga
     async def run(data, *, base_url, record_id):
         nonlocal number
         await gateway.call(base_url)
-        if store.records[record_id].attempt == 0:
+        if store.now[record_id].attempt == 0:
             number += 1
             match number % 20:
                 case 0 | 1:
@@ -443,6 +413,16 @@ def test_an_impossible_group_size_is_refused(make_scheduler, answers):
         make_scheduler(answers(), group_size=1)
 
 
+@contextlib.asynccontextmanager
+async def sampling(scheduler, run=DrivenScheduler.run):
+    """Run a scheduler beside a block; `run=Scheduler.run`: no training step is admitted."""
+    running = asyncio.create_task(run(scheduler))
+    try:
+        yield scheduler
+    finally:
+        await stopped(scheduler, running)
+
+
 def test_an_evaluation_runs_each_task_once_and_reports_what_is_missing(
     make_scheduler, answers, store, gateway, make_task
 ):
@@ -452,39 +432,39 @@ def test_an_evaluation_runs_each_task_once_and_reports_what_is_missing(
             raise ValueError
         return float(here.task_id[1:])
 
-    sampling = SamplingConfig(temperature=0.5)
+    parameters = SamplingConfig(temperature=0.5)
 
     async def scenario():
-        scheduler = make_scheduler(answers(reward), max_concurrent_rollouts=3)
         tasks = [make_task(f"e{number}") for number in range(5)]
-        first = await scheduler.evaluate(tasks, name="heldout", seed=9, sampling=sampling)
-        keys = [session.seed_key for session in gateway.sessions]
-        assert [session.sampling for session in gateway.sessions] == [sampling] * 5
-        gateway.sessions.clear()
-        scheduler.publish(3, 3)
-        await scheduler.evaluate(tasks[::-1], name="heldout", seed=9)
-        assert sorted(session.seed_key for session in gateway.sessions) == sorted(keys)
-        assert len(set(keys)) == 5
+        scheduler = make_scheduler(answers(reward), max_concurrent_rollouts=3, seed=9, eval_sampling=parameters)
+        async with sampling(scheduler, Scheduler.run):
+            first = await scheduler.evaluate(tasks)
+            keys = [session.seed_key for session in gateway.sessions]
+            assert [session.sampling for session in gateway.sessions] == [parameters] * 5
+            gateway.sessions.clear()
+            scheduler.policy_version = 3
+            await scheduler.evaluate(tasks[::-1])
+            assert sorted(session.seed_key for session in gateway.sessions) == sorted(keys)
+            assert len(set(keys)) == 5
         return first, scheduler.counts.records.drain()
 
     result, outcomes = asyncio.run(scenario())
     assert (result.mean, result.scored, result.failed) == ((0 + 1 + 3 + 4) / 4, 4, 1)
     assert result.error == pytest.approx(math.sqrt((4 + 1 + 1 + 4) / 3 / 4))
     assert outcomes == {"scored": 8, "failed(ValueError)": 2}
-    assert all(record.is_eval for record in store.records.values())
-    assert all(group.is_eval for group in store.groups)
+    assert all(record.is_eval for record in store.now.values())
+    assert [(group.is_eval, group.version) for group in store.claimed] == [(True, 0)] * 5 + [(True, 3)] * 5
 
 
 def test_an_evaluation_of_training_tasks_has_random_keys_of_its_own(make_scheduler, answers, gateway, make_task):
     async def scenario():
-        scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=4)
-        running = asyncio.create_task(scheduler.run())
-        await settled(scheduler)
-        trained = {session.seed_key for session in gateway.sessions}
-        gateway.sessions.clear()
-        for seed in range(4):  # the seed stands where a training key has the group's index
-            await scheduler.evaluate([make_task(f"t{number}") for number in range(4)], name="seen", seed=seed)
-        await stopped(scheduler, running)
+        async with sampling(make_scheduler(answers(), group_size=2, tasks_per_step=4)) as scheduler:
+            await scheduler.settled()
+            trained = {session.seed_key for session in gateway.sessions}
+            gateway.sessions.clear()
+            for seed in range(4):  # the seed stands where a training key has the group's index
+                scheduler._seed = seed
+                await scheduler.evaluate([make_task(f"t{number}") for number in range(4)], name=f"seen{seed}")
         return trained, {session.seed_key for session in gateway.sessions}
 
     trained, evaluated = asyncio.run(scenario())
@@ -505,10 +485,9 @@ def test_an_evaluation_shares_the_limit_with_training(make_scheduler, gateway, m
 
     async def scenario():
         scheduler = make_scheduler(run, group_size=2, tasks_per_step=4, max_concurrent_rollouts=3)
-        running = asyncio.create_task(scheduler.run())
-        await scheduler.evaluate([make_task(f"e{number}") for number in range(8)], name="heldout", seed=0)
-        await settled(scheduler)
-        await stopped(scheduler, running)
+        async with sampling(scheduler):
+            await scheduler.evaluate([make_task(f"e{number}") for number in range(8)])
+            await scheduler.settled()
 
     asyncio.run(scenario())
     assert max(most) == 3
@@ -517,71 +496,62 @@ def test_an_evaluation_shares_the_limit_with_training(make_scheduler, gateway, m
 
 def test_an_evaluation_without_any_reward_is_not_a_number(make_scheduler, answers, make_task):
     async def scenario():
-        scheduler = make_scheduler(answers(lambda here: math.nan))
-        return await scheduler.evaluate([make_task("e0")], name="heldout", seed=0)
+        async with sampling(make_scheduler(answers(lambda here: math.nan)), Scheduler.run) as scheduler:
+            return await scheduler.evaluate([make_task("e0")])
 
     found = asyncio.run(scenario())
-    mean, scored, missing = found.mean, found.scored, found.failed
-    assert math.isnan(mean)
-    assert (scored, missing) == (0, 1)
+    assert math.isnan(found.mean)
+    assert (found.scored, found.failed) == (0, 1)
 
 
 def test_an_agent_that_fails_every_evaluation_stops_the_run(make_scheduler, answers, make_task):
     async def scenario():
         scheduler = make_scheduler(answers(lambda here: math.nan), failure_window=4)
-        await scheduler.evaluate([make_task(f"e{number}") for number in range(8)], name="heldout", seed=0)
+        asking = asyncio.create_task(scheduler.evaluate([make_task(f"e{number}") for number in range(8)]))
+        try:
+            await Scheduler.run(scheduler)
+        finally:
+            asking.cancel()
 
     with pytest.raises(RunError, match=r"rejected\(not_finite\) 4"):
         asyncio.run(scenario())
 
 
-def test_stop_ends_an_evaluation(make_scheduler, gateway, make_task, store):
+def test_stop_gives_an_evaluation_back(make_scheduler, gateway, make_task, store):
     async def run(data, *, base_url):
         await gateway.call(base_url)
         await asyncio.Event().wait()
 
     async def scenario():
         scheduler = make_scheduler(run)
-        evaluation = asyncio.create_task(scheduler.evaluate([make_task("e0")], name="heldout", seed=0))
-        await until(lambda: gateway.sessions)
-        scheduler.stop()
-        with pytest.raises(asyncio.CancelledError):
-            await evaluation
-        with pytest.raises(RunError, match="stopped"):
-            await scheduler.evaluate([make_task("e0")], name="heldout", seed=0)
-        await scheduler.run()  # ends at once
+        asking = asyncio.create_task(scheduler.evaluate([make_task("e0")]))
+        async with sampling(scheduler, Scheduler.run):
+            await until(lambda: gateway.sessions)
+        asking.cancel()
+        return await store.groups("run")
 
-    asyncio.run(scenario())
-    assert [record.outcome for record in store.records.values()] == [Outcome.CANCELLED]
+    (group,) = asyncio.run(scenario())
+    assert (group.state, group.member_id, group.takeovers) == ("open", "", 0)
+    assert [record.outcome for record in store.now.values()] == [Outcome.CANCELLED]
 
 
-def test_a_large_data_set_does_not_hold_up_the_loop(make_scheduler, answers, store):
-    stored = []
-
-    async def scenario():
-        scheduler = make_scheduler(answers(), tasks=2_000, group_size=2, tasks_per_step=1)
-        running = asyncio.create_task(scheduler.run())
-        while len(store.tasks) < 2_000:
-            await asyncio.sleep(0)
-            stored.append(len(store.tasks))
-        await stopped(scheduler, running)
-
-    asyncio.run(scenario())
-    assert 0 < stored[0] < stored[1] < stored[2] < 2_000
-
-
-def test_stop_and_publish_before_and_after_a_loop_do_nothing_wrong(make_scheduler, answers):
+def test_stop_before_and_after_a_loop_does_nothing_wrong(make_scheduler, answers):
     async def make():
-        scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=1)
-        scheduler.publish(0, 0)
-        running = asyncio.create_task(scheduler.run())
-        await settled(scheduler)
-        await stopped(scheduler, running)
+        async with sampling(make_scheduler(answers(), group_size=2, tasks_per_step=1)) as scheduler:
+            await scheduler.settled()
         return scheduler
 
     scheduler = asyncio.run(make())
     before = scheduler.counts.records.totals
     assert before["scored"] >= 2
-    scheduler.publish(1, 1)
+    scheduler.obey(RunControl(wanted="pause"))
     scheduler.stop()
     assert scheduler.counts.records.totals == before
+
+    async def stop_first():
+        unbegun = make_scheduler(answers(), group_size=2, tasks_per_step=1)
+        unbegun.stop()
+        await unbegun.run()
+        return unbegun.counts.records.totals
+
+    assert asyncio.run(stop_first()) == {}

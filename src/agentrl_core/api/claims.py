@@ -27,6 +27,9 @@ class Admission:
     tasks_per_step: int
     total_steps: int | None = None
     """Steps of the run: no group is admitted that only a later step could consume. None: no end."""
+    pipeline_depth: int | None = None
+    """Groups that may be in flight beyond those of one step: being sampled, waiting, or being trained. None: as many as
+    `max_head_offpolicyness` allows."""
     requeue: int = 0
     """Times that a position comes again after a group of it ended unusable."""
     max_takeovers: int = 3
@@ -44,7 +47,10 @@ class Admission:
         # Near the end of the run the bound would admit groups that no step will consume.
         if self.total_steps is not None:
             steps = min(steps, self.total_steps)
-        return (steps - trained_steps) * self.tasks_per_step - (pending - replaced)
+        in_flight = (steps - trained_steps) * self.tasks_per_step
+        if self.pipeline_depth is not None:
+            in_flight = min(in_flight, self.tasks_per_step + self.pipeline_depth)
+        return in_flight - (pending - replaced)
 
 
 @attrs.frozen(kw_only=True)

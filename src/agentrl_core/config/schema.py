@@ -257,7 +257,13 @@ class RolloutConfig:
     max_concurrent_rollouts: int = field(default=32, validator=positive)
     """Largest number of episodes that run at once."""
     max_head_offpolicyness: int = field(default=0, validator=not_negative)
-    """Largest number of policy versions that a group may lag behind; 0: synchronous training."""
+    """Largest number of policy versions that a group may lag behind; 0: synchronous training. A group that lags
+    further when a step takes it is not trained, and sampled anew."""
+    pipeline_depth: int | None = field(default=None, validator=validators.optional(not_negative))
+    """With max_head_offpolicyness above 0: largest number of groups in flight (being sampled, waiting or being trained)
+    beyond the tasks_per_step of one step. A smaller number gives fresher samples, because sampling waits instead of
+    running ahead: with tasks_per_step one batch is sampled while another one is trained, with 0 sampling waits for
+    training. None: only max_head_offpolicyness limits it."""
     timeout_s: float = field(default=300.0, validator=positive)
     """Time limit of one episode in seconds."""
     retries: int = field(default=1, validator=not_negative)
@@ -279,6 +285,11 @@ class RolloutConfig:
     them got a reward. With 1.0 it goes on while anything works, but starts episodes more slowly the more fail."""
     failure_window: int = field(default=64, validator=positive)
     """Number of last episodes that `max_failure_rate` counts."""
+    lease_s: float = field(default=60.0, validator=positive)
+    """Time in seconds without a heartbeat after which the other processes of a run take over the work of one."""
+    max_takeovers: int = field(default=3, validator=not_negative)
+    """Number of times that a group is taken over after its process was lost; then it is given up, because its task may
+    be what kills the processes."""
     agent: AgentConfig = field(factory=AgentConfig)
 
 

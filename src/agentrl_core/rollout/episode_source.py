@@ -119,7 +119,7 @@ class EpisodeSource(ABC):
         """Begin a group before its first episode, end it after the last one, and yield its task.
 
         The task is the given one. It is None only if the run has no tasks and the source brings them. Each task of an
-        evaluation is a group, and they all begin at once; what is scarce belongs in `seat`.
+        evaluation is a group. A group begins before it has an episode slot; what is scarce belongs in `seat`.
         """
         if task is None:
             raise TypeError(f"group {group_id} has no task, and {type(self).__name__} brings none")

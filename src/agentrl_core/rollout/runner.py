@@ -75,12 +75,14 @@ class Runner:
         task_set: str = "train",
         sampling: SamplingConfig | None = None,
         record_id: str = "",
+        member_id: str = "",
     ) -> Episode:
         """Run the workflow once on `task` and store its outcome; an empty `record_id` makes a new one.
 
         Faults of the agent or the scorer end up in the record's outcome. Cancelling this call cancels the agent and
         aborts its generations; the record ends `cancelled`. Raises `RunError` if the engine, the gateway or the store
-        has failed: then no record's outcome could be trusted.
+        has failed: then no record's outcome could be trusted; `ClaimLostError` if `member_id` is given and does not
+        have the group any more. If someone else has ended the record meanwhile, the returned record is theirs.
         """
         record = Record(
             id=record_id or uuid.uuid4().hex[:16],
@@ -96,7 +98,7 @@ class Runner:
         # The clock starts at the seat: waiting for a free worker or an online agent is not the episode's time.
         async with self.source.seat(task, record) as seat:
             record = attrs.evolve(record, started_at=self._clock())
-            return await self._run_record(task, record, seat, seed_key, sampling)
+            return await self._run_record(task, record, seat, seed_key, sampling, member_id)
 
     async def _run_record(
         self,
@@ -105,9 +107,10 @@ class Runner:
         seat: Seat,
         seed_key: tuple[int, ...],
         sampling: SamplingConfig | None,
+        member_id: str,
     ) -> Episode:
         self._check_gateway()
-        await self._store.add_record(record)
+        await self._store.add_record(record, member_id=member_id)
         ended = attrs.evolve(record, outcome=Outcome.CANCELLED)
         interactions: tuple[Interaction, ...] = ()
         try:
@@ -133,7 +136,10 @@ class Runner:
             return Episode(record=ended, interactions=())
         finally:
             ended = attrs.evolve(ended, finished_at=self._clock())
-            await unbroken(self._store.finish_record(ended))
+            ours = await unbroken(self._store.finish_record(ended))
+        if not ours and (stored := await self._store.episode(record.id)) is not None:
+            # The member was declared lost, or a person has cancelled the record: what is stored counts.
+            return stored
         if done.error is not None:
             trace = _without_secrets(format_traceback(done.error), session)
             logger.info("record %s of task %s failed: %s\n%s", record.id, task.id, ended.detail, trace)

@@ -1,7 +1,8 @@
-"""Start the groups of a run in a fixed order, as far ahead of the learner as the staleness bound allows.
+"""Claim groups from the store and run their episodes: the heart of a sampling member.
 
-Synchronous training is asynchronous training with a bound of 0; there is one code path. Nothing polls: the loop wakes
-when an episode or a group ends, and when the learner publishes.
+The store decides which groups come next, and how far sampling may run ahead of training; any number of members claim
+from one store. Synchronous training is asynchronous training with a bound of 0; there is one code path. Nothing polls
+in one process: the loop wakes when an episode or a group ends, and when the store says that something has changed.
 """
 
 from __future__ import annotations
@@ -9,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl_core.api.claims import Admission
 from agentrl_core.api.scoring import training_step
-from agentrl_core.errors import ConfigError, RunError
-from agentrl_core.rollout.capacity import Capacity
+from agentrl_core.errors import ClaimLostError, ConfigError, RunError, StoreError
 from agentrl_core.rollout.episode_source import SlotNotTaken
 from agentrl_core.rollout.failures import root_cause
-from agentrl_core.rollout.order import QueuedTask, TaskOrder, TaskQueue, stable_hash
+from agentrl_core.rollout.group_slots import run_slots
+from agentrl_core.rollout.order import TaskOrder, stable_hash
 from agentrl_core.rollout.outcome_counts import OutcomeCounts
-from agentrl_core.rollout.run_agent import SIBLING_FAILED, cancelled_for
-from agentrl_core.types import Evaluation, Outcome, Record, Task
+from agentrl_core.rollout.run_agent import cancelled_for
+from agentrl_core.rollout.slots import EpisodeSlots
+from agentrl_core.types import Outcome, Record, Task
 
 if TYPE_CHECKING:
-    from agentrl_core.api.stores import Store
+    from agentrl_core.api.claims import GroupClaim
+    from agentrl_core.api.stores import RunControl, Store
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
     from agentrl_core.rollout.runner import Runner
 
@@ -32,23 +36,31 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_TASKS_AT_ONCE = 500
-"""Task rows that are stored between two turns of the event loop."""
-_StartSlot: TypeAlias = "Callable[[asyncio.TaskGroup, int, int], asyncio.Task[Record | None]]"
-"""Function that starts one episode in a task group, given slot and attempt number. Its record is None if no online
-agent took the slot."""
+CONCURRENCY = "rollout.max_concurrent_rollouts"
+"""Limit of `RunControl.limits` that schedulers obey, each for its own member."""
+
+
+def admission(config: RolloutConfig, *, total_steps: int | None) -> Admission:
+    """Return the limits of a run's groups, as its config has them."""
+    return Admission(
+        max_head_offpolicyness=config.max_head_offpolicyness,
+        tasks_per_step=config.tasks_per_step,
+        total_steps=total_steps,
+        pipeline_depth=config.pipeline_depth,
+        requeue=config.requeue,
+        max_takeovers=config.max_takeovers,
+    )
 
 
 class Scheduler:
-    """Runs the groups of a training run, and evaluations, within one limit of concurrent episodes.
+    """Runs the groups and evaluations that it claims for the member `member_id`, within one limit of episodes.
 
-    `run` and `evaluate` belong to the agents' event loop; all other methods may be called from any thread. The same
-    seed submits the same tasks in the same order with the same random keys. A resumed run continues that order from
-    `start_index`, after the earlier positions in `left` (position -> tries), which were not finished. A task whose
-    group ended unusable is put back up to `rollout.requeue` times and comes again with the next policy version. With
-    `total_steps`, no group is sampled that no step would consume. `on_scored(record)`, and for every outcome
-    `on_ended(record)`, are called on the agents' loop. Without tasks, the runner's source brings
-    them.
+    `run` belongs to the agents' event loop; all other methods may be called from any thread. Equal seeds give each
+    position the same task and the same random keys, whoever runs it. `version()` is the policy version that a new LLM
+    call samples from. In evaluations `eval_sampling` replaces the policy's sampling parameters. With `total_steps`, no
+    group is sampled that no step would consume. `on_scored(record)`, and for every outcome `on_ended(record)`, are
+    called on the agents' loop. Without tasks, the runner's source brings them. What other processes change in the store
+    is noticed within `poll_s`.
     """
 
     def __init__(
@@ -59,211 +71,232 @@ class Scheduler:
         store: Store,
         config: RolloutConfig,
         run_id: str,
+        member_id: str,
         seed: int,
-        start_index: int = 0,
-        left: Mapping[int, int] | None = None,
+        version: Callable[[], int],
+        eval_sampling: SamplingConfig | None = None,
         shuffle: bool = True,
         total_steps: int | None = None,
+        poll_s: float = 0.5,
         on_scored: Callable[[Record], None] | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         on_ended: Callable[[Record], None] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         if config.min_group_size > config.group_size:
             raise ConfigError(
                 f"rollout.min_group_size = {config.min_group_size} exceeds rollout.group_size = {config.group_size}: "
                 "no group could ever be used"
             )
-        self._tasks = tasks
         self._source = runner.source
-        order = None if self._source.brings_tasks and not tasks else TaskOrder(tasks, seed=seed, shuffle=shuffle)
-        self._planned = order is not None
-        self._queue = TaskQueue(order, start_index=start_index, left=left, requeue=config.requeue)
+        self._order = None if self._source.brings_tasks and not tasks else TaskOrder(tasks, seed=seed, shuffle=shuffle)
+        self._stored: dict[str, Mapping[str, Task]] = {}
         self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
+        self._member_id, self._seed, self._version = member_id, seed, version
+        self._eval_sampling, self._poll_s = eval_sampling, poll_s
         self._on_scored, self._on_ended, self._sleep = on_scored, on_ended, sleep
+        self._admission = admission(config, total_steps=total_steps)
         self.counts = OutcomeCounts(config)
         """Endings of records and groups so far; may be read from any thread."""
-        self._capacity = Capacity(
-            max_head_offpolicyness=config.max_head_offpolicyness,
-            tasks_per_step=config.tasks_per_step,
-            total_steps=total_steps,
-        )
-        self._version = 0
-        self._slots = asyncio.Semaphore(config.max_concurrent_rollouts)
+        self._slots = EpisodeSlots(config.max_concurrent_rollouts)
         # Episodes that hold a slot, wait for one, or are about to.
         self._pending = 0
-        self._groups: set[asyncio.Task[None]] = set()
-        self._evaluations: set[asyncio.Task[object]] = set()
+        self._groups: dict[asyncio.Task[None], GroupClaim] = {}
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._begun = self._stopping = False
+        self._stopping = self._closed = False
         self._error: BaseException | None = None
+        self._seen = 0  # see `Store.changed`
+        # Number of changes of the store so far, and that number when the control was read and when nothing was left.
+        self._changes, self._control_read_at, self._nothing_left_at = 0, -1, -1
+        self._admitted_steps = 0
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds so far in which no episode ran; may be read from any thread."""
+        return self._slots.idle_s
+
+    @property
+    def running(self) -> int:
+        """Number of groups that this member runs now; may be read from any thread."""
+        return len(self._groups)
 
     async def run(self) -> None:
-        """Run groups until `stop`; at the end cancel the running ones and close the store's sampling.
+        """Run groups until `stop`, or until sampling is closed; then cancel and release those that still run.
 
-        Raises errors that no episode is to blame for: `RunError` (too many failures, engine, store), or a programming
-        error.
+        Raises errors that no episode is to blame for: `RunError` (too many failures, engine, store, a lost member), or
+        a programming error.
         """
-        self._loop, self._begun = asyncio.get_running_loop(), True
+        self._loop = asyncio.get_running_loop()
+        self._slots.start()
+        watching = asyncio.create_task(self._watch_store())
+        watching.add_done_callback(self._keep_error)
         try:
-            await self._add_tasks(self._tasks)
             while not self._halted:
-                # Before filling: an event that arrives during `_fill` must wake the loop once more.
+                # Before claiming: an event that arrives during `_claim` must wake the loop once more.
                 self._wake.clear()
-                await self._fill()
+                await self._claim()
                 await self._wake.wait()
         finally:
-            await self._cancel_groups()
-            await self._store.close_sampling(self._run_id)
+            watching.cancel()
+            await self._give_up_groups()
         if self._error is not None:
             raise self._error
 
-    def publish(self, version: int, steps_done: int) -> None:
-        """Announce that the engine samples from `version` after `steps_done` optimizer steps.
+    def obey(self, control: RunControl) -> None:
+        """Take over what people want of the run's members: a pause, a limit, or the end of sampling."""
+        self._on_loop(self._obey, control)
 
-        Before `run`, this sets the point at which a resumed run continues.
-        """
-        if not self._begun:
-            self._version = version
-            self._capacity.go_on_after(steps_done)
-        else:
-            self._on_loop(self._published, version, steps_done)
-
-    def replace(self, groups: int) -> None:
-        """Sample `groups` more groups for this step, in place of groups that were taken and then filtered out."""
-        self._on_loop(self._replaced, groups)
-
-    def stop(self) -> None:
-        """Start no more episodes and cancel the running ones; `run` returns once their records are stored."""
+    def stop(self, error: RunError | None = None) -> None:
+        """Start no more episodes and cancel the running ones; `run` returns once they have ended, or raises `error`."""
         self._stopping = True
-        self._on_loop(self._stopped)
-
-    async def evaluate(
-        self, tasks: Sequence[Task], *, name: str, seed: int, sampling: SamplingConfig | None = None
-    ) -> Evaluation:
-        """Run every task once and return the mean reward; `name` is that of their set in `data.eval`, else `eval`.
-
-        The random keys depend on `seed` and the task alone, so evaluations compare policies on equal terms. `sampling`
-        replaces the policy's own sampling parameters. Raises as `run` does.
-        """
-        self._loop = asyncio.get_running_loop()
-        if self._stopping:
-            raise RunError(f"evaluation '{name}' was requested after the scheduler was stopped")
-        this = asyncio.current_task()
-        if this is not None:
-            self._evaluations.add(this)
-        try:
-            task_set = name if name == "eval" else f"eval.{name}"
-            await self._add_tasks(tasks, task_set)
-            async with asyncio.TaskGroup() as group:
-                running = [
-                    self._spawn(group, self._evaluate_one(task, task_set, index, seed, sampling))
-                    for index, task in enumerate(tasks)
-                ]
-        except BaseExceptionGroup as errors:
-            # A TaskGroup wraps even a single error; callers handle the error itself.
-            raise root_cause(errors) from None
-        finally:
-            if this is not None:
-                self._evaluations.discard(this)
-        rewards = [reward for item in running if (reward := item.result().reward) is not None]
-        found = Evaluation.of(rewards, failed=len(tasks) - len(rewards))
-        logger.info("evaluation '%s': mean reward %.4f, %d of %d scored", name, found.mean, len(rewards), len(tasks))
-        return found
+        self._error = self._error or error
+        self._on_loop(self._wake.set)
 
     @property
     def _halted(self) -> bool:
-        return self._stopping or self._error is not None
+        return self._stopping or self._closed or self._error is not None
 
-    async def _add_tasks(self, tasks: Sequence[Task], task_set: str = "train") -> None:
-        """Store task rows in parts, so that a large data set does not hold up the event loop."""
-        for start in range(0, len(tasks), _TASKS_AT_ONCE):
-            await self._store.add_tasks(self._run_id, tasks[start : start + _TASKS_AT_ONCE], task_set=task_set)
-            await asyncio.sleep(0)
+    async def _watch_store(self) -> None:
+        while True:
+            self._seen = await self._store.changed(self._run_id, self._seen, timeout_s=self._poll_s)
+            self._changes += 1
+            self._wake.set()
 
-    async def _fill(self) -> None:
-        """Start groups while the staleness bound admits them and an episode slot is free.
+    async def _claim(self) -> None:
+        """Claim and start groups while an episode slot is free and the store has groups to run.
 
         A group does not start before one of its episodes can: its recorded version is the one that it samples from.
         """
-        while not self._halted and self._pending < self._config.max_concurrent_rollouts and self._capacity.groups() > 0:
-            group_id = uuid.uuid4().hex[:16]
-            self._capacity.started()
-            self._pending += self._config.group_size
-            if self._planned:
-                turn = self._queue.next()
-                await self._add_group(turn, group_id)
-                running = asyncio.create_task(self._run_planned_group(turn, group_id))
-            else:
-                running = asyncio.create_task(self._run_unplanned_group(group_id))
-            self._groups.add(running)
-            running.add_done_callback(self._group_ended)
+        while not self._halted:
+            if self._control_read_at != self._changes:
+                self._control_read_at = self._changes
+                self._obey(await self._store.control(self._run_id))
+            # After an answer that there is nothing left, only a change in the store can bring something.
+            free = self._slots.limit - self._pending
+            if free <= 0 or self._halted or self._nothing_left_at == self._changes:
+                return
+            changes, count = self._changes, math.ceil(free / self._config.group_size)
+            claims = await self._store.claim_groups(
+                self._run_id,
+                self._member_id,
+                count,
+                admission=self._admission,
+                size=self._config.group_size,
+                version=self._version(),
+                task_at=None if self._order is None else self._order.id_at,
+            )
+            if len(claims) < count:
+                self._nothing_left_at = changes
+            for claim in claims:
+                self._start(claim)
 
-    async def _add_group(self, turn: QueuedTask, group_id: str) -> None:
-        size, version = self._config.group_size, self._version
-        await self._store.add_group(self._run_id, group_id, turn.task.id, index=turn.index, size=size, version=version)
+    def _obey(self, control: RunControl) -> None:
+        limit = control.limits.get(CONCURRENCY, self._config.max_concurrent_rollouts)
+        self._slots.limit = int(limit) if control.wanted == "run" else 0
+        self._closed = control.closed
+        self._admitted_steps = max(0, control.admitted_steps)
+        self._wake.set()
 
-    async def _run_planned_group(self, turn: QueuedTask, group_id: str) -> None:
-        async with self._source.group(group_id, turn.task):
-            await self._run_group(turn, group_id)
+    def _start(self, claim: GroupClaim) -> None:
+        running = asyncio.create_task(self._run_claim(claim))
+        self._groups[running] = claim
+        # The group's episodes are counted in advance, so that `_claim` does not start too many groups.
+        self._pending += claim.size - len(claim.scored)
+        running.add_done_callback(self._group_ended)
 
-    async def _run_unplanned_group(self, group_id: str) -> None:
-        """Run a group on the task that the source brings."""
-        async with self._source.group(group_id, None) as task:
-            await self._add_tasks([task])
-            turn = self._queue.turn_for(task)
-            await self._add_group(turn, group_id)
-            await self._run_group(turn, group_id)
+    async def _run_claim(self, claim: GroupClaim) -> None:
+        """Run a claimed group to its end; do nothing more for it once the claim is lost."""
+        reserved = claim.size - len(claim.scored)
+        try:
+            async with self._source.group(claim.group_id, await self._task_of(claim)) as task:
+                if not claim.task_id:
+                    claim = await self._begin(claim, task)
+                # From now on `_spawn` counts each episode.
+                self._pending -= reserved
+                reserved = 0
+                await (self._evaluate(claim, task) if claim.is_eval else self._train(claim, task))
+        except (ClaimLostError, BaseExceptionGroup) as error:
+            if not _lost_alone(error):
+                raise
+            logger.warning("group %s goes to another member: %s", claim.group_id, root_cause(error))
+        finally:
+            self._pending -= reserved
 
-    async def _run_group(self, turn: QueuedTask, group_id: str) -> None:
-        """Run a group to its end; put the task of an unusable group back."""
-        # Until here the group's episodes were counted in advance, so that `_fill` did not start too many groups. From
-        # now on `_spawn` counts each of them.
-        self._pending -= self._config.group_size
+    async def _task_of(self, claim: GroupClaim) -> Task | None:
+        """Return the task of a claim; None for a reserved group."""
+        if not claim.task_id:
+            return None
+        if claim.is_eval or self._order is None:
+            return await self._stored_task(claim)
+        task = self._order[claim.index]
+        if task.id != claim.task_id:
+            raise RunError(
+                f"position {claim.index} of the run is the task '{claim.task_id}', and in this process '{task.id}'; "
+                "all members of a run must read the same data.train, with the same seed and data.shuffle"
+            )
+        return task
+
+    async def _stored_task(self, claim: GroupClaim) -> Task:
+        """Return a task of an evaluation, or one that an online agent brought to a member that is gone."""
+        known = self._stored.get(claim.task_set, {})
+        if claim.task_id not in known:
+            stored = await self._store.tasks(self._run_id, task_set=claim.task_set)
+            known = self._stored[claim.task_set] = {task.id: task for task in stored}
+        if claim.task_id not in known:
+            raise StoreError(
+                f"{self._store.location} lacks the task '{claim.task_id}' of the set '{claim.task_set}', which a group "
+                "of the run names; put back the database that belongs to the run"
+            )
+        return known[claim.task_id]
+
+    async def _begin(self, claim: GroupClaim, task: Task) -> GroupClaim:
+        """Give a reserved group the task that the source has brought."""
+        await self._store.add_tasks(self._run_id, [task])
+        return await self._store.begin_group(claim, task.id)
+
+    async def _train(self, claim: GroupClaim, task: Task) -> None:
         # Each group is an asyncio task with its own context, so this value is seen by its episodes alone.
-        training_step.set(self._capacity.steps_done)
+        training_step.set(self._admitted_steps)
 
         def start(group: asyncio.TaskGroup, slot: int, attempt: int) -> asyncio.Task[Record | None]:
-            return self._spawn(group, self._run_slot(turn, group_id, slot, attempt))
+            return self._spawn(group, self._run_slot(claim, task, slot, attempt))
 
-        usable = await _run_slots(start, self._config, tries=turn.tries)
-        await self._store.finish_group(self._run_id, group_id, usable=usable)
-        requeued = not usable and self._queue.put_back(turn)
+        usable = await run_slots(start, self._config, size=claim.size, scored=claim.scored, tries=claim.tries)
+        # A task that an online agent brought is not sampled again: no other agent would work on it.
+        requeue = 0 if self._order is None else self._config.requeue
+        requeued = await self._store.finish_group(claim, usable=usable, requeue=requeue)
         self.counts.add_group(usable=usable, requeued=requeued)
-        self._capacity.finished(usable=usable)
 
-    async def _run_slot(self, turn: QueuedTask, group_id: str, slot: int, attempt: int) -> Record | None:
+    async def _run_slot(self, claim: GroupClaim, task: Task, slot: int, attempt: int) -> Record | None:
         """Run one slot; return None if no online agent took it."""
         # The first number keeps training (0) and evaluation (1) from sharing random numbers.
-        key = (0, stable_hash(turn.task.id), turn.index, slot, attempt)
+        key = (0, stable_hash(task.id), claim.index, slot, attempt)
         try:
-            return await self._episode(turn.task, group_id, key, sample_index=slot, attempt=attempt)
+            return await self._episode(claim, task, key, sample_index=slot, attempt=attempt)
         except SlotNotTaken:
             return None
 
-    async def _evaluate_one(
-        self, task: Task, task_set: str, index: int, seed: int, sampling: SamplingConfig | None
-    ) -> Record:
-        group_id = uuid.uuid4().hex[:16]
-        await self._store.add_group(
-            self._run_id, group_id, task.id, index=index, size=1, version=self._version, is_eval=True
-        )
-        key = (1, stable_hash(task.id), seed, 0, 0)
-        async with self._source.group(group_id, task):
-            record = await self._episode(task, group_id, key, is_eval=True, task_set=task_set, sampling=sampling)
-        await self._store.finish_group(self._run_id, group_id, usable=record.outcome is Outcome.SCORED)
-        return record
+    async def _evaluate(self, claim: GroupClaim, task: Task) -> None:
+        """Run the one episode of an evaluation group.
+
+        The random keys depend on the seed and the task alone, so evaluations compare policies on equal terms.
+        """
+        usable = bool(claim.scored)
+        if not usable:
+            key = (1, stable_hash(task.id), self._seed, 0, 0)
+            async with asyncio.TaskGroup() as group:
+                running = self._spawn(group, self._episode(claim, task, key, sampling=self._eval_sampling))
+            usable = running.result().outcome is Outcome.SCORED
+        await self._store.finish_group(claim, usable=usable)
 
     async def _episode(
         self,
+        claim: GroupClaim,
         task: Task,
-        group_id: str,
         seed_key: tuple[int, ...],
         *,
         sample_index: int = 0,
         attempt: int = 0,
-        is_eval: bool = False,
-        task_set: str = "train",
         sampling: SamplingConfig | None = None,
     ) -> Record:
         """Run one episode in a concurrency slot, and count it; after failures the slot stays taken for a pause.
@@ -274,25 +307,30 @@ class Scheduler:
             try:
                 episode = await self._runner.run_episode(
                     task,
-                    group_id=group_id,
+                    group_id=claim.group_id,
                     sample_index=sample_index,
                     attempt=attempt,
-                    is_eval=is_eval,
-                    task_set=task_set,
+                    is_eval=claim.is_eval,
+                    task_set=claim.task_set,
                     seed_key=seed_key,
                     sampling=sampling,
+                    member_id=claim.member_id,
                 )
             except asyncio.CancelledError as cancellation:
                 self.counts.add_cancelled(cancelled_for(cancellation))
                 raise
+            record = episode.record
             if self._on_ended is not None:
-                self._on_ended(episode.record)
-            self.counts.add(episode.record)
-            # Inside the semaphore: the pause keeps the slot from starting another episode.
-            await self._sleep(self.counts.pause_s(episode.record))
-        if self._on_scored is not None and episode.record.outcome is Outcome.SCORED:
-            self._on_scored(episode.record)
-        return episode.record
+                self._on_ended(record)
+            if record.outcome is Outcome.CANCELLED:  # by someone else, in the store
+                self.counts.add_cancelled(record.reason)
+                return record
+            self.counts.add(record)
+            # Inside the slot: the pause keeps it from starting another episode.
+            await self._sleep(self.counts.pause_s(record))
+        if self._on_scored is not None and record.outcome is Outcome.SCORED:
+            self._on_scored(record)
+        return record
 
     def _spawn(self, group: asyncio.TaskGroup, episode: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = group.create_task(episode)
@@ -305,17 +343,27 @@ class Scheduler:
         self._wake.set()
 
     def _group_ended(self, group: asyncio.Task[None]) -> None:
-        self._groups.discard(group)
+        if not group.cancelled() and group.exception() is None:
+            self._groups.pop(group, None)
+        self._keep_error(group)
+
+    def _keep_error(self, task: asyncio.Task[None]) -> None:
         # The first error ends the run; later ones are not raised.
-        if not group.cancelled() and (error := group.exception()) is not None and self._error is None:
+        if not task.cancelled() and (error := task.exception()) is not None and self._error is None:
             self._error = root_cause(error)
         self._wake.set()
 
-    async def _cancel_groups(self) -> None:
-        for group in self._groups:
+    async def _give_up_groups(self) -> None:
+        """Cancel the running groups, and release their claims, so that the next member takes them over."""
+        for group in tuple(self._groups):
             group.cancel()
         if self._groups:
             await asyncio.wait(self._groups)
+        for claim in self._groups.values():  # those that ended meanwhile are gone from here
+            # Where the store fails, the claims become free when the member leaves or is lost.
+            with contextlib.suppress(StoreError):
+                await self._store.release_group(claim)
+        self._groups.clear()
 
     def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
         """Call on the agents' loop; does nothing before the loop exists and after it is closed."""
@@ -323,62 +371,9 @@ class Scheduler:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(call, *arguments)
 
-    def _published(self, version: int, steps_done: int) -> None:
-        self._version = version
-        self._capacity.steps_done = steps_done
-        self._queue.release()
-        self._wake.set()
 
-    def _replaced(self, groups: int) -> None:
-        self._capacity.replaced(groups)
-        self._wake.set()
-
-    def _stopped(self) -> None:
-        for evaluation in self._evaluations:
-            evaluation.cancel()
-        self._wake.set()
-
-
-async def _run_slots(start: _StartSlot, config: RolloutConfig, *, tries: int = 0) -> bool:
-    """Run every slot of a group, and return whether the group is usable.
-
-    `tries` counts the earlier groups of this task that ended unusable. Attempt numbers continue after theirs, so that
-    no episode is sampled with the random numbers of an earlier one.
-    """
-    slots = range(config.group_size)
-    first = tries * (config.retries + 1)
-    if config.siblings == "cancel":
-        return await _all_or_nothing(start, slots, first)
-    missing: list[int] = list(slots)
-    for attempt in range(first, first + config.retries + 1):
-        async with asyncio.TaskGroup() as group:
-            # A TaskGroup, so that a fault that is not an episode's own cancels the other episodes and is raised.
-            running = {slot: start(group, slot, attempt) for slot in missing}
-        missing = [slot for slot, item in running.items() if not _scored(item)]
-        # A slot that no online agent took in time is not retried: the group would wait again for agents that do not
-        # come.
-        if not missing or any(item.result() is None for item in running.values()):
-            break
-    return config.group_size - len(missing) >= config.min_group_size
-
-
-async def _all_or_nothing(start: _StartSlot, slots: Iterable[int], attempt: int) -> bool:
-    """Run all slots; when one ends without a score, cancel the others with their generations."""
-    async with asyncio.TaskGroup() as group:
-        running = [start(group, slot, attempt) for slot in slots]
-        pending = set(running)
-        while pending:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            if not all(map(_scored, done)):
-                break
-        for item in pending:
-            item.cancel(SIBLING_FAILED)
-    return all(map(_scored, running))
-
-
-def _scored(item: asyncio.Task[Record | None]) -> bool:
-    """Return whether a finished slot has a reward; raise faults that are not an episode's own."""
-    if item.cancelled():
-        return False
-    record = item.result()
-    return record is not None and record.outcome is Outcome.SCORED
+def _lost_alone(error: BaseException) -> bool:
+    """Return whether a group ended because its claim was lost, and for no other reason."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(ClaimLostError)[1] is None
+    return True

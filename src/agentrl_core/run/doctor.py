@@ -24,7 +24,7 @@ from agentrl_core.plugins.references import one_line
 from agentrl_core.run.checks import Checks
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.in_process import InProcessSampling
+from agentrl_core.run.in_process import InProcessSampling, members
 from agentrl_core.run.start import untrained_start
 from agentrl_core.run.stores import check_store, scratch_store
 from agentrl_core.types import Outcome
@@ -192,11 +192,14 @@ def _rehearsal(components: RunComponents) -> Iterator[Finding]:
         closing.callback(lambda: asyncio.run(store.close()))
         try:
             start = untrained_start(components, directory, store)
+            membership = closing.enter_context(members(components.config, store, directory.name))
+            membership.join()
             notices: list[str] = []
             side = InProcessSampling(
                 components,
                 start,
                 directory.name,
+                membership=membership,
                 admin_key_file=directory.admin_key,
                 on_scored=lambda _: None,
                 notice=notices.append,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from agentrl_core.api.members import Member, Role
 from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.chat import Chat
@@ -24,6 +25,8 @@ from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
+from agentrl_core.run.group_supply import GroupSupply
+from agentrl_core.run.membership import Membership
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
 from agentrl_core.run.threads import LoopThread
 
@@ -32,11 +35,15 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.group_queue import OvertakeLimits
+    from agentrl_core.api.stores import Store
     from agentrl_core.api.weights import WeightSource
+    from agentrl_core.config.schema import RunConfig
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.start import Start
     from agentrl_core.types import Evaluation, Group, Record, Task
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +54,10 @@ _END_S = 15.0
 class InProcessSampling(SamplingSide):
     """Owner of the engine, the gateway and the event loop on which agents run.
 
-    While a method waits for groups or an evaluation, it calls `asked_to_stop` repeatedly; that raises if the run is
-    to stop. `notice(message)` is called once, on another thread, if an agent blocks the event loop, and at the end for
-    sampling parameters of LLM calls that were ignored. Every wait raises `RunError` if the loop is blocked for longer
-    than `rollout.timeout_s`.
+    `membership` has joined the run as `sample` and as `train`. While a method waits for groups or an evaluation, it
+    calls `asked_to_stop` repeatedly; that raises if the run is to stop. `notice(message)` is called once, on another
+    thread, if an agent blocks the event loop, and at the end for sampling parameters of LLM calls that were ignored.
+    Every wait raises `RunError` if the loop is blocked for longer than `rollout.timeout_s`.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class InProcessSampling(SamplingSide):
         start: Start,
         run_id: str,
         *,
+        membership: Membership,
         admin_key_file: Path,
         on_scored: Callable[[Record], None],
         on_ended: Callable[[Record], None] | None = None,
@@ -66,10 +74,12 @@ class InProcessSampling(SamplingSide):
         asked_to_stop: Callable[[], None] = lambda: None,
     ) -> None:
         config = components.config
-        self._config, self._run_id, self._store = config, run_id, start.store
+        self._config, self._components = config, components
+        self._supply = GroupSupply(start.store, run_id)
         self._scheduling: asyncio.Task[None] | None = None
-        self._asked_to_stop, self._notice = asked_to_stop, notice
-        self._unseen_so_far = 0
+        self._asked_to_stop, self._notice, self._membership = asked_to_stop, notice, membership
+        self._step, self._version = start.step, start.version
+        self._unseen_so_far, self._idle_so_far_s = 0, 0.0
         # If one part cannot start, the stack closes the parts before it. The order of the callbacks matters: they run
         # in reverse, so the engine and the gateway close while the agents' loop still turns.
         with ExitStack() as undo:
@@ -114,15 +124,18 @@ class InProcessSampling(SamplingSide):
                 store=start.store,
                 config=config.rollout,
                 run_id=run_id,
+                member_id=membership.id_of("sample"),
                 seed=config.seed,
-                start_index=start.next_index,
-                left=start.left,
+                version=lambda: self._version,
+                eval_sampling=attrs.evolve(config.sampling, temperature=config.eval.temperature),
                 shuffle=config.data.shuffle,
                 total_steps=config.trainer.steps,
+                poll_s=config.rollout.lease_s,
                 on_scored=on_scored,
                 on_ended=on_ended,
             )
-            self._scheduler.publish(start.version, start.step)
+            membership.on_control(self._scheduler.obey)
+            membership.on_lost(self._scheduler.stop)
             self._undo = undo.pop_all()
 
     @property
@@ -152,51 +165,58 @@ class InProcessSampling(SamplingSide):
         return f"agents open sessions with POST {self.gateway.url}/rl/start_session; the admin key is {key}"
 
     def begin(self) -> None:
-        """Start the scheduler: from now on training episodes begin."""
-        self._scheduling = self._agents.start(self._scheduler.run())
+        """Let training episodes begin."""
+        self._wait_for(self._supply.open(self._components.tasks, self._step))
 
     def take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
         """Block until the next `count` groups are ready; raise the scheduler's error if it has stopped."""
-        return self._agents.run(self._take_groups(count, ahead), asked_to_stop=self._asked_to_stop)
+        groups = self._wait_for(self._supply.take(count, ahead))
+        if len(groups) < count:
+            raise RunError("sampling ended before the step had all of its groups")
+        return groups
 
-    async def _take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
-        scheduling = self._scheduling
-        if scheduling is None:
-            raise RunError("groups were requested before sampling began")
-        # Wait for the groups and for the scheduler at once: if the scheduler fails, the groups never come.
-        taking = asyncio.ensure_future(self._store.take_groups(self._run_id, count, ahead=ahead))
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Block until `work` is done; raise the scheduler's error if it has stopped, because `work` then never ends."""
+        return self._agents.run(self._while_scheduling(work), asked_to_stop=self._check)
+
+    async def _while_scheduling(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._scheduling is None:
+            self._scheduling = asyncio.create_task(self._scheduler.run())
+        scheduling, working = self._scheduling, asyncio.create_task(work)
         try:
-            await asyncio.wait({taking, scheduling}, return_when=asyncio.FIRST_COMPLETED)
-            if taking.done() and len(groups := taking.result()) == count:
-                return groups
+            await asyncio.wait({working, scheduling}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
         finally:
-            taking.cancel()
+            working.cancel()
         await scheduling  # raises the scheduler's own error, if that is why it ended
-        raise RunError("sampling ended before the step had all of its groups")
+        raise RunError("sampling ended before the run did")
+
+    def _check(self) -> None:
+        self._asked_to_stop()
+        self._membership.check()
 
     def replace(self, groups: int) -> None:
-        """Sample `groups` more groups for this step, in place of groups that were taken and then filtered out."""
-        self._scheduler.replace(groups)
+        """Sample `groups` more groups for this step, in place of groups that were taken and then not used."""
+        self._wait_for(self._supply.replace(groups))
 
     def load_weights(self, version: int, source: WeightSource) -> None:
         """Pause the gateway, load new weights into the engine, and go on."""
+        self._membership.check()
         with self.gateway.paused():
             self._agents.run(self.engine.load_weights(version, source))
+        self._version = version
 
-    def open_capacity(self, version: int, steps_done: int) -> None:
-        """Tell the scheduler the new version and step count, so that it can start further episodes."""
-        self._scheduler.publish(version, steps_done)
+    def open_capacity(self, version: int, steps_done: int) -> None:  # noqa: ARG002  (a trainer apart waits for it)
+        """Admit further groups, which sample from the weights that were loaded last."""
+        self._wait_for(self._supply.admit(steps_done))
 
     def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, Evaluation]:
         """Run the first `tasks` tasks of each set once, and return the results by name; blocks until all are done."""
-        sampling = attrs.evolve(self._config.sampling, temperature=self._config.eval.temperature)
-        results = {}
-        for name, members in sets.items():
-            results[name] = self._agents.run(
-                self._scheduler.evaluate(members[:tasks], name=name, seed=self._config.seed, sampling=sampling),
-                asked_to_stop=self._asked_to_stop,
-            )
-        return results
+        return {
+            name: self._wait_for(self._supply.evaluate(name, members[:tasks], version=self._version))
+            for name, members in sets.items()
+        }
 
     def drain_counts(self) -> SampledCounts:
         """Return the counts since the last call."""
@@ -204,11 +224,14 @@ class InProcessSampling(SamplingSide):
         if not self.gateway.chat.takes_tools:
             before, self._unseen_so_far = self._unseen_so_far, self.gateway.calls_with_unseen_tools
             unseen_tools = self._unseen_so_far - before
+        idle_s = self._scheduler.idle_s
+        idle_s, self._idle_so_far_s = idle_s - self._idle_so_far_s, idle_s
         return SampledCounts(
             outcomes=counts.records.drain(),
             groups=counts.groups.drain(),
             answers=counts.answers.drain(),
             unseen_tools=unseen_tools,
+            idle_s=idle_s,
         )
 
     def close(self) -> SamplingTotals:
@@ -230,6 +253,7 @@ class InProcessSampling(SamplingSide):
         self._scheduler.stop()
         if self._scheduling is not None:
             self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
+            self._agents.try_run(self._supply.close(), "closing the sampling", limit_s=_END_S)
 
     def _cpu_seconds(self) -> dict[str, float]:
         # Gateway and inline agents share a thread, so the gateway's own measure is subtracted from the thread's.
@@ -261,6 +285,15 @@ class InProcessSampling(SamplingSide):
     def _close_client(self) -> None:
         for closing in (self.gateway.http_client.close_for_good(), close_borrowed()):
             self._agents.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
+
+
+def members(
+    config: RunConfig, store: Store, run_id: str, *, notice: Callable[[str], None] = lambda _: None
+) -> Membership:
+    """Return the membership of a process that samples and trains, before it joins."""
+    roles: tuple[Role, ...] = ("train", "sample")
+    both = [Member(run_id=run_id, role=role, lease_s=config.rollout.lease_s) for role in roles]
+    return Membership(store, both, notice=notice)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -56,6 +56,11 @@ class Interruption:
             self._pending = False
             raise KeyboardInterrupt
 
+    def ask(self) -> None:
+        """Request the same end as SIGTERM does, from any thread; it comes where the run waits, or after its step."""
+        self._signal = signal.SIGTERM
+        self._pending = True
+
     def run(self, work: Callable[[Interruption], T]) -> T:
         """Do a run's blocking work; on another thread if this one has a running event loop, as in a notebook.
 

@@ -15,9 +15,9 @@ from agentrl_core.errors import RunError
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.run.step_warnings import StepWarnings, answers_found
+from agentrl_core.run.versions import TokenAges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
 
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
@@ -53,13 +53,17 @@ class TrainingLoop:
         self._step, self._version = start.step, start.version
         self._evals: list[EvalReport] = []
         self._without_signal = self._not_finite = 0
-        earlier = self._earlier_metrics()
+        rows = self._earlier_steps()
+        earlier = [row.metrics for row in rows]
+        self._ages = TokenAges(rows)
         self._recent_rewards = [metrics.get("reward/mean", 0.0) for metrics in earlier][-_STEPS_AT_TARGET:]
         self._sampled_at: float | None = None
         self._progress = events.progress
         self._sampling = sampling
         self._progress.count_calls(lambda: sampling.llm_calls)
-        self._batches = BatchCollector(sampling, self._learner, self._config.rollout, notice=events.notice)
+        self._batches = BatchCollector(
+            sampling, self._learner, self._config.rollout, ages=self._ages, notice=events.notice
+        )
         self._checkpoints = Checkpoints(
             self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step
         )
@@ -154,6 +158,7 @@ class TrainingLoop:
             "rollout/groups_requeued": float(counts.groups.get("requeued", 0)),
             "time/rollout_s": sampled - begin,
             "time/train_s": trained - sampled,
+            "time/sample_idle_s": counts.idle_s,
             "time/step_s": time.perf_counter() - begin,
             "rollout/tokens_per_s": metrics.get("rollout/tokens", 0.0) / max(sampling_s, 1e-9),
         }
@@ -186,10 +191,12 @@ class TrainingLoop:
         return self._sampled_at
 
     def _publish(self) -> None:
-        """Load the new weights into the engine as the next policy version, and record the version in the store."""
+        """Record the next policy version in the store, and load its weights into the engine."""
         self._version += 1
-        self._sampling.load_weights(self._version, self._learner.weights())
+        # Before anything can sample from it: a crash in between must not leave tokens of an unknown version.
         asyncio.run(self._store.add_version(self._directory.name, self._version, step=self._step))
+        self._ages.publish(self._version, self._step)
+        self._sampling.load_weights(self._version, self._learner.weights())
         self._events.weights_published(self._version)
 
     def _evaluate(self, tasks: int) -> None:
@@ -250,11 +257,11 @@ class TrainingLoop:
                 "trainer.max_steps_not_finite sets after how many such steps a run stops"
             )
 
-    def _earlier_metrics(self) -> list[Mapping[str, float]]:
-        """Return the metrics of the steps before the run was resumed, without voided ones."""
+    def _earlier_steps(self) -> list[StepRow]:
+        """Return the steps before the run was resumed, without voided ones."""
         if not self._step:
             return []
-        return [row.metrics for row in asyncio.run(self._store.steps(self._directory.name)) if not row.voided]
+        return [row for row in asyncio.run(self._store.steps(self._directory.name)) if not row.voided]
 
     def _reached_target(self, report: StepReport) -> bool:
         target = self._config.trainer.stop_at_reward

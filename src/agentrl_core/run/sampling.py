@@ -7,12 +7,14 @@ trainer's own process.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from agentrl_core.api.group_queue import OvertakeLimits
+from agentrl_core.batching.credit import is_trained
 from agentrl_core.batching.signal import Signal
 
 if TYPE_CHECKING:
@@ -20,8 +22,12 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.weights import WeightSource
     from agentrl_core.config.schema import RolloutConfig
+    from agentrl_core.run.versions import TokenAges
     from agentrl_core.training.learner import Learner
     from agentrl_core.types import Evaluation, Group, Task
+
+STALE = "stale"
+"""Reason under which groups that are too old for training are counted."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +42,8 @@ class SampledCounts:
     """Place of the answer (`rollout.outcome_counts.answer_name`) -> training records that a scorer rewarded."""
     unseen_tools: int | None
     """LLM calls whose tools the chat template dropped; None if it takes tools."""
+    idle_s: float = 0.0
+    """Seconds in which no episode ran; the mean over all sampling processes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +89,7 @@ class SamplingSide(Protocol):
         ...
 
     def replace(self, groups: int) -> None:
-        """Sample `groups` more groups for this step, in place of groups that were taken and then filtered out."""
+        """Sample `groups` more groups for this step, in place of groups that were taken and then not used."""
         ...
 
     def load_weights(self, version: int, source: WeightSource) -> None:
@@ -115,10 +123,18 @@ class BatchCollector:
     """
 
     def __init__(
-        self, sampling: SamplingSide, learner: Learner, config: RolloutConfig, *, notice: Callable[[str], None]
+        self,
+        sampling: SamplingSide,
+        learner: Learner,
+        config: RolloutConfig,
+        *,
+        ages: TokenAges,
+        notice: Callable[[str], None],
     ) -> None:
         self._sampling, self._learner, self._config, self._notice = sampling, learner, config, notice
+        self._ages = ages
         self._totals: Counter[str] = Counter()
+        self._idle_s, self._discarded = 0.0, 0
 
     @property
     def totals(self) -> Mapping[str, int]:
@@ -126,17 +142,29 @@ class BatchCollector:
         return dict(self._totals)
 
     def collect(self, steps_done: int) -> tuple[Signal, dict[str, float]]:
-        """Block until the groups of the step after `steps_done` are there; return their signal and metrics."""
+        """Block until the groups for the step after `steps_done` are there; return their training signal and metrics.
+
+        Groups with a token that lags by more than `rollout.max_head_offpolicyness` steps are left out, as `stale`, and
+        others are sampled in their place.
+        """
         wanted = self._config.tasks_per_step
+        self._idle_s, self._discarded = 0.0, 0
+        topped_up: dict[str, float] = {}
         if not self._config.dynamic_sampling:
-            signal, metrics = self._take(wanted, steps_done), {}
+            signal = self._take(wanted, steps_done)
         else:
             signal = self._topped_up(wanted, steps_done)
-            topped_up = len(signal.sampled) - wanted
-            metrics = {"rollout/groups_topped_up": float(topped_up)}
-            self._totals["topped_up"] += topped_up
+            count = len(signal.sampled) - wanted - signal.dropped.get(STALE, 0)
+            topped_up = {"rollout/groups_topped_up": float(count)}
+            self._totals["topped_up"] += count
         self._totals.update({f"dropped({reason})": count for reason, count in signal.dropped.items()})
-        return signal, metrics
+        return signal, {
+            **topped_up,
+            **self._ages.of_trained(signal, steps_done),
+            "rollout/groups_stale": float(signal.dropped.get(STALE, 0)),
+            "rollout/tokens_discarded": float(self._discarded),
+            "time/train_idle_s": self._idle_s,
+        }
 
     def _topped_up(self, wanted: int, steps_done: int) -> Signal:
         """Filter each group as it arrives, and sample another one for each that is dropped, up to the limit."""
@@ -161,10 +189,34 @@ class BatchCollector:
         return signal
 
     def _take(self, count: int, steps_done: int, *, more: int = 0) -> Signal:
-        ahead = OvertakeLimits(
-            step=steps_done,
-            max_lag=self._config.max_head_offpolicyness,
-            per_step=self._config.tasks_per_step,
-            more=more,
-        )
-        return self._learner.training_signal(self._sampling.take_groups(count, ahead))
+        """Take `count` groups that are not stale; the signal has the stale ones too, as dropped."""
+        parts: list[Signal] = []
+        while count:
+            ahead = OvertakeLimits(
+                step=steps_done,
+                max_lag=self._config.max_head_offpolicyness,
+                per_step=self._config.tasks_per_step,
+                more=more,
+            )
+            begin = time.perf_counter()
+            groups = self._sampling.take_groups(count, ahead)
+            self._idle_s += time.perf_counter() - begin
+            stale = [group for group in groups if self._is_stale(group, steps_done)]
+            count = len(stale)
+            if not stale and not parts:
+                return self._learner.training_signal(groups)
+            parts.append(self._learner.training_signal([group for group in groups if group not in stale]))
+            if stale:
+                self._discarded += sum(_tokens(group) for group in stale)
+                parts.append(
+                    Signal(sampled=tuple(stale), groups=(), advantages={}, dropped={STALE: count}, with_signal=0)
+                )
+                self._sampling.replace(count)
+        return Signal.joined(parts)
+
+    def _is_stale(self, group: Group, steps_done: int) -> bool:
+        return self._ages.oldest(group, steps_done) > self._config.max_head_offpolicyness
+
+
+def _tokens(group: Group) -> int:
+    return sum(len(call.output_ids) for episode in group.episodes for call in episode.interactions if is_trained(call))

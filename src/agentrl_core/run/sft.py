@@ -27,6 +27,7 @@ from agentrl_core.run.loss import settled
 from agentrl_core.run.shared_start import (
     announce,
     check_unfinished,
+    known_run,
     loading,
     model_directory,
     newest_checkpoint,
@@ -194,7 +195,8 @@ def _run(
         for line in tuner.notices:
             events.notice(line)
         if resumed:
-            version = asyncio.run(rewind(store, components, directory, step)).last_version + 1
+            asyncio.run(known_run(store, components, directory))
+            version = asyncio.run(rewind(store, directory.name, step)).last_version + 1
             events.notice(f"resumed after step {step}")
         else:
             asyncio.run(store.add_version(directory.name, 0, step=0))

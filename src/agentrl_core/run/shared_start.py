@@ -19,6 +19,7 @@ from agentrl_core.config.invocation import command_line, near
 from agentrl_core.config.schema import Component
 from agentrl_core.errors import ConfigError, RunError, StoreError, UsageError
 from agentrl_core.models.folder import no_model_in
+from agentrl_core.run.membership import declare_gone
 from agentrl_core.stores.files import flush_to_disk, make_private
 
 if TYPE_CHECKING:
@@ -131,16 +132,25 @@ def loading(model_dir: Path) -> str:
     return f"loading torch and the model {near(model_dir)} ({written})"
 
 
-async def rewind(store: Store, components: BuiltComponents[Any], directory: RunDirectory, step: int) -> ResumePoint:
-    """Void all steps after `step`, and publish the weights of `step` under a new policy version.
+async def known_run(store: Store, components: BuiltComponents[Any], directory: RunDirectory) -> None:
+    """Write the row of a resumed run if the store lacks it, and end the members that a killed process has left.
 
-    The version is one that the run never used, so that no token of a voided step can be taken for one of the new steps.
+    The run wants to go on from now on, whatever stopped or paused it before.
     """
     run_id = directory.name
     await check_identity(store, directory)
     if run_id not in {run.id for run in await store.runs()}:
         # The first process was killed after it had made the folder and before it had written the run's row.
         await announce(store, components, run_id, identity=directory.identity)
+    await declare_gone(store, run_id)
+    await store.set_control(run_id, wanted="run")
+
+
+async def rewind(store: Store, run_id: str, step: int) -> ResumePoint:
+    """Void all steps after `step`, and publish the weights of `step` under a new policy version.
+
+    The version is one that the run never used, so that no token of a voided step can be taken for one of the new steps.
+    """
     await store.void_after(run_id, step)
     point = await store.resume_point(run_id, step)
     await store.update_run(run_id, status="running")

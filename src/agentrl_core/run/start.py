@@ -6,7 +6,7 @@ The parts that `agentrl sft` needs too are in `shared_start.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.shared_start import (
     announce,
     check_unfinished,
+    known_run,
     loading,
     model_directory,
     newest_checkpoint,
@@ -46,15 +47,17 @@ class Start:
     """Number of optimizer steps done."""
     version: int = 0
     """Policy version of the weights in `model_dir`."""
-    next_index: int = 0
-    """Submission index of the next group: its position in the order of tasks."""
-    left: Mapping[int, int] = attrs.field(factory=dict)
-    """Earlier submission indices that no step consumed, with the number of unusable groups that each has had."""
 
 
-def fresh_start(components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents) -> Start:
-    """Start a new run: build or find the policy, and warm-start it if the config says so."""
+def fresh_start(
+    components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], None]
+) -> Start:
+    """Start a new run: build or find the policy, and warm-start it if the config says so.
+
+    `join()` makes this process a member as soon as the store has the run.
+    """
     asyncio.run(announce(store, components, directory.name, identity=directory.identity))
+    join()
     model_dir, learner = _initial_policy(components, directory, events)
     asyncio.run(store.add_version(directory.name, 0, step=0))
     return Start(model_dir=model_dir, learner=learner, store=store)
@@ -85,8 +88,13 @@ def check_reference(components: RunComponents, directory: RunDirectory) -> None:
         )
 
 
-def resumed_start(components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents) -> Start:
-    """Restore the newest checkpoint and void the steps after it; without a checkpoint, start from step 0."""
+def resumed_start(
+    components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], None]
+) -> Start:
+    """Restore the newest checkpoint and void the steps after it; without a checkpoint, start from step 0.
+
+    `join()` makes this process a member before anything is voided, so that no other trainer's steps are.
+    """
     checkpoint = newest_checkpoint(store, directory, events.notice)
     if checkpoint is None:
         step = 0
@@ -97,7 +105,9 @@ def resumed_start(components: RunComponents, directory: RunDirectory, store: Sto
         events.notice(loading(model_dir))
         learner = _learner(components, directory, model_dir)
         learner.restore(model_dir)
-    point = asyncio.run(rewind(store, components, directory, step))
+    asyncio.run(known_run(store, components, directory))
+    join()
+    point = asyncio.run(rewind(store, directory.name, step))
     lost = "" if checkpoint else f"; there is no checkpoint in {directory.checkpoints}, so all steps are repeated"
     events.notice(f"resumed after step {step}, at group {point.next_index}{lost}")
     version = point.last_version + 1
@@ -107,8 +117,6 @@ def resumed_start(components: RunComponents, directory: RunDirectory, store: Sto
         store=store,
         step=step,
         version=version,
-        next_index=point.next_index,
-        left=point.left,
     )
 
 

@@ -17,7 +17,7 @@ from agentrl_core.run import sft
 from agentrl_core.run.components import RunComponents, resolve
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.in_process import InProcessSampling
+from agentrl_core.run.in_process import InProcessSampling, members
 from agentrl_core.run.interruption import Interruption
 from agentrl_core.run.lifecycle import carry_out
 from agentrl_core.run.loop import TrainingLoop
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _DECIDED = ("aggregation", "unit", "horizon")
 """Options of the section `loss` that the loss sets if the config does not; it also chooses the advantage."""
-Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents], Start]"
+Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents, Callable[[], None]], Start]"
 """Function that makes a run's start: `fresh_start` or `resumed_start`."""
 
 
@@ -150,23 +150,26 @@ def _run(components: RunComponents, directory: RunDirectory, begin: Begin, inter
     def work(store: Store, events: RunEvents) -> RunSummary:
         if fewer := learner_threads(components.config, usable_cores())[1]:
             events.notice(fewer)
-        start = begin(components, directory, store, events)
-        events.notice("starting the engine and the gateway")
-        sampling = InProcessSampling(
-            components,
-            start,
-            directory.name,
-            admin_key_file=directory.admin_key,
-            on_scored=events.record_scored,
-            on_ended=events.progress.ended,
-            notice=events.notice,
-            asked_to_stop=interruption.check,
-        )
-        try:
-            loop = TrainingLoop(components, directory, start, sampling, events, interruption, started_at=started)
-        except BaseException:  # from here on the loop closes the sampling side
-            sampling.close()
-            raise
-        return loop.run()
+        with members(components.config, store, directory.name, notice=events.notice) as membership:
+            membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
+            start = begin(components, directory, store, events, membership.join)
+            events.notice("starting the engine and the gateway")
+            sampling = InProcessSampling(
+                components,
+                start,
+                directory.name,
+                membership=membership,
+                admin_key_file=directory.admin_key,
+                on_scored=events.record_scored,
+                on_ended=events.progress.ended,
+                notice=events.notice,
+                asked_to_stop=interruption.check,
+            )
+            try:
+                loop = TrainingLoop(components, directory, start, sampling, events, interruption, started_at=started)
+            except BaseException:  # from here on the loop closes the sampling side
+                sampling.close()
+                raise
+            return loop.run()
 
     return carry_out(components, directory, work)

@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING
 
+from agentrl_core.batching.credit import is_trained
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from agentrl_core.api.stores import StepRow
+    from agentrl_core.batching.signal import Signal
+    from agentrl_core.types import Group, Interaction
+
+
+class TokenAges:
+    """Ages of sampled tokens in optimizer steps, for a run that trains; `rows` are its steps so far.
+
+    A version that no row names is one that a resumed run made of its checkpoint, so it is as old as the version before.
+    """
+
+    def __init__(self, rows: Iterable[StepRow] = ()) -> None:
+        known = {0: 0} | {row.version: row.step for row in rows if not row.voided}
+        self._versions, self._steps = sorted(known), sorted(known.values())
+
+    def publish(self, version: int, step: int) -> None:
+        """Take note of a new version, made by `step`."""
+        self._versions.append(version)
+        self._steps.append(step)
+
+    def oldest(self, group: Group, steps_done: int) -> int:
+        """Return the age of a group's oldest trained token after `steps_done` steps; 0 if no token is trained."""
+        calls = (call for episode in group.episodes for call in episode.interactions)
+        return max(self._of(calls, steps_done), default=0)
+
+    def of_trained(self, signal: Signal, steps_done: int) -> dict[str, float]:
+        """Return the metrics of the oldest and the newest trained token of a step; none if nothing is trained."""
+        calls = (call for group in signal.groups for episode in group.episodes for call in episode.interactions)
+        ages = self._of((call for call in calls if call.id in signal.advantages), steps_done)
+        if not ages:
+            return {}
+        return {"rollout/token_age_max": float(max(ages)), "rollout/token_age_min": float(min(ages))}
+
+    def _of(self, calls: Iterable[Interaction], steps_done: int) -> set[int]:
+        versions = {version for call in calls if is_trained(call) for version, _ in call.versions}
+        return {steps_done - self._steps[bisect.bisect(self._versions, version) - 1] for version in versions}
 
 
 def step_of_version(version: int, steps: Sequence[StepRow]) -> int | None:
