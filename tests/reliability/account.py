@@ -52,7 +52,7 @@ class Account:
         groups = {group.id: group for group in self.groups}
         consumed = [name for step in live for name in step.groups]
         records = [name for step in live for name in step.records]
-        ended = [str(event["record"]) for event in chaos.events() if event["event"] == "ended"]
+        ended = [str(event["record"]) for event in chaos.events if event["event"] == "ended"]
         found = [f"{record.id} has not ended" for record in self.records if record.outcome is Outcome.RUNNING]
         found += [f"{name} ended twice" for name in _repeated(ended)]
         found += [f"group {name} was trained twice" for name in _repeated(consumed)]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import queue
 import random
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from tests.reliability.worker import REFUSED, Run
@@ -31,7 +30,8 @@ class Faults:
     samplers: int = 4
     kills: int = 20
     """After so many kills the members are left alone, so that every run comes to its end."""
-    every_s: tuple[float, float] = (0.3, 1.0)
+    every: tuple[int, int] = (5, 40)
+    """Least and largest number of records that begin or end between two kills: kills follow the work, not a clock."""
     skew_s: float = HOUR_S
     """Each process has a wall clock that is wrong by up to this."""
     seed: int = 0
@@ -50,29 +50,34 @@ class Chaos:
     refused: int = 0
     """Members that ended themselves because others had declared them lost, or because a trainer was there."""
     wall_s: float = 0.0
+    events: list[dict[str, Any]] = attrs.field(factory=list)
+    """What the members told, in the order in which it was heard."""
     _members: dict[subprocess.Popen[bytes], Role] = attrs.field(factory=dict)
-    _changed: threading.Event = attrs.field(factory=threading.Event)
+    _heard: queue.SimpleQueue[dict[str, Any] | subprocess.Popen[bytes]] = attrs.field(factory=queue.SimpleQueue)
+    """Events, and members that have ended."""
 
     def carry_out(self) -> None:
-        """Run to the end of the last step; raise `RuntimeError`, with the workers' last words, if that never comes."""
+        """Run to the end of the last step; raise `RuntimeError`, with the members' last words, if that never comes."""
         began = time.monotonic()
         source = random.Random(self.faults.seed)
-        roles: Sequence[Role] = ["train", *["sample"] * self.faults.samplers]  # type: ignore[list-item]
+        work, next_kill = 0, source.randint(*self.faults.every)
         try:
-            for role in roles:
-                self._start(role, source)
-            next_kill = time.monotonic() + source.uniform(*self.faults.every_s)
-            while not self._finished(source):
-                if time.monotonic() - began > self.faults.deadline_s:
-                    raise RuntimeError(f"the run is not at its end after {self.faults.deadline_s:g} s: {self._words()}")
-                if sum(self.kills.values()) < self.faults.kills and time.monotonic() >= next_kill:
+            self._start("train", source)
+            for _ in range(self.faults.samplers):
+                self._start("sample", source)
+            while self._members:
+                try:
+                    heard = self._heard.get(timeout=max(0.0, began + self.faults.deadline_s - time.monotonic()))
+                except queue.Empty:
+                    raise self._failure(f"the run is not at its end after {self.faults.deadline_s:g} s") from None
+                if isinstance(heard, subprocess.Popen):
+                    self._ended(heard, source)
+                    continue
+                self.events.append(heard)
+                work += heard["event"] in ("began", "ended")
+                if work >= next_kill and sum(self.kills.values()) < self.faults.kills:
                     self._kill(source)
-                    next_kill = time.monotonic() + source.uniform(*self.faults.every_s)
-                self._changed.wait(max(0.0, min(next_kill - time.monotonic(), 1.0)) or 1.0)
-                self._changed.clear()
-            for member in self._members:
-                if member.wait(self.faults.deadline_s) not in (0, REFUSED):
-                    raise RuntimeError(f"a member failed at the end: {self._words()}")
+                    next_kill = work + source.randint(*self.faults.every)
         finally:
             for member in self._members:
                 member.kill()
@@ -82,71 +87,64 @@ class Chaos:
     def _start(self, role: Role, source: random.Random) -> None:
         skew_s = source.uniform(-self.faults.skew_s, self.faults.skew_s)
         environ = os.environ | {"WALL_CLOCK_SKEW_S": str(skew_s), "PYTHONDONTWRITEBYTECODE": ""}
-        file = Path(self.run.folder, "run.json")
-        with Path(self.run.folder, "words.txt").open("ab") as words:
+        with self._words.open("ab") as words:
             member = subprocess.Popen(
-                [sys.executable, "-m", "tests.reliability.worker", role, str(file)],
+                [sys.executable, "-m", "tests.reliability.worker", role, str(Path(self.run.folder, "run.json"))],
                 env=environ,
                 stdin=subprocess.DEVNULL,
-                stdout=words,
+                stdout=subprocess.PIPE,
                 stderr=words,
             )
         self._members[member] = role
-        threading.Thread(target=self._await, args=(member,), daemon=True).start()
+        threading.Thread(target=self._listen, args=(member,), daemon=True).start()
 
-    def _await(self, member: subprocess.Popen[bytes]) -> None:
+    def _listen(self, member: subprocess.Popen[bytes]) -> None:
+        assert member.stdout
+        with member.stdout as lines:
+            for line in lines:
+                self._heard.put(json.loads(line))
         member.wait()
-        self._changed.set()
+        self._heard.put(member)
 
-    def _finished(self, source: random.Random) -> bool:
-        """Replace members that have ended; return whether the trainer has reached the end."""
-        for member, role in list(self._members.items()):
-            code = member.poll()
-            if code is None:
-                continue
-            if code == 0 and role == "train":
-                return True
-            if code == 0:  # sampling is closed
-                continue
-            del self._members[member]
-            if code == REFUSED:
-                self.refused += 1
-            elif code != -9:
-                raise RuntimeError(f"a member failed with code {code}: {self._words()}")
-            self._start(role, source)
-        return False
+    def _ended(self, member: subprocess.Popen[bytes], source: random.Random) -> None:
+        """Start another member in the place of one that was killed or refused."""
+        role, code = self._members.pop(member), member.returncode
+        if code == 0:  # it has reached the end of the run
+            return
+        if code == REFUSED:
+            self.refused += 1
+        elif member.pid not in self.killed_at:
+            raise self._failure(f"a member ended with code {code}")
+        self._start(role, source)
 
     def _kill(self, source: random.Random) -> None:
-        alive = [member for member in self._members if member.poll() is None]
-        if alive:
-            # first a role, because there is one trainer among many samplers
-            role = source.choice(sorted({self._members[member] for member in alive}))
-            member = source.choice([member for member in alive if self._members[member] == role])
+        # First a role, because there is one trainer among many samplers.
+        role = source.choice(sorted(set(self._members.values())))
+        member = source.choice([member for member, its in self._members.items() if its == role])
+        if member.poll() is None:
             self.killed_at[member.pid] = time.monotonic()
-            self.kills[self._members[member]] += 1
+            self.kills[role] += 1
             member.kill()
 
-    def _words(self) -> str:
-        with contextlib.suppress(FileNotFoundError):
-            return Path(self.run.folder, "words.txt").read_text()[-3000:]
-        return ""
+    @property
+    def _words(self) -> Path:
+        return Path(self.run.folder, "words.txt")
 
-    def events(self) -> list[dict[str, object]]:
-        """Return what the workers logged, in order."""
-        return [json.loads(line) for line in self.run.log.read_text().splitlines()]
+    def _failure(self, what: str) -> RuntimeError:
+        return RuntimeError(f"{what}: {self._words.read_text()[-3000:]}")
 
     def recoveries_s(self) -> list[float]:
-        killed = dict(self.killed_at)
+        """Return, for each slot whose record a kill ended, the seconds until it has the next record."""
         open_at: dict[tuple[object, object], float] = {}
         found = []
         owners: dict[object, tuple[object, object]] = {}
-        for event in self.events():
+        for event in self.events:
             if event["event"] == "began":
                 slot = (event["group"], event["slot"])
                 owners[event["record"]] = slot
                 if slot in open_at:
-                    found.append(float(str(event["at"])) - open_at.pop(slot))
-                at = killed.get(int(str(event["pid"])))
+                    found.append(event["at"] - open_at.pop(slot))
+                at = self.killed_at.get(event["pid"])
                 if at is not None:
                     open_at[slot] = at
             elif event["event"] == "ended":

@@ -2,7 +2,7 @@
 
 `python -m tests.reliability.worker ROLE RUN.json`. It takes part as `agentrl sample` and `agentrl train` do, by
 `Membership`, claims and turns, and may be killed at any time. A trainer keeps its checkpoint in a file, and resumes
-from it. Each line of the log is one event, with the machine's monotonic time.
+from it. Each line, with the machine's monotonic time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Run:
     tasks_per_step: int
     group_size: int = 4
     max_head_offpolicyness: int = 2
-    lease_s: float = 3.0
+    lease_s: float = 2.0
     save_steps: int = 3
     episode_s: float = 0.02
     """Longest time that an episode takes beside the store's."""
@@ -72,19 +72,12 @@ class Run:
             max_takeovers=1_000_000,
         )
 
-    @property
-    def log(self) -> Path:
-        """Return the file of all workers' events."""
-        return Path(self.folder, "events.jsonl")
 
-    def write(self, event: str, **details: object) -> None:
-        """Append an event to the log; also the line of a process that is killed right after it is whole."""
-        line = json.dumps({"event": event, "at": time.monotonic(), "pid": os.getpid(), **details}) + "\n"
-        descriptor = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+def tell(event: str, **details: object) -> None:
+    """Tell the driver of an event, on the standard output."""
+    line = json.dumps({"event": event, "at": time.monotonic(), "pid": os.getpid(), **details}) + "\n"
+    # One write, so that a process that is killed leaves no half of a line.
+    os.write(sys.stdout.fileno(), line.encode())
 
 
 class Sampler:
@@ -130,7 +123,7 @@ class Sampler:
     async def _group(self, claim: GroupClaim) -> None:
         """Run the slots of a group that no earlier member has scored."""
         if claim.takeovers:
-            self._run.write("took_over", group=claim.group_id, scored=len(claim.scored))
+            tell("took_over", group=claim.group_id, scored=len(claim.scored))
         # A member that is declared lost has lost this group; `beat` tells it so.
         with contextlib.suppress(ClaimLostError):
             slots = [slot for slot in range(claim.size) if slot not in claim.scored]
@@ -148,14 +141,14 @@ class Sampler:
             started_at=time.time(),
         )
         await self._store.add_record(record, member_id=self._member_id)
-        self._run.write("began", record=record.id, group=claim.group_id, slot=slot)
+        tell("began", record=record.id, group=claim.group_id, slot=slot)
         for seq in range(CALLS):
             await asyncio.sleep(self._source.uniform(0, self._run.episode_s))
             version = await self._store.last_version(self._run.name)
             await self._store.add_interaction(self._run.name, _interaction(record.id, seq, version))
         ended = attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0, finished_at=time.time())
         if await self._store.finish_record(ended):
-            self._run.write("ended", record=record.id)
+            tell("ended", record=record.id)
 
 
 def _interaction(record_id: str, seq: int, version: int) -> Interaction:
@@ -178,7 +171,7 @@ async def train(run: Run, store: Store) -> None:
     step = json.loads(checkpoint.read_text())["step"] if checkpoint.exists() else 0
     voided = await store.void_after(run.name, step)
     version = (await store.resume_point(run.name, step)).last_version
-    run.write("resumed", step=step, voided=voided)
+    tell("resumed", step=step, voided=voided)
     if version < 0:
         version = 0
         await store.add_version(run.name, version, step=0)
@@ -201,6 +194,7 @@ async def train(run: Run, store: Store) -> None:
             metrics={"reward/mean": 1.0},
         )
         await store.add_step(row)
+        tell("step", step=step)
         await store.add_version(run.name, version, step=step)
         if step % run.save_steps == 0 or step == run.steps:
             await store.flush()
@@ -220,7 +214,7 @@ def take_part(role: Role, run: Run) -> None:
         # Another thread than the work's: an exit is the only thing that ends all of it at once.
         membership.on_lost(lambda _: os._exit(REFUSED))
         membership.join()
-        run.write("joined", member=member.id, role=role)
+        tell("joined", member=member.id, role=role)
         asyncio.run(train(run, store) if role == "train" else Sampler(run, store, member.id).sample())
     asyncio.run(store.close())
 
@@ -234,7 +228,7 @@ def main() -> None:
     try:
         take_part(sys.argv[1], run)  # type: ignore[arg-type]
     except (MemberError, ClaimLostError) as error:
-        run.write("refused", error=str(error))
+        tell("refused", error=str(error))
         sys.exit(REFUSED)
 
 
