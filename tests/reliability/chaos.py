@@ -18,6 +18,8 @@ import attrs
 from tests.reliability.worker import REFUSED, Run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentrl_core.api.members import Role
 
 HOUR_S = 3600.0
@@ -28,6 +30,8 @@ class Faults:
     """What is done to the members."""
 
     samplers: int = 4
+    roles: Sequence[Role] = ("sample", "train")
+    """Roles of the members that are killed."""
     kills: int = 20
     """After so many kills the members are left alone, so that every run comes to its end."""
     every: tuple[int, int] = (5, 40)
@@ -119,9 +123,10 @@ class Chaos:
 
     def _kill(self, source: random.Random) -> None:
         # First a role, because there is one trainer among many samplers.
-        role = source.choice(sorted(set(self._members.values())))
-        member = source.choice([member for member, its in self._members.items() if its == role])
-        if member.poll() is None:
+        role = source.choice(self.faults.roles)
+        members = [member for member, its in self._members.items() if its == role and member.poll() is None]
+        if members:
+            member = source.choice(members)
             self.killed_at[member.pid] = time.monotonic()
             self.kills[role] += 1
             member.kill()

@@ -18,8 +18,8 @@ async def buried(store, run):
         await asyncio.sleep(0.5)  # the period of looks that a watcher has
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_nothing_is_lost_or_trained_twice_whoever_is_killed(make_run, capsys, seed):
+@pytest.mark.parametrize("roles", [["sample"], ["sample", "train"]], ids="+".join)
+def test_nothing_is_lost_or_trained_twice_whoever_is_killed(make_run, capsys, roles):
     async def account_of(chaos, store):
         await asyncio.wait_for(buried(store, chaos.run), 20 * chaos.run.lease_s)
         account = await Account.of(store, chaos.run.name)
@@ -28,11 +28,13 @@ def test_nothing_is_lost_or_trained_twice_whoever_is_killed(make_run, capsys, se
 
     with asyncio.Runner() as runner:
         run, store = runner.run(make_run(steps=12, tasks_per_step=8))
-        chaos = Chaos(run, Faults(seed=seed))
+        chaos = Chaos(run, Faults(roles=roles))
         chaos.carry_out()
         account = runner.run(account_of(chaos, store))
     with capsys.disabled():
         sys.stdout.write("\n" + "".join(f"  {name:40} {value}\n" for name, value in account.table(chaos)))
     assert account.problems(chaos) == []
+    if roles == ["sample"]:  # a trainer that resumes would cancel them, too
+        assert {record.reason for record in account.records} <= {"", "lost"}
     assert sum(chaos.kills.values()) >= 5
     assert len(account.trained) == run.steps * run.tasks_per_step * run.group_size
