@@ -77,6 +77,10 @@ class EngineError(RunError):
     """The engine cannot generate or load weights."""
 
 
+class WeightsError(EngineError):
+    """One published version of the weights is damaged, incomplete or gone; another version may be loaded instead."""
+
+
 class UnservableError(EngineError):
     """The engine cannot serve one request as it is; it still serves others."""
 
@@ -113,6 +117,15 @@ class EpisodeError(AgentRLError):
     def __reduce__(self) -> tuple[type[EpisodeError], tuple[str, str], dict[str, Any]]:
         """Pickle the constructor's arguments: exceptions with their own arguments otherwise cannot be unpickled."""
         return type(self), (self.reason, str(self)), {"details": self.details}
+
+
+class ServerLostError(AgentRLError):
+    """The serving process of an episode is gone or out of reach; the episode runs again, and its agent is not to blame.
+
+    The record ends `cancelled`, for the reason `server_lost`.
+    """
+
+    reason = "server_lost"
 
 
 class RequestError(AgentRLError):

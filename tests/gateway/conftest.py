@@ -19,7 +19,7 @@ from agentrl_core.errors import StoreError, UnavailableError
 from agentrl_core.gateway import Gateway
 from agentrl_core.http.tls_context import ssl_context
 from agentrl_core.stores.sqlite import SQLiteStore
-from agentrl_core.types import Record
+from agentrl_core.types import Episode, Record
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>")
@@ -133,6 +133,12 @@ class MemoryStore:
             await self.gate.wait()
         self.interactions.append(interaction)
 
+    async def episode(self, record_id):
+        found = tuple(item for item in self.interactions if item.record_id == record_id)
+        return Episode(
+            record=Record(id=record_id, run_id="run", task_id="t", group_id="g", sample_index=0), interactions=found
+        )
+
 
 @pytest.fixture
 def engine(chat, model_dir):
@@ -236,11 +242,20 @@ def make_record():
     return make
 
 
+def opened(gateway, record, *, seed_key, **options):
+    """Open a session without a loop: in process nothing waits."""
+    try:
+        gateway.open_session(record, seed_key=seed_key, **options).send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("opening a session in process waited")
+
+
 @pytest.fixture
 def open_session(make_record):
-    def open_one(gateway, **fields):
+    def open_one(gateway, *, seed_key=None, sampling=None, **fields):
         record = make_record(**fields)
-        return gateway.open_session(record, seed_key=(1, record.sample_index))
+        return opened(gateway, record, seed_key=seed_key or (1, record.sample_index), sampling=sampling)
 
     return open_one
 

@@ -125,7 +125,7 @@ class Episode:
     async def run(self):
         agent = self.agent
         await agent.store.add_record(self.record)
-        self.session = agent.gateway.open_session(self.record, seed_key=(agent.number,))
+        self.session = await agent.gateway.open_session(self.record, seed_key=(agent.number,))
         self.path = f"{self.session.base_url.removeprefix(agent.gateway.url)}/v1/{self.api.route}"
         history = []
         for turn in range(self.random.choice((1, 1, 2, 3))):

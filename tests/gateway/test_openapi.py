@@ -35,10 +35,15 @@ ROUTES = {
     "/rl/sessions": {"GET"},
     "/export_trajectories": {"POST"},
     "/grant_capacity": {"POST"},
+    "/rl/members/open_session": {"POST"},
+    "/rl/members/close_session": {"POST"},
+    "/rl/members/generate": {"POST"},
+    "/rl/members/status": {"GET"},
+    "/rl/members/tokenizer": {"GET"},
 }
 """All there are, by hand."""
 
-OWN = {"/rl/end_session", "/rl/set_reward"}
+OWN = {"/rl/end_session", "/rl/set_reward", "/rl/members/generate"}
 """Of the session that was opened last; the other routes outside /v1 are the admin's."""
 
 
@@ -52,6 +57,15 @@ BODIES = {
     "/rl/start_session": {"task_id": "a"},
     "/rl/set_reward": {"reward": 1.0},
     "/export_trajectories": {"session_id": "gone"},
+    "/rl/members/open_session": {
+        "run_id": "run",
+        "member_id": "m",
+        "record_id": "r",
+        "group_id": "g",
+        "seed_key": [0, 1],
+    },
+    "/rl/members/close_session": {"record_id": "r"},
+    "/rl/members/generate": {"prompt_ids": "AQAAAAIAAAA="},
 }
 """Bodies that each route reads to the end."""
 

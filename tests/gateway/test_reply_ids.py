@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from tests.gateway.conftest import MemoryStore, TalkingEngine, running_gateway
+from tests.gateway.conftest import MemoryStore, TalkingEngine, opened, running_gateway
 
 from agentrl_core.config.schema import UpstreamConfig
 from agentrl_core.types import Record
@@ -42,7 +42,7 @@ def play(chat, model_dir, agent, *, run="run", seed_key=(0, 1), **config):
     engine.replies = [TWO_CALLS] * 20
     with running_gateway(chat, engine, MemoryStore(), **config) as gateway:
         record = Record(id=f"record-of-{run}", run_id=run, task_id="t", group_id=run, sample_index=0)
-        session = gateway.open_session(record, seed_key=seed_key)
+        session = opened(gateway, record, seed_key=seed_key)
         said = asyncio.run(agent(gateway, session))
     return said, sorted(call.request.prompt_ids for call in engine.log)
 
@@ -66,15 +66,15 @@ def test_no_id_comes_twice_in_a_session(chat, model_dir):
     assert len({*calls, *(reply["id"] for reply in replies)}) == len(calls) + len(replies)
 
 
-def test_sessions_of_one_seed_key_do_not_share_ids_while_both_are_open(gateway, make_record):
+def test_sessions_of_one_seed_key_do_not_share_ids_while_both_are_open(gateway, open_session):
     async def ask(session):
         return await post(gateway, session, "chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
 
     async def both():
-        one, other = (gateway.open_session(make_record(), seed_key=(5,)) for _ in range(2))
+        one, other = (open_session(gateway, seed_key=(5,)) for _ in range(2))
         replies = await asyncio.gather(ask(one), ask(other))
         await gateway.close_session(one)
-        again = await ask(gateway.open_session(make_record(), seed_key=(5,)))
+        again = await ask(open_session(gateway, seed_key=(5,)))
         return [reply["id"] for reply in replies], again["id"]
 
     (one, other), again = asyncio.run(both())

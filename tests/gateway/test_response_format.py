@@ -83,7 +83,7 @@ def embedded(policy, store):
     def run(scenario):
         async def talking():
             record = Record(id="r", run_id="run", task_id="t", group_id="g", sample_index=0)
-            session = gateway.open_session(record, seed_key=(1, 0))
+            session = await gateway.open_session(record, seed_key=(1, 0))
             client = AsyncOpenAI(
                 base_url=session.base_url, api_key=session.api_key, http_client=gateway.http_client, max_retries=0
             )

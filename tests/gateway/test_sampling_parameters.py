@@ -58,9 +58,9 @@ def test_evaluation_samples_as_the_agent_likes(make_gateway, open_session, send_
     assert only(store).requested == {}
 
 
-def test_a_sessions_own_defaults_win(gateway, send_to, store, make_record):
+def test_a_sessions_own_defaults_win(gateway, send_to, store, open_session):
     sampling = SamplingConfig(temperature=0.5, max_tokens=9)
-    session = gateway.open_session(make_record(is_eval=True), seed_key=(0,), sampling=sampling)
+    session = open_session(gateway, is_eval=True, sampling=sampling)
     send_to(gateway, session, BODY)
     assert (only(store).sampling.temperature, only(store).sampling.max_tokens) == (0.5, 9)
 
@@ -143,13 +143,13 @@ def test_the_models_own_ends_are_ignored_where_the_config_says_so(make_gateway, 
     assert (only(store).sampling.ignore_eos, only(store).sampling.stop_token_ids) == (True, (5,))
 
 
-def test_every_call_has_its_own_seed_that_only_depends_on_its_place(make_gateway, make_record, send_to, store):
+def test_every_call_has_its_own_seed_that_only_depends_on_its_place(make_gateway, open_session, send_to, store):
     for _ in range(2):
         gateway = make_gateway()
-        session = gateway.open_session(make_record(), seed_key=(3, 0))
+        session = open_session(gateway, seed_key=(3, 0))
         for _ in range(2):
             send_to(gateway, session, BODY)
-    send_to(gateway, gateway.open_session(make_record(), seed_key=(3, 1)), BODY)
+    send_to(gateway, open_session(gateway, seed_key=(3, 1)), BODY)
     seeds = [interaction.sampling.seed for interaction in store.interactions]
     assert seeds[:2] == seeds[2:4] == [call_seed(7, 3, 0, 0), call_seed(7, 3, 0, 1)]
     assert len(set(seeds)) == 3

@@ -116,7 +116,7 @@ def stage(chat, model_dir, tmp_path, request):
     record = asyncio.run(announced())
     host, port = gateway.url.removeprefix("http://").split(":")
     proxy = CuttingProxy(host, int(port))
-    session = gateway.open_session(record, seed_key=(1,))
+    session = asyncio.run(gateway.open_session(record, seed_key=(1,)))
     by_socket = request.node.callspec.params.get("door", "socket") == "socket"
     yield Stage(engine, store, gateway, record, session, proxy, by_socket, request.node.stash.setdefault(NOTE, {}))
     gateway.close()

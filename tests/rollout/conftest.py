@@ -57,11 +57,17 @@ class MemoryGateway:
         self.fatal = None
         self.answer = "<answer>4</answer>"
 
-    def open_session(self, record, *, seed_key, sampling=None):
+    async def open_session(self, record, *, seed_key, sampling=None):
         token = f"token-{len(self.sessions)}"
         session = Session(record, seed_key, sampling, token, f"http://gateway/s/{token}", f"sk-{token}")
         self.sessions.append(session)
         return session
+
+    async def attend(self, session, work):
+        return await work
+
+    def fault_of(self, session):
+        return None
 
     async def close_session(self, session):
         await asyncio.sleep(0)

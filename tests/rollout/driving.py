@@ -96,6 +96,13 @@ class DrivenScheduler(Scheduler):
         return self._error is not None or (known and not self._groups)
 
 
+async def until(condition):
+    """Let the loop run until `condition()` holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
 async def stopped(scheduler, running):
     scheduler.stop()
     async with asyncio.timeout(PATIENCE_S):

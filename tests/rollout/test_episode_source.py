@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 
 import pytest
+from tests.rollout.driving import DrivenScheduler, stopped, until
 
 from agentrl_core.api import context as workflow_context
 from agentrl_core.config.schema import RolloutConfig
 from agentrl_core.errors import EpisodeError
 from agentrl_core.rollout.episode_source import CallSeat, EpisodeSource, Seat
 from agentrl_core.rollout.runner import Runner
-from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.types import Outcome
 
 
@@ -50,7 +50,7 @@ class Sandboxes(EpisodeSource):
 
 @pytest.fixture
 def make(store, gateway):
-    def make(source, **config):
+    def make(source, *, store=store, **config):
         return Runner(
             source=source,
             gateway=gateway,
@@ -131,7 +131,7 @@ def test_a_seat_without_a_session_rejects_its_episode(make, make_task):
 
 
 @pytest.mark.parametrize("brought", [False, True])
-def test_a_group_begins_before_its_episodes_and_ends_after_them(make, make_task, gateway, store, brought):
+def test_a_group_begins_before_its_episodes_and_ends_after_them(make, make_task, gateway, watched, brought):
     """With the run's tasks, and with tasks that the source brings."""
     images, tasks = [], [make_task("t0"), make_task("t1")]
 
@@ -143,21 +143,18 @@ def test_a_group_begins_before_its_episodes_and_ends_after_them(make, make_task,
     async def scenario():
         source = Sandboxes(agent, tasks=tasks if brought else ())
         config = RolloutConfig(group_size=2, tasks_per_step=2, max_concurrent_rollouts=4)
-        scheduler = Scheduler(
+        scheduler = DrivenScheduler(
             tasks=() if brought else tasks,
-            runner=make(source),
-            store=store,
+            runner=make(source, store=watched),
+            store=watched,
             config=config,
-            run_id="run",
             seed=0,
             shuffle=False,
         )
         running = asyncio.create_task(scheduler.run())
-        while len(store.usable) < 2:
-            await asyncio.sleep(0)
-        await scheduler.evaluate([make_task("held out")], name="eval", seed=0)
-        scheduler.stop()
-        await running
+        await until(lambda: len(watched.usable) == 2)
+        await scheduler.evaluate([make_task("held out")], name="eval")
+        await stopped(scheduler, running)
         return source
 
     source = asyncio.run(scenario())

@@ -4,7 +4,7 @@ import asyncio
 import math
 
 import pytest
-from tests.rollout.driving import PATIENCE_S, stopped
+from tests.rollout.driving import stopped, until
 
 from agentrl_core import workflow_context
 from agentrl_core.errors import EpisodeError
@@ -14,12 +14,6 @@ from agentrl_core.types import Outcome
 @pytest.fixture
 def store(watched):
     return watched
-
-
-async def until(condition):
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 @pytest.fixture

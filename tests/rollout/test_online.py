@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.gateway import conftest as parts
+from tests.rollout.driving import MEMBER, DrivenScheduler, stopped
 
 from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig
 from agentrl_core.gateway.online.leases import Claim
 from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.runner import Runner
-from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.scorers.call import normalize_scorer
 from agentrl_core.types import FinishReason, Outcome, Task
 
@@ -43,21 +43,13 @@ def make_run(database):
             config=config,
             run_id="run",
         )
-        scheduler = Scheduler(
-            tasks=rows,
-            runner=runner,
-            store=database,
-            config=config,
-            run_id="run",
-            seed=0,
-            shuffle=False,
-        )
+        scheduler = DrivenScheduler(tasks=rows, runner=runner, store=database, config=config, seed=0, shuffle=False)
+        await database.join(MEMBER)
         running = asyncio.create_task(scheduler.run())
         try:
             yield scheduler
         finally:
-            scheduler.stop()
-            await running
+            await stopped(scheduler, running)
 
     return run
 
@@ -302,7 +294,7 @@ def test_evaluations_are_done_by_outside_agents_too(rest, make_run):
             for _ in range(2):
                 await begin(rest)
             held_out = [Task(id="held-out", data={"id": "held-out", "messages": []})]
-            evaluation = asyncio.create_task(scheduler.evaluate(held_out, name="eval", seed=1))
+            evaluation = asyncio.create_task(scheduler.evaluate(held_out, name="eval"))
             opened = await work(rest, 0.75)
             found = await evaluation
             return opened["is_eval"], found.mean, found.scored, found.failed

@@ -4,7 +4,7 @@ import contextlib
 import math
 
 import pytest
-from tests.rollout.driving import PATIENCE_S, DrivenScheduler, stopped
+from tests.rollout.driving import PATIENCE_S, DrivenScheduler, stopped, until
 
 from agentrl_core import workflow_context
 from agentrl_core.api.stores import RunControl
@@ -18,13 +18,6 @@ from agentrl_core.types import Outcome
 @pytest.fixture
 def store(watched):
     return watched
-
-
-async def until(condition):
-    """Let the loop run until `condition()` holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 @pytest.fixture

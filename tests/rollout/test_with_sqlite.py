@@ -4,19 +4,17 @@ import asyncio
 
 import attrs
 import pytest
+from tests.rollout.driving import DrivenScheduler, stopped
 
 from agentrl_core import workflow_context
-from agentrl_core.api.stores import RunRow
 from agentrl_core.config.schema import RolloutConfig
 from agentrl_core.rollout.runner import Runner
-from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.rollout.workflow_call import ResolvedWorkflow, WorkflowCall
-from agentrl_core.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture
-def database(tmp_path):
-    return SQLiteStore(path=tmp_path / "agentrl.db")
+def database(watched):
+    return watched
 
 
 def test_groups_come_out_in_order_with_their_scored_records(database, gateway, make_task):
@@ -43,22 +41,17 @@ def test_groups_come_out_in_order_with_their_scored_records(database, gateway, m
     )
 
     async def scenario():
-        await database.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
-        scheduler = Scheduler(
-            tasks=[make_task(f"t{number}") for number in range(4)],
-            runner=runner, store=database, config=config, run_id="run", seed=0, shuffle=False,
-        )  # fmt: skip
+        tasks = [make_task(f"t{number}") for number in range(4)]
+        scheduler = DrivenScheduler(tasks=tasks, runner=runner, store=database, config=config, seed=0, shuffle=False)
         running = asyncio.create_task(scheduler.run())
         taken = [await database.take_groups("run", 2)]
-        evaluated = await scheduler.evaluate([make_task("e0")], name="heldout", seed=0)
-        scheduler.publish(1, 1)
+        evaluated = await scheduler.evaluate([make_task("e0")])
+        await scheduler.publish(1, 1)
         taken.append(await database.take_groups("run", 2))
-        scheduler.stop()
-        await running
+        await stopped(scheduler, running)
+        await scheduler.supply.close()
         assert await database.take_groups("run", 2) == []
-        records = await database.records("run")
-        await database.close()
-        return taken, evaluated, records
+        return taken, evaluated, await database.records("run")
 
     taken, evaluated, records = asyncio.run(scenario())
     assert [[(group.task_id, group.index, group.version) for group in groups] for groups in taken] == [
@@ -94,21 +87,16 @@ def test_tasks_of_training_and_evaluations_may_have_one_id(database, gateway, ma
         return attrs.evolve(make_task("1"), answer=answer)
 
     async def scenario():
-        await database.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
-        scheduler = Scheduler(
-            tasks=[task("trained")], runner=runner, store=database, config=config, run_id="run", seed=0
-        )
-        for name in ("eval", "hard"):
-            await scheduler.evaluate([task(name)], name=name, seed=0)
+        scheduler = DrivenScheduler(tasks=[task("trained")], runner=runner, store=database, config=config, seed=0)
         running = asyncio.create_task(scheduler.run())
+        for name in ("eval", "hard"):
+            await scheduler.evaluate([task(name)], name=name)
         await database.take_groups("run", 1)
-        scheduler.stop()
-        await running
+        await stopped(scheduler, running)
         answers = {}
         for record in await database.records("run"):
             (found,) = await database.tasks("run", task_set=record.task_set)
             answers.setdefault((record.task_set, record.is_eval), set()).add(found.answer)
-        await database.close()
         return answers
 
     assert asyncio.run(scenario()) == {

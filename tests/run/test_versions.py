@@ -3,7 +3,9 @@
 import pytest
 
 from agentrl_core.api.stores import StepRow
-from agentrl_core.run.versions import step_of_version
+from agentrl_core.batching.signal import Signal
+from agentrl_core.run.versions import TokenAges, step_of_version
+from agentrl_core.types import Episode, Group, Interaction, Outcome, Record
 
 
 def row(step, version, *, voided=False):
@@ -14,3 +16,50 @@ def row(step, version, *, voided=False):
 def test_a_version_leads_to_its_step_also_after_a_resumption(version, step):
     """The run made steps 1 and 2, went back to step 1 (version 3), and made step 2 again (version 4)."""
     assert step_of_version(version, [row(1, 1), row(2, 2, voided=True), row(2, 4)]) == step
+
+
+def make_group(*versions, index=0):
+    """A group of one record, with one call for each of `versions`; each is a list of (version, tokens)."""
+    record = Record(
+        id=f"r{index}", run_id="run", task_id="t", group_id="g", sample_index=0, outcome=Outcome.SCORED, reward=1.0
+    )
+    calls = tuple(
+        Interaction(
+            id=f"c{index}-{seq}",
+            record_id=record.id,
+            seq=seq,
+            prompt_ids=(1,),
+            output_ids=(2,) * sum(count for _, count in of_call),
+            logprobs=(-1.0,) * sum(count for _, count in of_call),
+            versions=tuple(of_call),
+            messages=(),
+            output={"role": "assistant", "content": "x"},
+        )
+        for seq, of_call in enumerate(versions)
+    )
+    return Group(
+        id=f"g{index}", run_id="run", task_id="t", index=index, episodes=(Episode(record=record, interactions=calls),)
+    )
+
+
+def test_ages_count_steps_where_versions_jump():
+    """Steps 1 and 2 made versions 1 and 2; step 2 was voided, and the run went on from step 1 as version 3."""
+    ages = TokenAges([row(1, 1), row(2, 2, voided=True)])
+    assert [ages.oldest(make_group([(version, 2)]), 1) for version in (0, 1, 3)] == [1, 0, 0]
+    ages.publish(4, 2)
+    ages.publish(5, 3)
+    assert [ages.oldest(make_group([(version, 2)]), 3) for version in (0, 1, 3, 4, 5)] == [3, 2, 2, 1, 0]
+    assert ages.oldest(make_group([(5, 1)], [(1, 3), (4, 1)]), 3) == 2
+    assert ages.oldest(make_group(), 3) == 0
+
+
+def test_metrics_of_ages_are_of_the_trained_tokens_alone():
+    ages = TokenAges()
+    for step in (1, 2, 3):
+        ages.publish(step, step)
+    old, new = make_group([(0, 1)], index=0), make_group([(1, 1), (2, 1)], [(3, 1)], index=1)
+    signal = Signal(
+        sampled=(old, new), groups=(new,), advantages={"c1-0": 1.0, "c1-1": 1.0}, dropped={"flat": 1}, with_signal=1
+    )
+    assert ages.of_trained(signal, 3) == {"rollout/token_age_max": 2.0, "rollout/token_age_min": 0.0}
+    assert ages.of_trained(Signal(groups=(), advantages={}, dropped={}, with_signal=0), 3) == {}

@@ -14,11 +14,17 @@ OF_THE_LOOP = {
     "rollout/answers_found",
     "rollout/calls_with_unseen_tools",
     "rollout/groups_topped_up",
+    "rollout/groups_stale",
     "rollout/groups_unusable",
     "rollout/groups_requeued",
+    "rollout/token_age_max",
+    "rollout/token_age_min",
+    "rollout/tokens_discarded",
     "rollout/tokens_per_s",
     "time/rollout_s",
+    "time/sample_idle_s",
     "time/step_s",
+    "time/train_idle_s",
 }
 """What the loop adds to the learner's metrics."""
 

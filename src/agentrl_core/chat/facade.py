@@ -52,7 +52,10 @@ class Chat:
         parser: ToolParser,
         reasoning: ReasoningFormat,
         stop_token_ids: Sequence[int],
+        directory: Path | None = None,
     ) -> None:
+        self.directory = directory
+        """Model directory that it was read from; None if it was built from parts."""
         self._template = template
         self._tokenizer = tokenizer
         self.parser = parser
@@ -94,6 +97,7 @@ class Chat:
             parser=parser,
             reasoning=reasoning or recognise_reasoning(files.template, files.tokenizer.is_added),
             stop_token_ids=files.stop_token_ids,
+            directory=Path(path),
         )
 
     @property

@@ -257,6 +257,17 @@ class TokenizerFiles:
     stop_token_ids: tuple[int, ...]
 
 
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
+"""Files of a model directory that `read_tokenizer_files` reads; only the first must be there."""
+
+
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     """Read a Hugging Face model directory; `ConfigError` names the file that is missing or broken."""
     path = directory / "tokenizer.json"

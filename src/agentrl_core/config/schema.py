@@ -367,6 +367,24 @@ class EvalConfig:
 
 
 @attrs.frozen(kw_only=True)
+class WeightsConfig:
+    """Place where `agentrl train` publishes policy versions for `agentrl serve`; `agentrl run` needs none."""
+
+    place: str | None = field(default=None, validator=validators.optional(filled))
+    """Folder that trainer and servers share, such as one of a network file system; each run has its own folder in it.
+    None: `weights` in the run's folder."""
+
+
+@attrs.frozen(kw_only=True)
+class RolesConfig:
+    """Cooperation of `agentrl train`, `serve` and `sample` as separate processes."""
+
+    wait_s: float | None = field(default=600.0, validator=validators.optional(positive))
+    """Longest time in seconds that one of them waits for another; then it ends with an error that names what it waited
+    for. None: no limit."""
+
+
+@attrs.frozen(kw_only=True)
 class PluginsConfig:
     """Plugin packages and modules to load."""
 
@@ -417,6 +435,8 @@ class RunConfig:
     """Store of records, calls and steps: `sqlite`, one file per run."""
     trackers: tuple[Component, ...] = (Component("console"), Component("jsonl"), Component("curve"))
     """Outputs for metrics: `console` (the terminal), `jsonl` (metrics.jsonl), `curve` (reward.png), or a package's."""
+    weights: WeightsConfig = field(factory=WeightsConfig)
+    roles: RolesConfig = field(factory=RolesConfig)
     launcher: Component = Component("local")
     """Only `local`, on this machine; the option is there because configs of other trainers set it."""
     plugins: PluginsConfig = field(factory=PluginsConfig)

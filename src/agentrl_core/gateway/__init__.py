@@ -13,7 +13,8 @@ The path of a call to the policy, one module per step:
 5. `sampling`: run the engine; `recording`: store the interactions.
 6. `answering`: encode the reply, whole or as a stream, with the same dialect.
 
-`online` serves agents outside of the run, which open, end and reward their sessions over HTTP.
+`online` serves agents outside of the run, which open, end and reward their sessions over HTTP; `members` serves the
+episodes of the run's sampling members in other processes.
 """
 
 from agentrl_core.gateway.gateway import Gateway

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_core.chat.template_check import Stability
 from agentrl_core.errors import RunError
 from agentrl_core.gateway.admission import Admission
 from agentrl_core.gateway.answering import Answerer
 from agentrl_core.gateway.large_requests import LargeRequests
+from agentrl_core.gateway.members.routes import MemberControl
+from agentrl_core.gateway.members.sessions import MemberSessions
 from agentrl_core.gateway.metering import CpuMeter
 from agentrl_core.gateway.online.admin import Admin, exposed
 from agentrl_core.gateway.online.leases import Leases
@@ -28,17 +30,20 @@ from agentrl_core.gateway.upstream_calls import UpstreamCalls
 from agentrl_core.gateway.upstreams import Upstreams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Coroutine, Iterator, Mapping
 
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.stores import Store
     from agentrl_core.chat.facade import Chat
     from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+    from agentrl_core.errors import ServerLostError
     from agentrl_core.gateway.call_types import ChatRequest, Reply
     from agentrl_core.gateway.online.leases import Claim
     from agentrl_core.gateway.serving.server import GatewayServer
     from agentrl_core.gateway.serving.transport import InProcessClient
     from agentrl_core.types import Interaction, Record
+
+T = TypeVar("T")
 
 
 class Gateway:
@@ -111,6 +116,25 @@ class Gateway:
             public_url=config.public_url,
             version=lambda: engine.version,
         )
+        self._members = MemberSessions(
+            store=store,
+            open_session=lambda record, seed_key, sampling: self.open_session(
+                record, seed_key=seed_key, sampling=sampling
+            ),
+            close_session=self.close_session,
+        )
+        members = MemberControl(
+            admin=admin,
+            sessions=self._sessions,
+            members=self._members,
+            run_id=run_id,
+            sampling=sampling,
+            chat=chat,
+            base_url=control.base_url,
+            version=lambda: engine.version,
+            fatal=lambda: self.fatal,
+            ask=self.ask,
+        )
         self._large = LargeRequests(self._meter.add)
         self._answerer = Answerer(
             admission=self._admission,
@@ -128,7 +152,7 @@ class Gateway:
             large=self._large,
             meter=self._meter,
             admin=admin,
-            pages=control.pages(),
+            pages={**control.pages(), **members.pages()},
         )
         """Entry point of HTTP requests, from the server and from `http_client` alike."""
         self._server: GatewayServer | None = None
@@ -243,7 +267,7 @@ class Gateway:
         self._large.close()
         self._upstreams.close()
 
-    def open_session(
+    async def open_session(
         self, record: Record, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None = None
     ) -> Session:
         """Open the session of a record, with which its agent can make LLM calls.
@@ -267,6 +291,18 @@ class Gateway:
         """Load this run's online sessions from the store; return how many of them are open."""
         return await self._online.restore()
 
+    async def close_sessions_of(self, member_id: str) -> int:
+        """Close the sessions of a sampling member that has left or was declared lost; return how many there were.
+
+        Its running generations are aborted, and it can open no more sessions here.
+        """
+        return await self._members.close_all_of(member_id)
+
+    @property
+    def member_sessions(self) -> int:
+        """Number of sessions that sampling members have open."""
+        return self._members.count
+
     def pause(self, session: Session | None = None) -> None:
         """Hold back new calls of one session, or of all; running generations go on. Idempotent."""
         self._admission.pause(session)
@@ -283,6 +319,14 @@ class Gateway:
             yield
         finally:
             self.resume()
+
+    async def attend(self, session: Session, work: Coroutine[Any, Any, T]) -> T:  # noqa: ARG002 - served by this process
+        """Await an agent's work; this process serves it, so its server cannot be lost meanwhile."""
+        return await work
+
+    def fault_of(self, session: Session) -> ServerLostError | None:  # noqa: ARG002 - served by this process
+        """Return None: calls reach their own process."""
+        return None
 
     async def close_session(self, session: Session) -> tuple[Interaction, ...]:
         """End a session and return its interactions, ordered by `seq`.

@@ -100,13 +100,23 @@ class ServerClient:
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
     async def request(
-        self, method: str, path: str, body: bytes = b"", *, silence_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        silence_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> ServerReply:
-        """Return a reply whose status and headers have come; leaving its `with` early ends the connection."""
+        """Return a reply whose status and headers have come; leaving its `with` early ends the connection.
+
+        `headers` are sent with this request only, in place of the client's own of the same names.
+        """
         import aiohttp
 
         silence_s = self._silence_s if silence_s is None else silence_s
         fields = {"Accept": "application/json, text/event-stream", "Accept-Encoding": "identity", **self._headers()}
+        fields |= headers or {}
         if body:
             fields["Content-Type"] = "application/json"
         to_proxy = {} if self._proxy is None else self._proxy.headers

@@ -13,6 +13,18 @@ if TYPE_CHECKING:
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "init": ("Write a demo, or a config for an agent that you already have.", "agentrl_core.cli.init:init"),
     "run": ("Train an agent from a config file.", "agentrl_core.cli.run:run"),
+    "train": (
+        "Train on what a run's samplers produce: create the run, or resume it.",
+        "agentrl_core.cli.roles:train",
+    ),
+    "serve": (
+        "Serve the policy of a run to its samplers, always with the newest weights.",
+        "agentrl_core.cli.roles:serve",
+    ),
+    "sample": (
+        "Run the agent of a run on its servers; start as many of these as you like.",
+        "agentrl_core.cli.roles:sample",
+    ),
     "sft": ("Fine-tune a model on demonstrations.", "agentrl_core.cli.sft:sft"),
     "config": ("Show and check configs.", "agentrl_core.cli.config:app"),
     "doctor": ("Find what keeps a run from working, and how to fix it.", "agentrl_core.cli.doctor:doctor"),

@@ -22,7 +22,7 @@ from agentrl_core.rollout.token_level.engine import RecordEngine
 
 if TYPE_CHECKING:
     from agentrl_core.config.schema import SamplingConfig
-    from agentrl_core.gateway import Gateway, Session
+    from agentrl_core.rollout.episode_gateway import EpisodeGateway, EpisodeSession
     from agentrl_core.types import Message, Record, Task
 
 AgentCall: TypeAlias = Callable[[dict[str, Any], Mapping[str, Any]], Awaitable[Any]]
@@ -39,8 +39,8 @@ class OpenEpisode:
 
     task: Task
     record: Record
-    session: Session
-    gateway: Gateway
+    session: EpisodeSession
+    gateway: EpisodeGateway[Any]
     ask_scorer: Callable[[str, Sequence[Message]], Awaitable[float]]
     """Function that asks the task's scorer about a reply in the middle of the episode."""
     timeout_s: float
@@ -73,10 +73,16 @@ class Seat(ABC):
     """Place that is reserved for one episode, such as a worker process or the session of an agent that waits."""
 
     async def open_session(
-        self, gateway: Gateway, record: Record, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None
-    ) -> Session:
+        self,
+        gateway: EpisodeGateway[Any],
+        record: Record,
+        *,
+        seed_key: tuple[int, ...],
+        sampling: SamplingConfig | None,
+    ) -> EpisodeSession:
         """Open the session of the episode; the runner closes it. `EpisodeError` rejects the record."""
-        return gateway.open_session(record, seed_key=seed_key, sampling=sampling)
+        session: EpisodeSession = await gateway.open_session(record, seed_key=seed_key, sampling=sampling)
+        return session
 
     @abstractmethod
     async def run(self, episode: OpenEpisode) -> AgentResult:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrl_core.errors import EpisodeError, RequestError
 from agentrl_core.gateway.online.session import last_call, until_over
+from agentrl_core.gateway.sessions import Session
 from agentrl_core.rollout.episode_source import EpisodeSource, OpenEpisode, Seat, SlotNotTaken
 from agentrl_core.rollout.run_agent import AgentResult
 
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from agentrl_core.config.schema import AgentConfig, GatewayConfig, RolloutConfig, SamplingConfig
-    from agentrl_core.gateway import Gateway, Session
+    from agentrl_core.gateway import Gateway
     from agentrl_core.gateway.online.leases import Lease
     from agentrl_core.gateway.online.session import OnlineSession
+    from agentrl_core.rollout.episode_gateway import EpisodeGateway
     from agentrl_core.types import Record, Task
 
 
@@ -69,7 +71,7 @@ class OnlineAgents(EpisodeSource):
         """
         first = self._first.pop(record.group_id, None)
         if first is not None:
-            yield _OnlineSeat(first, self._config, self._ttl_s)
+            yield _OnlineSeat(first, self._gateway, self._config, self._ttl_s)
             return
         # The first agent of such a group chose the task. Agents that work on other tasks must not get its other slots.
         reserved = record.group_id in self._unplanned
@@ -81,7 +83,7 @@ class OnlineAgents(EpisodeSource):
                 # An agent may have taken the slot at the moment of the timeout: then the slot is its own.
                 if not lease.claimed.done():
                     raise SlotNotTaken from None
-            yield _OnlineSeat(lease, self._config, self._ttl_s)
+            yield _OnlineSeat(lease, self._gateway, self._config, self._ttl_s)
 
 
 @attrs.frozen
@@ -89,17 +91,24 @@ class _OnlineSeat(Seat):
     """Slot that an agent has taken: opens the agent's session, and waits for its reward."""
 
     lease: Lease
+    own_gateway: Gateway
+    """Gateway at which the agent waits: in this process, unlike some of those that other seats get."""
     config: AgentConfig
     ttl_s: float
     """Time without a call after which the agent counts as gone, in seconds; 0: no limit."""
 
     async def open_session(
-        self, gateway: Gateway, record: Record, *, seed_key: tuple[int, ...], sampling: SamplingConfig | None
+        self,
+        gateway: EpisodeGateway[Any],  # noqa: ARG002 - the gateway at which the agent waits
+        record: Record,
+        *,
+        seed_key: tuple[int, ...],
+        sampling: SamplingConfig | None,
     ) -> Session:
         """Open the session of the agent that took the slot, and answer the agent's request with it."""
         lease = self.lease
         try:
-            session = await gateway.open_online_session(
+            session = await self.own_gateway.open_online_session(
                 record, lease.claimed.result(), seed_key=seed_key, sampling=sampling
             )
         except RequestError as refusal:
@@ -112,9 +121,9 @@ class _OnlineSeat(Seat):
     async def run(self, episode: OpenEpisode) -> AgentResult:
         """Wait until the agent has ended its session and posted its reward."""
         session, reward_timeout_s = episode.session, self.config.reward_timeout_s
-        online = session.online
-        if online is None:
+        if not isinstance(session, Session) or session.online is None:
             raise TypeError("the session was not opened by an agent from elsewhere")
+        online = session.online
         bound = await until_over(session, online, ttl_s=self.ttl_s, limit_s=episode.timeout_s)
         if bound:
             return AgentResult(

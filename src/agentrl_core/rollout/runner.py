@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.api.scoring import Answer
-from agentrl_core.errors import EpisodeError
+from agentrl_core.errors import EpisodeError, RunError, ServerLostError
 from agentrl_core.rollout.episode_source import OpenEpisode
 from agentrl_core.rollout.failures import describe, format_traceback, reason_of
 from agentrl_core.rollout.rewards import ask_scorer, early_request, read_reward, score_episode, storable
@@ -25,12 +26,14 @@ from agentrl_core.types import Episode, Interaction, Message, Outcome, Record, T
 if TYPE_CHECKING:
     from agentrl_core.api.stores import Store
     from agentrl_core.config.schema import RolloutConfig, SamplingConfig
-    from agentrl_core.gateway import Gateway, Session
+    from agentrl_core.rollout.episode_gateway import EpisodeGateway, EpisodeSession
     from agentrl_core.rollout.episode_source import EpisodeSource, Seat
     from agentrl_core.scorers.call import NormalizedScorer
 
 logger = logging.getLogger(__name__)
 
+_MOST_LOSSES = 10
+"""Losses of a slot's server in a row after which the run ends: perhaps the slot's own calls crash it."""
 _LONGEST_DETAIL = 2_000
 """Characters kept of the message about a bad reward or score, which may quote what a workflow returned."""
 
@@ -46,7 +49,7 @@ class Runner:
         self,
         *,
         source: EpisodeSource,
-        gateway: Gateway,
+        gateway: EpisodeGateway[Any],
         store: Store,
         scorer_for: Callable[[Task], NormalizedScorer],
         config: RolloutConfig,
@@ -80,9 +83,11 @@ class Runner:
         """Run the workflow once on `task` and store its outcome; an empty `record_id` makes a new one.
 
         Faults of the agent or the scorer end up in the record's outcome. Cancelling this call cancels the agent and
-        aborts its generations; the record ends `cancelled`. Raises `RunError` if the engine, the gateway or the store
-        has failed: then no record's outcome could be trusted; `ClaimLostError` if `member_id` is given and does not
-        have the group any more. If someone else has ended the record meanwhile, the returned record is theirs.
+        aborts its generations; the record ends `cancelled`. If the episode's server is lost, that record ends
+        `cancelled`, too, and the episode runs again under a new id with the same random numbers. Raises `RunError` if
+        the engine, the gateway or the store has failed: then no record's outcome could be trusted; `ClaimLostError` if
+        `member_id` is given and does not have the group any more. If someone else has ended the record meanwhile, the
+        returned record is theirs.
         """
         record = Record(
             id=record_id or uuid.uuid4().hex[:16],
@@ -95,10 +100,19 @@ class Runner:
             task_set=task_set,
             started_at=self._clock(),
         )
-        # The clock starts at the seat: waiting for a free worker or an online agent is not the episode's time.
-        async with self.source.seat(task, record) as seat:
-            record = attrs.evolve(record, started_at=self._clock())
-            return await self._run_record(task, record, seat, seed_key, sampling, member_id)
+        for _ in range(_MOST_LOSSES):
+            try:
+                # The clock starts at the seat: waiting for a free worker or an online agent is not the episode's time.
+                async with self.source.seat(task, record) as seat:
+                    record = attrs.evolve(record, started_at=self._clock())
+                    return await self._run_record(task, record, seat, seed_key, sampling, member_id)
+            except ServerLostError as loss:
+                logger.warning("record %s of task %s runs again: %s", record.id, task.id, loss)
+                record, lost = attrs.evolve(record, id=uuid.uuid4().hex[:16]), loss
+        raise RunError(
+            f"task {task.id}: sample {sample_index} of group {group_id} lost its server {_MOST_LOSSES} times in a row, "
+            f"the last time because {lost}; read the log of `agentrl serve`: a call of this task may crash it"
+        )
 
     async def _run_record(
         self,
@@ -112,16 +126,20 @@ class Runner:
         self._check_gateway()
         await self._store.add_record(record, member_id=member_id)
         ended = attrs.evolve(record, outcome=Outcome.CANCELLED)
-        interactions: tuple[Interaction, ...] = ()
         try:
             session = await seat.open_session(self._gateway, record, seed_key=seed_key, sampling=sampling)
             try:
-                done = await seat.run(self._open_episode(task, record, session))
-            finally:
+                done = await self._gateway.attend(session, seat.run(self._open_episode(task, record, session)))
+            except BaseException:
                 # Even in a cancelled episode: its calls stay stored, and generations that still run are aborted.
-                interactions = await unbroken(self._gateway.close_session(session))
+                with contextlib.suppress(ServerLostError):
+                    await unbroken(self._gateway.close_session(session))
+                raise
+            interactions = await unbroken(self._gateway.close_session(session))
             self._check_gateway()
             ended = await self._outcome(task, Episode(record=record, interactions=interactions), done)
+            if ended.outcome is not Outcome.SCORED and (fault := self._gateway.fault_of(session)) is not None:
+                raise fault
             # An agent on plain HTTP often raises with the status alone: add the reason that the gateway gave.
             if session.refusal and ended.outcome is not Outcome.SCORED:
                 ended = attrs.evolve(ended, detail=f"{ended.detail}; the gateway's last refusal: {session.refusal}")
@@ -129,6 +147,10 @@ class Runner:
             ended = attrs.evolve(ended, detail=_without_secrets(ended.detail, session), score_details=details)
         except asyncio.CancelledError as cancellation:
             ended = attrs.evolve(ended, reason=cancelled_for(cancellation))
+            raise
+        except ServerLostError as loss:
+            detail = tell(str(loss), _LONGEST_DETAIL)
+            ended = attrs.evolve(record, outcome=Outcome.CANCELLED, reason=loss.reason, detail=detail)
             raise
         except EpisodeError as error:
             # Only `open_session` raises it here: there was no session.
@@ -145,7 +167,7 @@ class Runner:
             logger.info("record %s of task %s failed: %s\n%s", record.id, task.id, ended.detail, trace)
         return Episode(record=ended, interactions=interactions)
 
-    def _open_episode(self, task: Task, record: Record, session: Session) -> OpenEpisode:
+    def _open_episode(self, task: Task, record: Record, session: EpisodeSession) -> OpenEpisode:
         return OpenEpisode(
             task=task,
             record=record,
@@ -231,7 +253,7 @@ def _check_called(interactions: Sequence[Interaction]) -> None:
         )
 
 
-def _without_secrets(text: str, session: Session) -> str:
+def _without_secrets(text: str, session: EpisodeSession) -> str:
     """Replace a session's key, and its address, which grants the same access, in a text."""
     for secret, name in ((session.api_key, "<api_key>"), (session.token, "<session>")):
         # Where the text was cut in the middle of the secret, its beginning is left.

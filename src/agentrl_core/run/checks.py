@@ -91,6 +91,20 @@ class Checks(ComponentChecks[RunConfig]):
         yield from self.defined_scorers()
         yield from self.tasks()
 
+    def serving(self) -> Iterator[str]:
+        """Run the checks of `agentrl serve`, which needs neither tasks nor scorers nor the agent."""
+        yield from self.imports()
+        yield from self.modes()
+        yield from self.of_kinds("engines", "stores", "tool_parsers")
+
+    def sampling(self) -> Iterator[str]:
+        """Run the checks of `agentrl sample`, except `workflow`; it needs neither the model nor the loss."""
+        yield from self.modules()
+        yield from self.modes()
+        yield from self.of_kinds("stores")
+        yield from self.defined_scorers()
+        yield from self.tasks()
+
     def modules(self) -> Iterator[str]:
         """Import the modules that may register components: the config's modules, and the module of an inline agent."""
         yield from self.imports()

@@ -145,9 +145,13 @@ class ComponentChecks(Generic[C]):
     def components(self) -> Iterator[str]:
         """Check the loss, and every component that the option of its kind names."""
         yield from self._loss()
-        for kind in KINDS.values():
-            for key, component in _named(self._run, kind.option):
-                yield from problems_of(functools.partial(self._component, kind.name, key, component))
+        yield from self.of_kinds(*KINDS)
+
+    def of_kinds(self, *kinds: str) -> Iterator[str]:
+        """Check every component that the options of these kinds name."""
+        for kind in kinds:
+            for key, component in _named(self._run, KINDS[kind].option):
+                yield from problems_of(functools.partial(self._component, kind, key, component))
 
     def _component(self, kind: str, key: str, component: Component) -> None:
         """Build a component, or only compare its options with its constructor's signature."""

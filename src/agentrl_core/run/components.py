@@ -24,6 +24,7 @@ from agentrl_core.run.loss import settled
 from agentrl_core.scorers.table import check_scorers
 
 if TYPE_CHECKING:
+    from agentrl_core.api.members import Role
     from agentrl_core.config import LoadedConfig
     from agentrl_core.plugins.registry import Registry
     from agentrl_core.rollout.episode_source import EpisodeSource
@@ -50,19 +51,25 @@ class RunComponents(BuiltComponents[RunConfig]):
 
 
 def resolve(
-    loaded: LoadedConfig[RunConfig], *, workflow: object | None = None, workflow_kwargs: Mapping[str, Any] | None = None
+    loaded: LoadedConfig[RunConfig],
+    *,
+    workflow: object | None = None,
+    workflow_kwargs: Mapping[str, Any] | None = None,
+    role: Role | None = None,
 ) -> RunComponents:
     """Load the registry, the tasks and the workflow; raise one `UsageError` for everything that would fail later.
 
     `workflow` replaces the config's workflow. `workflow_kwargs` are its options, in addition to those of the config.
-    In the mode `subproc` the worker processes run when this returns; `RunComponents.close` ends them.
+    In the mode `subproc` the worker processes run when this returns; `RunComponents.close` ends them. With `role`, only
+    what this member of a run needs is checked and loaded: `serve` has no tasks, and only `sample` has the workflow.
     """
     wait_without_spinning()
     config = loaded.run
     registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
     registry.hooks.notify("configure", config=config)
-    checks = Checks(loaded, registry, load_datasets=True)
-    if problems := list(dict.fromkeys(checks.all())):
+    checks = Checks(loaded, registry, load_datasets=True, binds=role in (None, "serve"))
+    found = {"serve": checks.serving, "sample": checks.sampling}.get(role or "", checks.all)
+    if problems := list(dict.fromkeys(found())):
         raise ConfigError("\n".join(problems))
     unknown = unknown_variables(os.environ, named_variables(configs.dump(config)))
     for note in (*unknown, *check_scorers(checks.scorers.made, config.gateway)):
@@ -75,9 +82,14 @@ def resolve(
     for name, tasks in eval_sets.items():
         if not tasks:
             raise DataError(f"{loaded.where('data.eval')}: the task set '{name}' is empty; expected at least one task")
-    loaded = attrs.evolve(loaded, run=settled(loaded, registry))
-    resolved = _workflow(loaded, registry, config.workflow if workflow is None else workflow, workflow_kwargs)
+    if role in (None, "train"):
+        loaded = attrs.evolve(loaded, run=settled(loaded, registry))
+    resolved = None
+    if role in (None, "sample"):
+        resolved = _workflow(loaded, registry, config.workflow if workflow is None else workflow, workflow_kwargs)
     used = {} if resolved is None else {"workflow": resolved.name}
+    if role == "train" and config.workflow is not None:
+        used["workflow"] = config.workflow.use  # its samplers load it
     used |= {f"scorers:{name}": description for name, description in checks.scorers.used.items()}
     return RunComponents(
         loaded=loaded,

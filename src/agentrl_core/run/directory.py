@@ -111,6 +111,18 @@ class RunDirectory:
             ) from error
         return cls(path.resolve())
 
+    def add_missing(self) -> None:
+        """Create what a member of the run needs on a machine that the run did not begin on: a folder for its log.
+
+        Raises `UsageError` if the folder cannot be created.
+        """
+        try:
+            for folder in (self.path, self.path / "logs"):
+                with suppress(FileExistsError):
+                    make_private_folder(folder)
+        except OSError as error:
+            raise UsageError(f"cannot create {self.path}: {error}; set output_dir to another folder") from error
+
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """Open the folder of an earlier run; raise `UsageError` if there is none at `path`."""
@@ -224,8 +236,8 @@ class RunDirectory:
             yield
 
     @contextmanager
-    def logging_to(self, role: str, rank: int = 0) -> Iterator[None]:
-        """Write agentrl's log records into the log file of this process while the context lasts."""
+    def logging_to(self, role: str, rank: int = 0) -> Iterator[Path]:
+        """Write agentrl's log records into the log file of this process while the context lasts; yield its path."""
         try:
             self.log(role, rank).parent.mkdir(exist_ok=True)
             handler = _LogFile(self.log(role, rank), encoding="utf-8", errors="backslashreplace")
@@ -238,7 +250,7 @@ class RunDirectory:
         logger.setLevel(logging.INFO)
         logger.propagate = False  # only trackers write to the terminal
         try:
-            yield
+            yield self.log(role, rank)
         finally:
             logger.removeHandler(handler)
             logger.setLevel(previous[0])

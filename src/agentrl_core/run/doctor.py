@@ -24,7 +24,9 @@ from agentrl_core.plugins.references import one_line
 from agentrl_core.run.checks import Checks
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.in_process import InProcessSampling, members
+from agentrl_core.run.in_process import InProcessSampling
+from agentrl_core.run.membership import Membership
+from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.start import untrained_start
 from agentrl_core.run.stores import check_store, scratch_store
 from agentrl_core.types import Outcome
@@ -192,7 +194,8 @@ def _rehearsal(components: RunComponents) -> Iterator[Finding]:
         closing.callback(lambda: asyncio.run(store.close()))
         try:
             start = untrained_start(components, directory, store)
-            membership = closing.enter_context(members(components.config, store, directory.name))
+            both = [new_member(components, directory.name, role) for role in ("train", "sample")]
+            membership = closing.enter_context(Membership(store, both))
             membership.join()
             notices: list[str] = []
             side = InProcessSampling(

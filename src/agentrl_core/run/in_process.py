@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from agentrl_core.api.members import Member, Role
 from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.chat import Chat
@@ -26,7 +25,6 @@ from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.run.group_supply import GroupSupply
-from agentrl_core.run.membership import Membership
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
 from agentrl_core.run.threads import LoopThread
 
@@ -35,11 +33,10 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.group_queue import OvertakeLimits
-    from agentrl_core.api.stores import Store
     from agentrl_core.api.weights import WeightSource
-    from agentrl_core.config.schema import RunConfig
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import RunComponents
+    from agentrl_core.run.membership import Membership
     from agentrl_core.run.start import Start
     from agentrl_core.types import Evaluation, Group, Record, Task
 
@@ -285,15 +282,6 @@ class InProcessSampling(SamplingSide):
     def _close_client(self) -> None:
         for closing in (self.gateway.http_client.close_for_good(), close_borrowed()):
             self._agents.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
-
-
-def members(
-    config: RunConfig, store: Store, run_id: str, *, notice: Callable[[str], None] = lambda _: None
-) -> Membership:
-    """Return the membership of a process that samples and trains, before it joins."""
-    roles: tuple[Role, ...] = ("train", "sample")
-    both = [Member(run_id=run_id, role=role, lease_s=config.rollout.lease_s) for role in roles]
-    return Membership(store, both, notice=notice)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

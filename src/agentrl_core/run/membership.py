@@ -120,6 +120,11 @@ class Membership:
         if not thread.is_alive():
             loop.close()
 
+    def tell(self) -> None:
+        """Send a heartbeat now, with a new report, because others wait for what it says; blocks."""
+        with contextlib.suppress(StoreError, TimeoutError):  # `_serve` tries again, and knows when the lease is over
+            self._call(self._beat(), limit_s=self._lease_s)
+
     def check(self) -> None:
         """Raise `MemberError` if this process is not a member any more.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -15,24 +14,21 @@ from agentrl_core.errors import UsageError
 from agentrl_core.plugins.manager import load_registry
 from agentrl_core.run import sft
 from agentrl_core.run.components import RunComponents, resolve
-from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.directory import RunDirectory
-from agentrl_core.run.in_process import InProcessSampling, members
+from agentrl_core.run.in_process import InProcessSampling
 from agentrl_core.run.interruption import Interruption
-from agentrl_core.run.lifecycle import carry_out
-from agentrl_core.run.loop import TrainingLoop
 from agentrl_core.run.loss import settled
 from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
+from agentrl_core.run.training_run import Begin, run_training
 
 if TYPE_CHECKING:
-    from agentrl_core.api.stores import Store
+    from agentrl_core.api.members import Role
     from agentrl_core.api.trackers import RunSummary
     from agentrl_core.run.events import RunEvents
+    from agentrl_core.run.membership import Membership
 
 _DECIDED = ("aggregation", "unit", "horizon")
 """Options of the section `loss` that the loss sets if the config does not; it also chooses the advantage."""
-Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents, Callable[[], None]], Start]"
-"""Function that makes a run's start: `fresh_start` or `resumed_start`."""
 
 
 class Trainer:
@@ -144,32 +140,21 @@ def _unsettled(kept: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
 
 
 def _run(components: RunComponents, directory: RunDirectory, begin: Begin, interruption: Interruption) -> RunSummary:
-    """Run both sides in this process, inside the frame of `carry_out`."""
-    started = time.time()
+    """Run both sides in this process."""
 
-    def work(store: Store, events: RunEvents) -> RunSummary:
-        if fewer := learner_threads(components.config, usable_cores())[1]:
-            events.notice(fewer)
-        with members(components.config, store, directory.name, notice=events.notice) as membership:
-            membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
-            start = begin(components, directory, store, events, membership.join)
-            events.notice("starting the engine and the gateway")
-            sampling = InProcessSampling(
-                components,
-                start,
-                directory.name,
-                membership=membership,
-                admin_key_file=directory.admin_key,
-                on_scored=events.record_scored,
-                on_ended=events.progress.ended,
-                notice=events.notice,
-                asked_to_stop=interruption.check,
-            )
-            try:
-                loop = TrainingLoop(components, directory, start, sampling, events, interruption, started_at=started)
-            except BaseException:  # from here on the loop closes the sampling side
-                sampling.close()
-                raise
-            return loop.run()
+    def open_sampling(start: Start, membership: Membership, events: RunEvents) -> InProcessSampling:
+        events.notice("starting the engine and the gateway")
+        return InProcessSampling(
+            components,
+            start,
+            directory.name,
+            membership=membership,
+            admin_key_file=directory.admin_key,
+            on_scored=events.record_scored,
+            on_ended=events.progress.ended,
+            notice=events.notice,
+            asked_to_stop=interruption.check,
+        )
 
-    return carry_out(components, directory, work)
+    roles: tuple[Role, ...] = ("train", "sample")
+    return run_training(components, directory, begin, interruption, roles=roles, open_sampling=open_sampling)

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.concurrency.threads import call_on_thread
-from agentrl_core.errors import EngineError
 from agentrl_core.stores.folder_lock import FolderInUseError, folder_lock, is_abandoned
-from agentrl_core.weights.finite import not_finite
-from agentrl_core.weights.manifest import write_manifest
+from agentrl_core.weights.saving import check_module, disk_errors, save_module
 
 if TYPE_CHECKING:
     from agentrl_core.api.weights import WeightSource
@@ -49,10 +47,6 @@ class WeightsFolder:
         if isinstance(source, DirectoryWeights):
             return Path.cwd() / source.path
         module = source.module
-        if getattr(module, "save_pretrained", None) is None:
-            raise EngineError(
-                f"weights of {type(module).__name__}: expected a transformers model, with save_pretrained"
-            )
         return await call_on_thread(lambda: self._write(module, version), name="weights")
 
     def close(self) -> None:
@@ -63,27 +57,13 @@ class WeightsFolder:
         self._lock.close()
 
     def _write(self, module: Any, version: int) -> Path:
-        from safetensors import SafetensorError
-
-        if broken := not_finite(module):
-            raise EngineError(
-                f"version {version} is not published: {len(broken)} of the policy's weights contain NaN or infinite "
-                f"numbers (the first is {broken[0]}); resume from an earlier checkpoint with a lower trainer.lr"
-            )
-        try:
+        check_module(module, version)
+        with disk_errors(version, self._own or self._root or Path(tempfile.gettempdir()), "engine.weights_dir"):
             own = self._folder()
             for earlier in own.glob("version-*"):
                 shutil.rmtree(earlier)
             directory = own / f"version-{version}"
-            module.save_pretrained(directory)
-            write_manifest(directory, version=version)
-        # torch and safetensors raise their own errors for a full disk.
-        except (OSError, RuntimeError, SafetensorError) as error:
-            where = self._own or self._root
-            raise EngineError(
-                f"cannot write the weights of version {version} to {where}: {error}; make room on that disk, or set "
-                "engine.weights_dir to another place"
-            ) from error
+            save_module(module, directory, version)
         return directory
 
     def _folder(self) -> Path:

@@ -129,7 +129,7 @@ class Run:
                 sample_index=number,
             )
             await self._store.add_record(record)
-            self._sessions.append(self.gateway.open_session(record, seed_key=(0, number)))
+            self._sessions.append(await self.gateway.open_session(record, seed_key=(0, number)))
         return [{"url": item.base_url, "key": item.api_key} for item in self._sessions[-count:]]
 
     async def close(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+import stat
 from typing import TYPE_CHECKING
 
 from agentrl_core.concurrency.secrecy import withhold
@@ -66,6 +67,42 @@ def make_key(path: Path) -> str:
     except OSError as error:
         raise RunError(f"cannot write the admin key to {path}: {error.strerror}; make the folder writable") from error
     return key
+
+
+def shared_key(path: Path) -> str:
+    """Return the key in `path`, which another process of the run has made, or make one; `RunError` if neither works.
+
+    Servers of one run on one machine share the key, and a server that starts again keeps it, so that samplers need not
+    read it anew.
+    """
+    if (found := read_key(path)) is not None:
+        return found
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    key = make_key(draft)
+    try:
+        # A link appears with its whole content, and fails if another server was faster.
+        path.hardlink_to(draft)
+    except FileExistsError:
+        return read_key(path) or key
+    except OSError as error:
+        raise RunError(f"cannot write the admin key to {path}: {error.strerror}; make the folder writable") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return key
+
+
+def read_key(path: Path) -> str | None:
+    """Return the key in `path`; None if there is none, or other users could have read or written it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            return None
+        key = file.read().strip()
+    return key if len(key) >= LEAST_KEY else None
 
 
 def exposed(host: str, variable: str) -> str | None:

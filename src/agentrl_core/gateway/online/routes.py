@@ -147,14 +147,14 @@ class Control:
         body: dict[str, Any] = {
             "session_id": session.record_id,
             "api_key": session.api_key,
-            "base_url": self._base_url(request),
+            "base_url": self.base_url(request),
         }
         if task is not None:
             body |= {"task": {"id": task.id, "data": dict(task.data)}, "is_eval": is_eval}
         return json_response(body)
 
-    def _base_url(self, request: HttpRequest) -> str:
-        """Return the session's `base_url` for the agent: the configured address, else the one of this request.
+    def base_url(self, request: HttpRequest) -> str:
+        """Return the address at which agents reach the gateway: the configured one, else that of this request.
 
         A proxy's header that it received the request by TLS is believed from any client. A client that forges it only
         gets an https address. To ignore a true one would make agents send their keys unencrypted.

@@ -17,6 +17,8 @@ from agentrl_core.gateway.dialects import (
     responses,
 )
 from agentrl_core.gateway.dialects.shape import Schema, anything, listed, one_of, shaped, text
+from agentrl_core.gateway.members import routes as members
+from agentrl_core.gateway.members.wire import GENERATE_REQUEST
 from agentrl_core.gateway.online import routes
 from agentrl_core.gateway.serving.web import MAX_BODY_BYTES
 
@@ -50,9 +52,13 @@ _REQUESTS = {
     "StartRequest": routes.START_REQUEST,
     "RewardRequest": routes.REWARD_REQUEST,
     "ExportRequest": routes.EXPORT_REQUEST,
+    "OpenRequest": members.OPEN_REQUEST,
+    "CloseRequest": members.CLOSE_REQUEST,
+    "GenerateRequest": GENERATE_REQUEST,
 }
 _CALL_REFUSALS = (400, 401, 403, 404, 410, 413, 429, 500, 502, 503)
 _GET_REFUSALS = (400, 401, 403, 404, 410, 500, 503)
+_MEMBER_REFUSALS = (400, 401, 403, 404, 409, 410, 413, 429, 500, 502, 503)
 _ADMIN_REFUSALS = (400, 401, 403, 409, 410, 413, 429, 500, 503)
 
 _TEXT, _ID = text(), text(minLength=1)
@@ -119,6 +125,17 @@ _REPLIES = {
     "Rewarded": shaped({"message": one_of("success")}),
     "Export": shaped({"session_id": _ID, "interactions": {"type": "object", "additionalProperties": anything()}}),
     "Capacity": shaped({"capacity": _POSITIVE}),
+    "Opened": shaped({"base_url": _ID, "api_key": _ID, "open_sessions": _COUNT}),
+    "Closed": shaped({"interactions": listed(anything()), "refusal": _TEXT, "open_sessions": _COUNT}),
+    "Generated": shaped(
+        {
+            "interaction": anything(),
+            "prompt_tokens": _POSITIVE,
+            "finish_reason": one_of("stop", "length", "tool_calls"),
+        }
+    ),
+    "Status": shaped({"run_id": _ID, "version": _COUNT, "open_sessions": _COUNT}),
+    "Tokenizer": shaped({"files": {"type": "object", "additionalProperties": _TEXT}}),
     # Data of events are JSON as each API documents it, and `[DONE]` at the end in OpenAI's APIs.
     "Event": shaped({"data": _TEXT}, event=_TEXT),
     "OpenaiError": shaped({"error": shaped({"message": _TEXT, "type": _TEXT, "param": _MAYBE_TEXT, "code": _TEXT})}),
@@ -170,6 +187,14 @@ def _paths() -> dict[str, Any]:
         "/rl/set_reward": _post(reward, "rl_set_reward", "Rewarded", "RewardRequest"),
         "/rl/sessions": _get("List the sessions of agents from elsewhere", "Sessions"),
         "/export_trajectories": _post(export, "export_trajectories", "Export", "ExportRequest"),
+        # Records that other processes of the run sample; all but `generate` need the admin key.
+        "/rl/members/open_session": _member("Open the session of a record", "open_session", "Opened", "OpenRequest"),
+        "/rl/members/close_session": _member(
+            "Close the session of a record", "close_session", "Closed", "CloseRequest"
+        ),
+        "/rl/members/generate": _member("Sample one reply to token ids", "generate", "Generated", "GenerateRequest"),
+        "/rl/members/status": _get("Show the state of this server", "Status"),
+        "/rl/members/tokenizer": _get("Read the files of the tokenizer", "Tokenizer"),
         "/grant_capacity": _post("Let one more session be opened outside training", "grant_capacity", "Capacity"),
     }
 
@@ -196,6 +221,10 @@ def _get(summary: str, reply: str, *in_path: str) -> dict[str, Any]:
 
 def _post(summary: str, name: str, reply: str, request: str | None = None) -> dict[str, Any]:
     return {"post": _operation(summary, name, reply, _ADMIN_REFUSALS, request)}
+
+
+def _member(summary: str, name: str, reply: str, request: str) -> dict[str, Any]:
+    return {"post": _operation(summary, f"members_{name}", reply, _MEMBER_REFUSALS, request)}
 
 
 def _operation(

@@ -85,12 +85,17 @@ class _WithoutTokens(logging.Filter):
 _WITHOUT_TOKENS = _WithoutTokens()
 
 
+def hide_tokens() -> None:
+    """Keep the tokens of sessions out of what httpx2 logs; for every client whose requests go to a gateway."""
+    # The filter is one object, which a logger adds only once, even for many clients.
+    logging.getLogger("httpx2").addFilter(_WITHOUT_TOKENS)
+
+
 class InProcessClient(SharedClient):
     """Shared client that reaches the gateway without a socket, and other hosts over the network."""
 
     def __init__(self, handle: Handle, url: str) -> None:
-        # The filter is one object, which a logger adds only once, even for many clients.
-        logging.getLogger("httpx2").addFilter(_WITHOUT_TOKENS)
+        hide_tokens()
         super().__init__(
             mounts={url.replace("http://", "all://"): InProcessTransport(handle)},
             verify=ssl_context(),

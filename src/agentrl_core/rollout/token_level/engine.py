@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentrl_core.chat.facade import Chat
-    from agentrl_core.gateway import Gateway, Session
+    from agentrl_core.rollout.episode_gateway import EpisodeGateway, EpisodeSession
     from agentrl_core.types import Message
 
 _ID_PREFIX = "gen-"
@@ -23,7 +23,7 @@ _ID_PREFIX = "gen-"
 class RecordEngine:
     """Samples for one record, under the same rules as calls over HTTP."""
 
-    def __init__(self, gateway: Gateway, session: Session) -> None:
+    def __init__(self, gateway: EpisodeGateway[Any], session: EpisodeSession) -> None:
         self._gateway, self._session = gateway, session
 
     @property

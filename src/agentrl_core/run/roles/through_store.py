@@ -1,0 +1,268 @@
+"""Sampling side of a trainer whose servers and samplers are other processes: works through the store and weights alone.
+
+What the samplers and servers count comes with their heartbeats, so the counts of a step may lag behind it by one
+heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agentrl_core.api.weights import ModuleWeights
+from agentrl_core.errors import RunError
+from agentrl_core.run.group_supply import GroupSupply
+from agentrl_core.run.roles.waiting import LOOK_S, Wait
+from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
+from agentrl_core.run.threads import LoopThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from agentrl_core.api.group_queue import OvertakeLimits
+    from agentrl_core.api.members import Member, Role
+    from agentrl_core.api.weights import WeightSource
+    from agentrl_core.run.components import RunComponents
+    from agentrl_core.run.start import Start
+    from agentrl_core.types import Evaluation, Group, Task
+    from agentrl_core.weights.place import WeightsPlace
+
+T = TypeVar("T")
+
+_COUNTED = ("outcomes", "groups", "answers", "calls", "cpu_ms", "idle_ms")
+"""Keys of members' reports with counts, which only grow: ended records, groups and answers of a sampler; LLM calls of a
+server; milliseconds of CPU time of both, by part, and milliseconds in which a sampler ran no episode."""
+
+_WATCH_S = 1.0
+_LOADING_S = 10.0
+"""Seconds of loading a version after which the user is told."""
+_QUIET_S = 60.0
+"""Seconds without an ended episode or a served call after which the user is told."""
+_END_S = 15.0
+_KINDS: Mapping[Role, str] = {"serve": "a server", "sample": "a sampler", "train": "the trainer"}
+_ENDED = {"lost": "is lost", "left": "has left", "live": "is live"}
+
+
+class SamplingThroughStore(SamplingSide):
+    """Sampling by the serving and sampling members of a run, as the training loop sees it.
+
+    The constructor publishes the weights of `start` and blocks until a server has loaded them. Every wait for other
+    members is told by `notice` and ends after `roles.wait_s` with `RunError`; `asked_to_stop` is called meanwhile, and
+    its exception ends the wait. `command(role)` is the command line that starts a member.
+    """
+
+    def __init__(
+        self,
+        components: RunComponents,
+        start: Start,
+        run_id: str,
+        *,
+        place: WeightsPlace,
+        notice: Callable[[str], None],
+        asked_to_stop: Callable[[], None],
+        command: Callable[[Role], str],
+    ) -> None:
+        from agentrl_core.training.checkpoint import Companions  # imports torch, so after the cheap checks
+
+        self._config, self._components = components.config, components
+        self._store, self._run_id, self._place = start.store, run_id, place
+        self._companions = Companions.read(start.model_dir)
+        self._asked_to_stop, self._command = asked_to_stop, command
+        self._supply = GroupSupply(start.store, run_id)
+        limit_s = components.config.roles.wait_s
+        self._wait, self._loading = Wait(notice, limit_s), Wait(notice, limit_s, quiet_s=_LOADING_S)
+        self._stall = Wait(
+            notice, None if limit_s is None else limit_s + components.config.rollout.timeout_s, quiet_s=_QUIET_S
+        )
+        self._version, self._steps_done = start.version, start.step
+        self._drained: dict[str, Counter[str]] = {}
+        self._servers: Sequence[Member] = ()
+        self._loop = LoopThread("store", workers=1)
+        try:
+            self._before = self._counts(self._run(self._store.members(run_id)))
+            self._drained = {name: Counter(counts) for name, counts in self._before.items()}
+            self.load_weights(start.version, start.learner.weights())
+            self._run(self._until_loaded())
+        except BaseException:
+            self._loop.close()
+            raise
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines of the servers about engine and chat template, each once."""
+        return list(dict.fromkeys(line for server in self._servers for line in server.report.get("notices", ())))
+
+    @property
+    def max_tokens(self) -> int:
+        """Limit of a reply in tokens where the agent sets none."""
+        return min(int(server.report["max_tokens"]) for server in self._servers)
+
+    @property
+    def llm_calls(self) -> int:
+        """Replies of the policy since this process began, as of the servers' last heartbeats."""
+        return self._drained["calls"]["llm"] - self._before["calls"]["llm"]
+
+    @property
+    def waits_for(self) -> str:
+        """Text for other members of what the trainer waits for; empty if it does not wait."""
+        return self._wait.what or self._loading.what or self._stall.what
+
+    def begin(self) -> None:
+        """Add the tasks, and let training episodes begin."""
+        self._run(self._supply.open(self._components.tasks, self._steps_done))
+
+    def take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
+        """Block until the next `count` groups are ready; `RunError` if no server, sampler or episode comes in time."""
+        return self._run(self._take_groups(count, ahead))
+
+    async def _take_groups(self, count: int, ahead: OvertakeLimits) -> Sequence[Group]:
+        groups = await self._watched(self._supply.take(count, ahead))
+        if len(groups) < count:
+            raise RunError("sampling was closed before the step had all of its groups")
+        return groups
+
+    def replace(self, groups: int) -> None:
+        """Sample `groups` more groups for this step, in place of groups that were taken and then filtered out."""
+        self._run(self._supply.replace(groups))
+
+    def load_weights(self, version: int, source: WeightSource) -> None:
+        """Publish weights for the servers; the next operation that needs them waits until the servers have them.
+
+        Not this one: a Ctrl-C is held back from the change of the weights to the end of the step.
+        """
+        if not isinstance(source, ModuleWeights):
+            raise TypeError(f"expected the learner's module, got {type(source).__name__}")
+        self._place.write(version, source.module, companions=self._companions)
+        self._version = version
+
+    def open_capacity(self, version: int, steps_done: int) -> None:  # noqa: ARG002  # `load_weights` had the version
+        """Wait until all live servers have the version, then admit the groups that may follow `steps_done` steps."""
+        self._steps_done = steps_done
+        self._run(self._until_loaded())
+        self._run(self._supply.admit(steps_done))
+
+    def evaluate(self, sets: Mapping[str, Sequence[Task]], tasks: int) -> dict[str, Evaluation]:
+        """Have the first `tasks` tasks of each set run once, and return the results by name; blocks until all are."""
+        self._run(self._until_loaded())
+        return {
+            name: self._run(self._watched(self._supply.evaluate(name, members[:tasks], version=self._version)))
+            for name, members in sets.items()
+        }
+
+    def drain_counts(self) -> SampledCounts:
+        """Return what ended since the last call, as far as the samplers have told."""
+        members = self._run(self._store.members(self._run_id))
+        samplers = sum(member.role == "sample" and member.state == "live" for member in members)
+        now = self._counts(members)
+        new = {name: counts - self._drained[name] for name, counts in now.items()}
+        self._drained = now
+        takes_tools = all(server.report.get("takes_tools", True) for server in self._servers)
+        return SampledCounts(
+            outcomes=new["outcomes"],
+            groups=new["groups"],
+            answers=new["answers"],
+            unseen_tools=None if takes_tools else new["calls"]["unseen_tools"],
+            idle_s=new["idle_ms"]["sampler"] / 1000 / max(1, samplers),
+        )
+
+    def close(self) -> SamplingTotals:
+        """Return what was sampled since this process began; the other members go on until the run has ended."""
+        try:
+            self._loop.try_run(self._drain_last(), "reading the samplers' last counts", limit_s=_END_S)
+        finally:
+            self._loop.close()
+        total = {name: counts - self._before[name] for name, counts in self._drained.items()}
+        return SamplingTotals(
+            outcomes=total["outcomes"],
+            groups=total["groups"],
+            llm_calls=self.llm_calls,
+            cpu_seconds={name: float(total["cpu_ms"][name]) / 1000 for name in ("agent", "gateway", "engine")},
+        )
+
+    async def _drain_last(self) -> None:
+        self._drained = self._counts(await self._store.members(self._run_id))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run(work, asked_to_stop=self._asked_to_stop)
+
+    async def _until_loaded(self) -> None:
+        """Wait until every live server has the current version, and at least one is there."""
+        while True:
+            members = await self._store.members(self._run_id)
+            servers = [member for member in members if member.role == "serve" and member.state == "live"]
+            behind = [server for server in servers if int(server.report.get("version", -1)) < self._version]
+            if servers and not behind:
+                self._servers = servers
+                self._wait.over()
+                self._loading.over()
+                return
+            refused = [error for server in servers if (error := _refusal(server, self._version))]
+            if refused and len(refused) == len(servers):
+                raise RunError(f"no server could load version {self._version}: {refused[0]}")
+            if not self._missing(members, "serve"):
+                names = ", ".join(server.name for server in behind)
+                self._wait.over()
+                self._loading.on(
+                    f"{names} to load version {self._version} of the weights from {self._place.root}",
+                    "see its log, or end that process",
+                )
+            await asyncio.sleep(LOOK_S)
+
+    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await what samplers do; raise `RunError` if a kind of member is missing for too long, or all stand still."""
+        task = asyncio.ensure_future(work)
+        ended = -1
+        try:
+            while not (await asyncio.wait({task}, timeout=_WATCH_S))[0]:
+                members = await self._store.members(self._run_id)
+                paused = (await self._store.control(self._run_id)).wanted == "pause"
+                if paused or not (self._missing(members, "serve") or self._missing(members, "sample")):
+                    counts = self._counts(members)
+                    # A served call is progress too, because episodes may be long.
+                    before, ended = ended, counts["outcomes"].total() + counts["calls"].total()
+                    if paused or ended != before:
+                        self._wait.over()
+                        self._stall.over()
+                    else:
+                        self._stand_still(members)
+            return task.result()
+        finally:
+            task.cancel()
+            self._wait.over()
+            self._stall.over()
+
+    def _missing(self, members: Sequence[Member], role: Role) -> bool:
+        """Return whether the run has no live member of a role; wait for one then."""
+        if any(member.role == role and member.state == "live" for member in members):
+            return False
+        earlier = [member for member in members if member.role == role]
+        last = f" (the last one, {earlier[-1].name}, {_ENDED[earlier[-1].state]})" if earlier else ""
+        self._wait.on(f"{_KINDS[role]}{last}", f"start one with `{self._command(role)}`")
+        return True
+
+    def _stand_still(self, members: Sequence[Member]) -> None:
+        """Wait for any episode to end or any call to be served."""
+        waiting = {
+            f"{member.name} waits for {what}"
+            for member in members
+            if member.state == "live" and member.role != "train" and (what := member.report.get("waits_for"))
+        }
+        self._stall.on(
+            "an episode to end" + (f" ({'; '.join(sorted(waiting))})" if waiting else ""),
+            f"see the samplers' logs; an episode ends after rollout.timeout_s = {self._config.rollout.timeout_s:g} s",
+        )
+
+    def _counts(self, members: Sequence[Member]) -> dict[str, Counter[str]]:
+        """Return the sums of what all members have counted, also those that are gone."""
+        sums: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}
+        for member in members:
+            for name, total in sums.items():
+                total.update(member.report.get(name, {}))
+        return sums
+
+
+def _refusal(server: Member, version: int) -> str:
+    """Return why a server could not load a version; empty if it has not tried, or could."""
+    refused = server.report.get("refused", {})
+    return str(refused["error"]) if refused.get("version") == version else ""

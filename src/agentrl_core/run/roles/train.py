@@ -1,0 +1,67 @@
+"""`agentrl train`: creates a run or resumes it, and trains on what samplers in other processes put into the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl_core import config as configs
+from agentrl_core.errors import UsageError
+from agentrl_core.run.components import resolve
+from agentrl_core.run.interruption import Interruption
+from agentrl_core.run.roles.joining import Commands, run_directory, weights_place
+from agentrl_core.run.roles.through_store import SamplingThroughStore
+from agentrl_core.run.start import Start, check_reference, fresh_start, resumed_start
+from agentrl_core.run.training_run import Begin, run_training
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from agentrl_core.api.trackers import RunSummary
+    from agentrl_core.run.events import RunEvents
+    from agentrl_core.run.membership import Membership
+
+
+def train(config: str | os.PathLike[str], overrides: Sequence[str] = (), *, name: str = "") -> RunSummary:
+    """Create the run `name`, or resume it from its newest checkpoint, and train it to the end.
+
+    A run that is resumed goes on with the given config and overrides. Blocks and raises like `Trainer.train`, and
+    `MemberError` if a live server or sampler has another config.
+    """
+    loaded = configs.load(Path(config), overrides, name=name or None)
+    command = Commands.of(config, loaded)
+    return Interruption().run(lambda interruption: _train(loaded, command, interruption))
+
+
+def _train(
+    loaded: configs.LoadedConfig[configs.RunConfig], command: Commands, interruption: Interruption
+) -> RunSummary:
+    directory = run_directory(loaded.run)
+    components = resolve(loaded, role="train")
+    directory.add_missing()
+    begin: Begin = fresh_start
+    if directory.snapshot.is_file():
+        if directory.command != "run":
+            raise UsageError(f"run '{directory.name}' is a supervised fine-tuning; choose another --name")
+        check_reference(components, directory)
+        begin = resumed_start
+    with directory.locked():  # a run that is being trained keeps its snapshot
+        directory.write_snapshot(configs.dump_without_passwords(components.config), components.base_dir)
+
+    def open_sampling(start: Start, membership: Membership, events: RunEvents) -> SamplingThroughStore:
+        def asked_to_stop() -> None:
+            interruption.check()
+            membership.check()
+
+        return SamplingThroughStore(
+            components,
+            start,
+            directory.name,
+            place=weights_place(components, directory, directory.identity),
+            notice=events.notice,
+            asked_to_stop=asked_to_stop,
+            command=command,
+        )
+
+    return run_training(components, directory, begin, interruption, roles=("train",), open_sampling=open_sampling)

@@ -1,0 +1,79 @@
+"""One run of the training loop as a member of the run, whichever way the trainer reaches its samplers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from agentrl_core.run.cpu_budget import learner_threads, usable_cores
+from agentrl_core.run.lifecycle import carry_out
+from agentrl_core.run.loop import TrainingLoop
+from agentrl_core.run.membership import Membership
+from agentrl_core.run.roles.agreement import check_agreement, check_tasks, new_member
+
+if TYPE_CHECKING:
+    from agentrl_core.api.members import Member, Role
+    from agentrl_core.api.stores import Store
+    from agentrl_core.api.trackers import RunSummary
+    from agentrl_core.run.components import RunComponents
+    from agentrl_core.run.directory import RunDirectory
+    from agentrl_core.run.events import RunEvents
+    from agentrl_core.run.interruption import Interruption
+    from agentrl_core.run.sampling import SamplingSide
+    from agentrl_core.run.start import Start
+
+Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents, Callable[[], None]], Start]"
+"""Function that makes a run's start: `fresh_start` or `resumed_start`."""
+
+
+class OpenSampling(Protocol):
+    """Function that opens the sampling side of a trainer, which has joined the run."""
+
+    def __call__(self, start: Start, membership: Membership, events: RunEvents) -> SamplingSide:
+        """Open it; the training loop closes it."""
+        ...
+
+
+def run_training(
+    components: RunComponents,
+    directory: RunDirectory,
+    begin: Begin,
+    interruption: Interruption,
+    *,
+    roles: Sequence[Role],
+    open_sampling: OpenSampling,
+) -> RunSummary:
+    """Train to the end inside the frame of `carry_out`, as a member in each of `roles`."""
+    started = time.time()
+
+    def work(store: Store, events: RunEvents) -> RunSummary:
+        if fewer := learner_threads(components.config, usable_cores())[1]:
+            events.notice(fewer)
+        members = [new_member(components, directory.name, role) for role in roles]
+        with Membership(store, members, report=_report, notice=events.notice) as membership:
+            membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
+            start = begin(components, directory, store, events, lambda: _join(store, membership))
+            sampling = open_sampling(start, membership, events)
+            try:
+                loop = TrainingLoop(components, directory, start, sampling, events, interruption, started_at=started)
+            except BaseException:  # from here on the loop closes the sampling side
+                sampling.close()
+                raise
+            return loop.run()
+
+    return carry_out(components, directory, work)
+
+
+def _report(member: Member) -> Mapping[str, Any]:
+    return member.report
+
+
+def _join(store: Store, membership: Membership) -> None:
+    """Join the run, unless its tasks have changed, or other members have another config."""
+    (trainer,) = [member for member in membership.members if member.role == "train"]
+    others = asyncio.run(store.members(trainer.run_id))
+    check_tasks(trainer, others)
+    check_agreement(trainer, others)
+    membership.join()

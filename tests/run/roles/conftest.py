@@ -1,0 +1,62 @@
+"""Fixtures for runs whose parts are processes of their own."""
+
+import json
+import re
+import signal
+from contextlib import ExitStack
+
+import pytest
+
+_TABLE_ROW = r"^\s+{step}\s+\d+\s"
+
+
+class Process:
+    """One member as a process, with its output so far."""
+
+    def __init__(self, program):
+        self._program, self.told = program, ""
+
+    def until(self, pattern):
+        """Read the output up to a line that matches; fail with what there is if the process ends before."""
+        for line in self._program.stdout:
+            self.told += line
+            if re.search(pattern, line):
+                return
+        raise AssertionError(f"no line matches {pattern!r} in:\n{self.told}")
+
+    def until_step(self, step):
+        self.until(_TABLE_ROW.format(step=step))
+
+    def kill(self):
+        self.signal(signal.SIGKILL)
+        assert self.ends() == -signal.SIGKILL
+
+    def signal(self, number):
+        self._program.send_signal(number)
+
+    def ends(self):
+        """Return the exit code, after the whole output."""
+        self.told += self._program.stdout.read()
+        return self._program.wait(600)
+
+
+@pytest.fixture
+def role(warm, tmp_path):
+    """`role("serve", "a.b=c")` starts a member of the run `r` of `config.yaml`; all are killed at the end."""
+    with ExitStack() as running:
+        yield lambda name, *overrides, config="config.yaml": Process(
+            running.enter_context(warm.program(name, config, "--name", "r", *overrides, cwd=tmp_path))
+        )
+
+
+@pytest.fixture
+def written(project, tmp_path):
+    """Write the small project's config, with sections to change, as `config.yaml`; return its path."""
+
+    def write(**sections):
+        config = project(**{"trackers": ["console", "jsonl"], **sections})
+        path = tmp_path / "config.yaml"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return path
+
+    return write
