@@ -14,6 +14,7 @@ from agentrl_core.types import Outcome
 
 if TYPE_CHECKING:
     from tests.reliability.chaos import Chaos
+    from tests.reliability.worker import Run
 
     from agentrl_core.api.members import Member
     from agentrl_core.api.run_rows import GroupRow, StepRow
@@ -46,9 +47,9 @@ class Account:
             trained=[episode for episode in episodes if episode is not None],
         )
 
-    def problems(self, chaos: Chaos) -> list[str]:
+    def problems(self, run: Run, chaos: Chaos) -> list[str]:
         """Return what must not be, one line each; empty if the run is in order."""
-        run, live = chaos.run, [step for step in self.steps if not step.voided]
+        live = [step for step in self.steps if not step.voided]
         groups = {group.id: group for group in self.groups}
         consumed = [name for step in live for name in step.groups]
         records = [name for step in live for name in step.records]
@@ -104,7 +105,7 @@ class Account:
         """Return the number of steps that were done when a version was published."""
         return max((step.step for step in self.steps if step.version <= version and not step.voided), default=0)
 
-    def table(self, chaos: Chaos) -> list[tuple[str, str]]:
+    def table(self, run: Run, chaos: Chaos) -> list[tuple[str, str]]:
         """Return what was done to the run and what became of it, for people."""
         outcomes = Counter(
             f"{record.outcome.value}({record.reason})" if record.reason else record.outcome.value
@@ -124,7 +125,7 @@ class Account:
             "from a kill to the slot's next record": (
                 f"median {median(recoveries):.1f} s, longest {max(recoveries):.1f} s" if recoveries else "-"
             ),
-            "lease": f"{chaos.run.lease_s:g} s",
+            "lease": f"{run.lease_s:g} s",
             "wall": f"{chaos.wall_s:.0f} s",
         }
         return list(told.items())

@@ -20,9 +20,9 @@ async def buried(store, run):
 
 @pytest.mark.parametrize("roles", [["sample"], ["sample", "train"]], ids="+".join)
 def test_nothing_is_lost_or_trained_twice_whoever_is_killed(make_run, capsys, roles):
-    async def account_of(chaos, store):
-        await asyncio.wait_for(buried(store, chaos.run), 20 * chaos.run.lease_s)
-        account = await Account.of(store, chaos.run.name)
+    async def account_of(run, store):
+        await asyncio.wait_for(buried(store, run), 20 * run.lease_s)
+        account = await Account.of(store, run.name)
         await store.close()
         return account
 
@@ -30,10 +30,10 @@ def test_nothing_is_lost_or_trained_twice_whoever_is_killed(make_run, capsys, ro
         run, store = runner.run(make_run(steps=12, tasks_per_step=8))
         chaos = Chaos(run, Faults(roles=roles))
         chaos.carry_out()
-        account = runner.run(account_of(chaos, store))
+        account = runner.run(account_of(run, store))
     with capsys.disabled():
-        sys.stdout.write("\n" + "".join(f"  {name:40} {value}\n" for name, value in account.table(chaos)))
-    assert account.problems(chaos) == []
+        sys.stdout.write("\n" + "".join(f"  {name:40} {value}\n" for name, value in account.table(run, chaos)))
+    assert account.problems(run, chaos) == []
     if roles == ["sample"]:  # a trainer that resumes would cancel them, too
         assert {record.reason for record in account.records} <= {"", "lost"}
     assert sum(chaos.kills.values()) >= 5

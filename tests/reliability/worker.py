@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,25 @@ class Run:
     save_steps: int = 3
     episode_s: float = 0.02
     """Longest time that an episode takes beside the store's."""
+    samplers: int = 4
+
+    @property
+    def members(self) -> Mapping[Role, int]:
+        """Return the number of members by role."""
+        return {"train": 1, "sample": self.samplers}
+
+    def command(self, role: Role) -> Sequence[str]:
+        """Return the command of this program."""
+        return (sys.executable, "-m", "tests.reliability.worker", role, str(Path(self.folder, "run.json")))
+
+    def heard(self, role: Role, line: str) -> Mapping[str, Any]:
+        """Return the event of a line, see `tell`."""
+        event: Mapping[str, Any] = json.loads(line)
+        return {"work": 1, **event} if event["event"] in ("began", "ended") else event
+
+    def is_refusal(self, code: int) -> bool:
+        """Return whether a member ended because it was declared lost, or was not let in."""
+        return code == REFUSED
 
     def open(self) -> Store:
         """Open the store."""
@@ -221,9 +240,9 @@ def take_part(role: Role, run: Run) -> None:
 
 def main() -> None:
     """Take part in the run of a file."""
-    # No process compares its clock with another's, so each may be wrong by an hour and by more every second.
+    # No process compares its clock with another's, so each may be wrong by an hour, and jump at every look.
     skew_s, now = float(os.environ.get("WALL_CLOCK_SKEW_S", "0")), time.time
-    time.time = lambda: now() + skew_s
+    time.time = lambda: now() + random.uniform(-skew_s, skew_s)
     run = Run(**json.loads(Path(sys.argv[2]).read_text()))
     try:
         take_part(sys.argv[1], run)  # type: ignore[arg-type]
