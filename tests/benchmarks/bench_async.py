@@ -87,7 +87,7 @@ def one_process(options: argparse.Namespace) -> Iterator[Row]:
         f"core-{options.peer_commit}",
         "-c",
         ROOT / "constraints.txt",
-        f"agentrl-core @ git+{ROOT.as_uri()}@{options.peer_commit}",
+        f"git+{ROOT.as_uri()}@{options.peer_commit}",
         "openai",
     )
     pythons = {"ours": Path(sys.executable), "peer": peer / "bin/python"}
