@@ -1,0 +1,1 @@
+"""Samplers that only use the store, for the benchmark `store`."""
