@@ -18,7 +18,6 @@ from agentrl_core.run.step_warnings import StepWarnings, answers_found
 from agentrl_core.run.versions import TokenAges
 
 if TYPE_CHECKING:
-
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
@@ -56,6 +55,7 @@ class TrainingLoop:
         rows = self._earlier_steps()
         earlier = [row.metrics for row in rows]
         self._ages = TokenAges(rows)
+        self._ages.publish(self._version, self._step)
         self._recent_rewards = [metrics.get("reward/mean", 0.0) for metrics in earlier][-_STEPS_AT_TARGET:]
         self._sampled_at: float | None = None
         self._progress = events.progress
