@@ -250,6 +250,26 @@ def test_seals_in_another_order_are_named(copy):
     assert named(found, "seal 2: changed", "written as seal 1")
 
 
+def test_a_single_seal_that_was_written_anew_is_named(copy):
+    """Its own digest fits, but the next seal names the old one."""
+    store = SQLiteStore(path=copy / "agentrl.db")
+    rows = asyncio.run(store.seals("calm-otter"))
+    asyncio.run(store.close())
+    made = attrs.evolve(Seal.of(rows[2]), sealed_at=1.0).row()
+    with sqlite3.connect(copy / "agentrl.db") as db:
+        db.execute("UPDATE seals SET body = ?, digest = ? WHERE number = 2", (made.body, made.digest))
+    db.close()
+    assert named(check(copy), "seal 3: changed", "does not follow")
+
+
+def test_a_step_that_was_copied_is_named(copy):
+    change(
+        copy,
+        "INSERT INTO steps SELECT 99, run_id, step, version, groups, records, metrics, voided FROM steps WHERE voided",
+    )
+    assert named(check(copy), "a step: added")
+
+
 def test_a_chain_that_lost_its_end_is_named(copy):
     change(copy, "DELETE FROM seals WHERE number = (SELECT max(number) FROM seals)")
     assert named(check(copy), "the last seals: removed")

@@ -40,6 +40,7 @@ class Reports:
             "llm_calls": 24_310,
             "cpu_seconds": {"agent": 61.25, "gateway": 24.0, "engine": 80.5, "learner": 70.25},
             "wall_s": 251.2,
+            "head": "3e81f72b",
         }
         return RunSummary(**{**default, **fields})
 

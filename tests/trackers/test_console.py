@@ -99,6 +99,7 @@ def test_the_summary_tells_all_that_one_looks_for(tracker, output, reports, tmp_
         "records              scored 12,500, failed(ValueError) 3",
         "LLM calls            24,310",
         "CPU seconds          agent 61.2 + gateway 24.0 + engine 80.5 + learner 70.2 = 236.0",
+        "sealed, head         3e81f72b",
         "reward curve         reward.png",
         "checkpoints          none in checkpoints",
         "episodes             agentrl trace list .",

@@ -78,6 +78,8 @@ class RunSummary:
     exact_tokens: int = 0
     """Number of trained tokens that the engine is known to have sampled after exactly the trained prompt."""
     error: str = ""
+    head: str = ""
+    """Digest of the last seal of the run's audit chain, for `agentrl trace verify --head`."""
     groups: Mapping[str, int] = attrs.field(factory=dict)
     """Numbers of training groups. `sampled`: all that ended. `unusable`: those of them without enough scored records.
     `requeued`: those of the unusable ones whose task was put back. `dropped(REASON)`: dropped by a filter.

@@ -28,7 +28,7 @@ from agentrl_core.errors import StoreError
 from agentrl_core.weights.manifest import peek_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from agentrl_core.api.stores import EndedRecord, SealRow, StepRow, Store
     from agentrl_core.run.directory import RunDirectory
@@ -78,8 +78,8 @@ class AuditTrail:
             self._seal("step", [row], checkpoints=self._unsealed_checkpoints(newest_only=True), weights=published)
         )
 
-    def end(self, notice: Callable[[str], None], *, failed: bool) -> None:
-        """Seal what is left when this process has closed sampling and ends, and tell the user the chain's head.
+    def end(self, *, failed: bool) -> str:
+        """Seal what is left when this process has closed sampling and ends; return the chain's head.
 
         If the run `failed`, the store may be the cause. The first error counts then, and the chain stays without end.
         """
@@ -89,9 +89,7 @@ class AuditTrail:
             if not failed:
                 raise
             logger.warning("the audit trail has no end: %s", error)
-        else:
-            verify = command_line("trace", "verify", self._directory.reference)
-            notice(f"the run is sealed; head {self.head} (keep it: `{verify} --head DIGEST` finds any later change)")
+        return self.head
 
     async def _begin(self, config: Mapping[str, Any], used: Mapping[str, str], *, resumed: bool) -> None:
         sealed_versions: set[int] = set()

@@ -289,7 +289,7 @@ class TrainingLoop:
     def _finish(self, status: str, message: str) -> RunSummary:
         """Close the sampling side, report the summary, and return it. The store stays as it is."""
         sampled = self._sampling.close()
-        self._audit.end(self._events.notice, failed=status == "failed")
+        head = self._audit.end(failed=status == "failed")
         summary = RunSummary(
             name=self._directory.name,
             directory=str(self._directory.path),
@@ -305,6 +305,7 @@ class TrainingLoop:
             trained_tokens=self._learner.fidelity.trained,
             exact_tokens=self._learner.fidelity.exact,
             error=message,
+            head=head,
         )
         self._events.run_finished(summary)
         return summary

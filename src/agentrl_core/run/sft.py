@@ -323,7 +323,7 @@ class _Loop:
             self._events.evaluated(report)
 
     def _finish(self, status: str, message: str) -> RunSummary:
-        self._audit.end(self._events.notice, failed=status == "failed")
+        head = self._audit.end(failed=status == "failed")
         summary = RunSummary(
             name=self._directory.name,
             directory=str(self._directory.path),
@@ -336,6 +336,7 @@ class _Loop:
             cpu_seconds={"learner": self._tuner.cpu_seconds},
             wall_s=time.time() - self._started_at,
             error=message,
+            head=head,
         )
         self._events.run_finished(summary)
         return summary

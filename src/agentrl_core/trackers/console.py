@@ -246,6 +246,9 @@ class ConsoleTracker:
         # Commands find a run by its name only in the folder `runs`; elsewhere they need its path.
         run = summary.name if is_in_runs(directory) else near(directory)
         rows += _model_rows(directory / "checkpoints", warm_starts=self._warm_starts)
+        if summary.head:
+            # Whoever keeps this digest can tell later whether anything was changed.
+            rows.append(("sealed, head", summary.head))
         if not self._supervised:
             rows.append(("episodes", command_line("trace", "list", run)))
         if summary.status != "finished":

@@ -123,9 +123,9 @@ class SealedRun:
 
     def finish(self) -> str:
         """End the run, and return the chain's head."""
-        self.trail.end(lambda _: None, failed=False)
+        head = self.trail.end(failed=False)
         asyncio.run(self.store.update_run(self.id, status="finished"))
-        return self.trail.head
+        return head
 
 
 def _call(record: Record, seq: int, version: int) -> Interaction:
