@@ -68,6 +68,11 @@ def resolve(
     registry = load_registry(config.plugins.block, on_error=config.plugins.on_error)
     registry.hooks.notify("configure", config=config)
     checks = Checks(loaded, registry, load_datasets=True, binds=role in (None, "serve"))
+    if role is not None and config.rollout.agent.mode == "online":
+        raise ConfigError(
+            f"{loaded.where('rollout.agent.mode')}: online agents open their sessions by themselves, so there is "
+            "nothing to sample in a process of its own; use `agentrl run`"
+        )
     found = {"serve": checks.serving, "sample": checks.sampling}.get(role or "", checks.all)
     if problems := list(dict.fromkeys(found())):
         raise ConfigError("\n".join(problems))

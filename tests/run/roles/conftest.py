@@ -16,6 +16,10 @@ class Process:
     def __init__(self, program):
         self._program, self.told = program, ""
 
+    @property
+    def pid(self):
+        return self._program.pid
+
     def until(self, pattern):
         """Read the output up to a line that matches; fail with what there is if the process ends before."""
         for line in self._program.stdout:
@@ -42,10 +46,10 @@ class Process:
 
 @pytest.fixture
 def role(warm, tmp_path):
-    """`role("serve", "a.b=c")` starts a member of the run `r` of `config.yaml`; all are killed at the end."""
+    """`role("serve", "a.b=c", X="1")` starts a member of the run `r` of `config.yaml`; all are killed at the end."""
     with ExitStack() as running:
-        yield lambda name, *overrides, config="config.yaml": Process(
-            running.enter_context(warm.program(name, config, "--name", "r", *overrides, cwd=tmp_path))
+        yield lambda name, *overrides, config="config.yaml", **variables: Process(
+            running.enter_context(warm.program(name, config, "--name", "r", *overrides, cwd=tmp_path, **variables))
         )
 
 

@@ -19,6 +19,20 @@ pytestmark = pytest.mark.slow
 QUICKSTART = Path(__file__).parents[3] / "cookbook" / "quickstart"
 # Not shorter: a busy machine must not make a live process late.
 SHORT_LEASE = "rollout.lease_s=20"
+HOLDING = """
+import asyncio
+import os
+
+from letters import Agent
+
+
+class Holding(Agent):
+    async def run(self, data, *, base_url, api_key, http_client):
+        if os.environ.get("HOLD"):
+            print("holding an episode", flush=True)
+            await asyncio.Event().wait()
+        return await super().run(data, base_url=base_url, api_key=api_key, http_client=http_client)
+"""
 NO_TORCH = (
     "import sys\n"
     "from agentrl_core.cli import main\n"
@@ -42,29 +56,34 @@ def stored(folder):
     return asyncio.run(read())
 
 
-def check_whole(folder, *, steps):
-    """Every step is there once, every trained record too, and nothing is left open."""
+def check_whole(folder, *, steps, but=()):
+    """Every step is there once, every trained record too, and nothing is left open; return the members.
+
+    Members whose process is in `but` may still count as live: the run has ended before their lease.
+    """
     members, groups, records, live = stored(folder)
     assert [step.step for step in live] == list(range(1, steps + 1))
     trained = [record for step in live for record in step.records]
     assert len(trained) == len(set(trained))
     outcomes = {record.id: record.outcome for record in records}
     assert {outcomes[record] for record in trained} == {Outcome.SCORED}
-    assert Outcome.RUNNING not in outcomes.values()
+    assert but or Outcome.RUNNING not in outcomes.values()
     assert [group for group in groups if group.state == "trained" and group.member_id] == []
-    assert [member for member in members if member.state == "live"] == []
+    still = [member.name for member in members if member.state == "live" and member.pid not in but]
+    assert still == [], "all have left, or were declared lost"
     taken = [group for step in live for group in step.groups]
     assert len(taken) == len(set(taken))
     return members
 
 
 def test_a_run_goes_on_while_samplers_are_killed_ended_and_added(written, role, tmp_path):
-    written(trainer={"steps": 8, "save_steps": 2})
-    serve, killed, ended = role("serve", SHORT_LEASE), role("sample", SHORT_LEASE), role("sample", SHORT_LEASE)
-    train = role("train", SHORT_LEASE)
-    killed.until("has joined run")
+    (tmp_path / "holding.py").write_text(HOLDING, encoding="utf-8")
+    written(workflow="holding.py:Holding", trainer={"steps": 8, "save_steps": 2})
+    serve, train = role("serve", SHORT_LEASE), role("train", SHORT_LEASE)
+    killed = role("sample", SHORT_LEASE, HOLD="1")
+    killed.until("holding an episode")
+    ended = role("sample", SHORT_LEASE)
     ended.until("has joined run")
-    train.until_step(1)
     killed.kill()
     train.until_step(2)
     ended.signal(signal.SIGTERM)
@@ -82,6 +101,9 @@ def test_a_run_goes_on_while_samplers_are_killed_ended_and_added(written, role, 
         ("serve", "left"),
         ("train", "left"),
     ]
+    _, groups, records, _ = stored(tmp_path)
+    assert any(group.takeovers for group in groups)
+    assert any(record.reason == "lost" for record in records)
 
 
 def test_a_trainer_that_was_killed_goes_on_with_the_same_server_and_sampler(written, role, tmp_path):
@@ -147,4 +169,4 @@ def test_the_quickstart_learns_with_a_server_and_samplers_that_come_and_go(role,
     ]
     assert last["heldout"] >= 0.9
     _, _, _, steps = stored(tmp_path)
-    check_whole(tmp_path, steps=len(steps))
+    check_whole(tmp_path, steps=len(steps), but=[killed.pid])

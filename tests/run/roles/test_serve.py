@@ -8,14 +8,14 @@ from transformers import AutoModelForCausalLM
 
 from agentrl_core import config as configs
 from agentrl_core.api.stores import RunRow
-from agentrl_core.errors import RunError
+from agentrl_core.errors import ConfigError, RunError
 from agentrl_core.run.components import resolve
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.roles.agreement import new_member
 from agentrl_core.run.roles.frame import Joining
 from agentrl_core.run.roles.joining import Commands, weights_place
-from agentrl_core.run.roles.serve import Server, serve
 from agentrl_core.run.roles.sample import sample
+from agentrl_core.run.roles.serve import Server, serve
 from agentrl_core.run.threads import LoopThread
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.training.checkpoint import Companions
@@ -124,6 +124,20 @@ def test_servers_of_a_run_share_the_key_that_samplers_read(published):
         key = published.directory.admin_key.read_text(encoding="ascii")
     with published.server():
         assert published.directory.admin_key.read_text(encoding="ascii") == key
+
+
+def test_runs_of_the_same_name_have_folders_of_their_own_in_a_shared_place(published, project, tmp_path):
+    config = configs.parse(project(weights={"place": "shared"}))
+    components = resolve(configs.LoadedConfig(config, tmp_path), role="serve")
+    roots = [weights_place(components, published.directory, each).root for each in ("aaaaaaaabb", "ccccccccdd")]
+    assert roots == [tmp_path / "shared" / "r-aaaaaaaa", tmp_path / "shared" / "r-cccccccc"]
+
+
+@pytest.mark.parametrize("role", [serve, sample])
+def test_agents_that_run_elsewhere_need_one_process(written, role):
+    path = written(rollout={"agent": {"mode": "online"}}, workflow=None)
+    with pytest.raises(ConfigError, match=r"rollout\.agent\.mode: online agents .* use `agentrl run`"):
+        role(path, name="r")
 
 
 @pytest.mark.parametrize("role", [serve, sample])

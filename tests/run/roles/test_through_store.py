@@ -136,10 +136,10 @@ def test_capacity_opens_only_when_all_live_servers_have_the_new_weights(side, jo
 
 def test_without_a_sampler_it_says_which_command_starts_one_and_who_was_the_last(side, join, store):
     join("serve", **SERVED)
-    asyncio.run(store.leave(join("sample").id))
+    asyncio.run(store.leave(join("sample", error="too bad").id))
     with side() as opened:
         opened.begin()
-        told = r"for a sampler \(the last one, sample on \S+ \(process \d+\), has left\); start one with `agentrl sample`"
+        told = r"a sampler \(the last one, sample on \S+ \(process \d+\), has left after an error: too bad\); start"
         with pytest.raises(RunError, match=told):
             opened.take_groups(1, OvertakeLimits(step=0, max_lag=0, per_step=1))
 
@@ -149,7 +149,7 @@ def test_when_no_episode_ends_for_too_long_it_says_what_the_members_wait_for(sid
     join("sample", waits_for="a server that opens sessions")
     with side(rollout={"timeout_s": 0.5}) as opened:
         opened.begin()
-        with pytest.raises(RunError, match=r"an episode to end \(sample on .* waits for a server that opens sessions\)"):
+        with pytest.raises(RunError, match=r"an episode to end \(sample on .* waits for a server that opens"):
             opened.take_groups(1, OvertakeLimits(step=0, max_lag=0, per_step=1))
 
 

@@ -154,10 +154,11 @@ def _take_part(
 
 def _work(joining: Joining, work: Work, end: RunEnd) -> None:
     member = attrs.evolve(joining.member, url=work.url)
+    failure = ""
 
     def report(_: Member) -> Mapping[str, Any]:
         told = {**member.report, **work.report()}
-        return {**told, "waits_for": told.get("waits_for") or end.waits_for}
+        return {**told, "waits_for": told.get("waits_for") or end.waits_for, "error": failure}
 
     def check() -> None:
         joining.asked_to_stop()
@@ -171,7 +172,13 @@ def _work(joining: Joining, work: Work, end: RunEnd) -> None:
         closing.callback(work.finish)
         work.begin(membership)
         joining.notice(f"{member.name} has joined run '{member.run_id}'")
-        ended = joining.loop.run(_stay(joining.store, member, membership, work, end), asked_to_stop=check)
+        try:
+            ended = joining.loop.run(_stay(joining.store, member, membership, work, end), asked_to_stop=check)
+        except AgentRLError as error:
+            # The trainer tells its user why it has no sampler, or no server, any more.
+            failure = str(error)
+            membership.tell()
+            raise
     joining.notice(f"run '{member.run_id}' has ended: {ended}")
 
 

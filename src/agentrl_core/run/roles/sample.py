@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
 from agentrl_core import config as configs
 from agentrl_core.api.trackers import RunInfo
 from agentrl_core.concurrency.processes import close_workers
-from agentrl_core.errors import ConfigError, UsageError
+from agentrl_core.errors import ConfigError
 from agentrl_core.gateway.online.admin import key_from_environment, read_key
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.rollout.remote import RemoteGateway
@@ -63,11 +63,7 @@ class Sampler:
     def __init__(self, joining: Joining) -> None:
         config, components = joining.components.config, joining.components
         self._loop, self._version = joining.loop, 0
-        if components.workflow is None:
-            raise UsageError(
-                "with rollout.agent.mode online, agents open their sessions at the server themselves: samplers have "
-                "nothing to run. Use `agentrl run`"
-            )
+        source = cast("EpisodeSource", components.workflow)  # only agents that run elsewhere have none
         with ExitStack() as undo:
             undo.enter_context(shared_tls())
             undo.callback(close_workers)
@@ -81,9 +77,9 @@ class Sampler:
             )
             undo.callback(self._close_clients)
             self._loop.run(self._use(first))
-            undo.callback(self._close_source, components.workflow)
+            undo.callback(self._close_source, source)
             runner = Runner(
-                source=components.workflow,
+                source=source,
                 gateway=self._gateway,
                 store=joining.store,
                 scorer_for=components.scorers.for_task,

@@ -41,7 +41,6 @@ _QUIET_S = 60.0
 """Seconds without an ended episode or a served call after which the user is told."""
 _END_S = 15.0
 _KINDS: Mapping[Role, str] = {"serve": "a server", "sample": "a sampler", "train": "the trainer"}
-_ENDED = {"lost": "is lost", "left": "has left", "live": "is live"}
 
 
 class SamplingThroughStore(SamplingSide):
@@ -237,7 +236,7 @@ class SamplingThroughStore(SamplingSide):
         if any(member.role == role and member.state == "live" for member in members):
             return False
         earlier = [member for member in members if member.role == role]
-        last = f" (the last one, {earlier[-1].name}, {_ENDED[earlier[-1].state]})" if earlier else ""
+        last = f" (the last one, {_end_of(earlier[-1])})" if earlier else ""
         self._wait.on(f"{_KINDS[role]}{last}", f"start one with `{self._command(role)}`")
         return True
 
@@ -260,6 +259,13 @@ class SamplingThroughStore(SamplingSide):
             for name, total in sums.items():
                 total.update(member.report.get(name, {}))
         return sums
+
+
+def _end_of(member: Member) -> str:
+    """Say who a member was, and how it ended."""
+    how = "is lost" if member.state == "lost" else "has left"
+    why = f" after an error: {member.report['error']}" if member.report.get("error") else ""
+    return f"{member.name}, {how}{why}"
 
 
 def _refusal(server: Member, version: int) -> str:
