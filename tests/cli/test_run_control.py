@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from agentrl_core.api.members import Member
-from agentrl_core.cli.run_members import HeartbeatWatch, confirmed_live, wait_until_left
+from agentrl_core.cli.run_members import confirmed_live, wait_until_left
 from agentrl_core.stores.sqlite import SQLiteStore
 
 DEADLINE_S = 30.0
@@ -161,17 +161,6 @@ def test_a_member_that_beats_is_alive(live_run, write):
 
     assert [member.id for member in write(folder, act)] == [trainer.id]
     assert len(notices) == 1
-
-
-def test_silence_is_measured_by_the_watcher_alone():
-    now = itertools.count(100.0)
-    watch = HeartbeatWatch(lambda: next(now))
-    member = Member(run_id="r", role="sample", id="m", joined_at=0.0)
-    assert [watch.silence_s(member) for _ in range(3)] == [0.0, 1.0, 2.0]
-    assert not watch.beaten
-    beaten = Member(run_id="r", role="sample", id="m", beats=1)
-    assert [watch.silence_s(beaten) for _ in range(2)] == [0.0, 1.0]
-    assert watch.beaten == {"m"}
 
 
 def test_waiting_ends_at_its_deadline_by_the_clock_alone(live_run, write):

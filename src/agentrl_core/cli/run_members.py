@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from typing import TYPE_CHECKING
 
-import attrs
+from agentrl_core.run.membership import Watch, has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -21,37 +20,7 @@ RECHECK_S = 0.5
 
 def is_gone(member: Member) -> bool:
     """Return whether a live member's process has ended on this host; nothing tells about those of other hosts."""
-    if member.state != "live" or member.host != socket.gethostname():
-        return False
-    try:
-        os.kill(member.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:  # another user's process
-        return False
-    return False
-
-
-@attrs.define
-class HeartbeatWatch:
-    """Times since the heartbeats of members changed, by this process's clock alone."""
-
-    _clock: Callable[[], float] = time.monotonic
-    _seen: dict[str, tuple[int, float]] = attrs.field(factory=dict, init=False)
-    """Member id -> its heartbeats, and when they were first seen."""
-    beaten: set[str] = attrs.field(factory=set, init=False)
-    """Ids of members that were seen to beat."""
-
-    def silence_s(self, member: Member) -> float:
-        """Return for how long this watch has seen no heartbeat of a member; 0 at the first look."""
-        now = self._clock()
-        beats, since = self._seen.get(member.id, (-1, now))
-        if beats == member.beats:
-            return now - since
-        if beats >= 0:
-            self.beaten.add(member.id)
-        self._seen[member.id] = (member.beats, now)
-        return 0.0
+    return member.state == "live" and member.host == socket.gethostname() and has_ended(member.pid)
 
 
 async def wait_until_left(
@@ -61,16 +30,10 @@ async def wait_until_left(
 
     A member that is silent for its lease is declared lost, as any other member would do.
     """
-    watch, seen, end = HeartbeatWatch(clock), 0, clock() + wait_s
+    watch, seen, end = Watch(store, run_id, clock=clock), 0, clock() + wait_s
     while True:
-        live = []
-        for member in _live(await store.members(run_id)):
-            if is_gone(member):
-                continue
-            if watch.silence_s(member) <= member.lease_s:
-                live.append(member)
-            else:
-                await store.declare_lost(member.id, beats=member.beats)
+        await watch.look(RECHECK_S)
+        live = [member for member in _live(await store.members(run_id)) if not is_gone(member)]
         left = end - clock()
         if not live or left <= 0:
             return live
@@ -78,36 +41,30 @@ async def wait_until_left(
 
 
 async def confirmed_live(
-    store: Store,
-    run_id: str,
-    *,
-    notice: Callable[[str], None],
-    clock: Callable[[], float] = time.monotonic,
+    store: Store, run_id: str, *, notice: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> list[Member]:
     """Return the members that are alive: their process runs on this host, or a heartbeat of theirs comes.
 
     Waits for the heartbeats of members on other hosts, up to their lease, unless a process on this host runs; then all
-    members that the store calls live are returned. `notice` gets a line before that wait.
+    members that the store calls live are returned. `notice` gets a line before that wait. Those that stay silent are
+    declared lost.
     """
-    members = _live(await store.members(run_id))
-    here = [member for member in members if member.host == socket.gethostname()]
-    if not members or any(not is_gone(member) for member in here):
-        return [member for member in members if not is_gone(member)]
-    remote = [member for member in members if member not in here]
-    if not remote:
-        return []
-    lease_s = max(member.lease_s for member in remote)
-    notice(f"waiting up to {lease_s:g} s for a heartbeat of {', '.join(member.name for member in remote)}")
-    watch, seen, end = HeartbeatWatch(clock), 0, clock() + lease_s
+    members = [member for member in _live(await store.members(run_id)) if not is_gone(member)]
+    if not members or any(member.host == socket.gethostname() for member in members):
+        return members
+    lease_s = max(member.lease_s for member in members)
+    names = ", ".join(member.name for member in members)
+    watch, seen, end = Watch(store, run_id, clock=clock), 0, clock() + lease_s
+    await watch.look(RECHECK_S)
+    notice(f"waiting up to {lease_s:g} s for a heartbeat of {names}")
     while True:
         found = _live(await store.members(run_id))
-        for member in found:
-            watch.silence_s(member)
-        alive = [member for member in found if member.id in watch.beaten]
+        alive = [member for member in found if watch.has_beaten(member)]
         left = end - clock()
         if alive or left <= 0:
             return alive
         seen = await store.changed(run_id, seen, timeout_s=min(RECHECK_S, left))
+        await watch.look(RECHECK_S)
 
 
 def how_to_end(members: Sequence[Member]) -> str:

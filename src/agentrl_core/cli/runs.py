@@ -178,7 +178,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _checkpoint(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return ""
-    return found["folder"] + (f" (digest {found['digest'][:16]})" if found["digest"] else "")
+    return f"{found['folder']}" + (f" (digest {found['digest'][:16]})" if found["digest"] else "")
 
 
 def _disk(sizes: Mapping[str, int]) -> str:

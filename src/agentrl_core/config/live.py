@@ -62,7 +62,7 @@ def with_limits(section: str, config: C, limits: Mapping[str, int | float]) -> C
 
     Limits that are no live options, as a newer version may have stored them, are ignored.
     """
-    changed = {
+    changed: dict[str, Any] = {
         path.removeprefix(f"{section}."): value
         for path, value in limits.items()
         if path in LIVE_OPTIONS and path.startswith(f"{section}.")

@@ -337,8 +337,13 @@ def _is_gone(member: Member) -> bool:
     # An earlier process had the same number, as all first processes of containers have.
     if member.role == "train" or member.pid == os.getpid():
         return True
+    return has_ended(member.pid)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether there is no process of this number on this machine."""
     try:
-        os.kill(member.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:  # of another user, so it lives

@@ -3,8 +3,10 @@
 import attrs
 import pytest
 
+from agentrl_core import Trainer
 from agentrl_core import config as configs
 from agentrl_core.errors import MemberError, UsageError
+from agentrl_core.run import resume
 from agentrl_core.run.components import resolve
 from agentrl_core.run.roles.agreement import check_agreement, check_tasks, new_member
 
@@ -101,3 +103,14 @@ def test_a_resumed_run_notices_a_task_file_that_has_changed_but_takes_another_fi
     path.write_text('{"id": "new", "query": "Say z.", "answer": "z"}\n', encoding="utf-8")
     with pytest.raises(UsageError, match=r"data\.train: the tasks of tasks\.jsonl have changed .*5 tasks .*now 1 with"):
         check_tasks(member("train"), [trainer])
+
+
+def test_a_data_file_that_changed_between_the_end_and_the_resumption_of_a_run_is_noticed(project, tmp_path):
+    Trainer(project(name="r", trainer={"steps": 1})).train()
+    path = tmp_path / "tasks.jsonl"
+    before = path.read_text(encoding="utf-8")
+    path.write_text(before.replace("Say e.", "Say f."), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"data\.train: the tasks of tasks\.jsonl have changed since run 'r'"):
+        resume(tmp_path / "runs" / "r", ["trainer.steps=2"])
+    path.write_text(before, encoding="utf-8")
+    assert resume(tmp_path / "runs" / "r", ["trainer.steps=2"]).steps == 2

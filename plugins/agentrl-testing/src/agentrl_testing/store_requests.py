@@ -73,6 +73,25 @@ class StoreRequestsSuite(ConformanceSuite):
 
         asyncio.run(scenario())
 
+    def test_a_requeued_position_survives_that_its_group_is_set_aside(self, store: Store) -> None:
+        strict = attrs.evolve(UNLIMITED, requeue=0)
+
+        async def scenario() -> None:
+            run, member = await sampling_run(store)
+            await store.add_version(run, 0, step=0)
+            (group,) = await claim(store, run, member, admission=strict)
+            await store.finish_group(group, usable=False)
+            assert await store.requeue_group(run, group.group_id)
+            await store.add_version(run, 1, step=1)
+            (again,) = await claim(store, run, member, admission=strict, version=1)
+            assert (again.index, again.tries) == (0, 1)
+            await store.void_after(run, 0)  # and with it version 1
+            await store.admit(run, 0)
+            found = await claim(store, run, member, 2, admission=strict, version=2)
+            assert [(item.index, item.tries) for item in found] == [(0, 1), (1, 0)]
+
+        asyncio.run(scenario())
+
     def test_only_training_groups_of_the_run_are_requeued(self, store: Store) -> None:
         async def scenario() -> None:
             run, member = await sampling_run(store)
