@@ -67,7 +67,8 @@ def with_limits(section: str, config: C, limits: Mapping[str, int | float]) -> C
         for path, value in limits.items()
         if path in LIVE_OPTIONS and path.startswith(f"{section}.")
     }
-    return attrs.evolve(config, **changed)
+    limited: C = attrs.evolve(cast("Any", config), **changed)
+    return limited
 
 
 def _given(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -379,7 +379,8 @@ class WeightsConfig:
 class RolesConfig:
     """Cooperation of `agentrl train`, `serve` and `sample` as separate processes."""
 
-    wait_s: float | None = field(default=600.0, validator=validators.optional(positive))
+    # mypy takes the default's type for the field's
+    wait_s: float | None = field(default=600.0, validator=validators.optional(positive))  # type: ignore[arg-type]
     """Longest time in seconds that one of them waits for another; then it ends with an error that names what it waited
     for. None: no limit."""
 

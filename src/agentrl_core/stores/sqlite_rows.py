@@ -219,6 +219,8 @@ def seal_from(row: Sequence[Any]) -> SealRow:
     """Restore a seal from its columns."""
     run_id, number, body, digest = row
     return SealRow(run_id=run_id, number=number, body=body, digest=digest)
+
+
 CONTROL = "SELECT admitted_steps, sampling_closed, wanted, limits, cancel FROM runs WHERE id = ?"
 """Select the control of a run."""
 

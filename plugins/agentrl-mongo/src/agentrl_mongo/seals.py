@@ -42,7 +42,10 @@ class MongoSeals(MongoReader):
         return await self._connection.call(f"find the unsealed records of run '{run_id}'", find, writes=False)
 
     async def _calls(self, run_id: str) -> list[Document]:
-        pipeline = [{"$match": {"run_id": run_id}}, {"$group": {"_id": "$record_id", "calls": {"$sum": 1}}}]
+        pipeline: list[Document] = [
+            {"$match": {"run_id": run_id}},
+            {"$group": {"_id": "$record_id", "calls": {"$sum": 1}}},
+        ]
         return await self._aggregated("count LLM calls", pipeline)
 
     async def add_seal(self, seal: SealRow, *, records: Mapping[str, int]) -> None:
