@@ -167,7 +167,7 @@ def _member(facts: Mapping[str, Any]) -> tuple[str, ...]:
         facts["host"],
         str(facts["pid"]),
         "-" if version is None else str(version),
-        str(report.get("waits_for") or "-"),
+        str((facts["state"] == "live" and report.get("waits_for")) or "-"),
     )
 
 
