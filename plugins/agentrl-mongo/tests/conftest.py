@@ -89,7 +89,7 @@ def url(request):
 
 @pytest.fixture
 def database(url):
-    """Name of an empty database; on a server that was there before, those whose names begin so are dropped at the end."""
+    """Name of an empty database; on a server that was there before, all whose names begin so are dropped at the end."""
     name = f"agentrl-test-{os.getpid()}-{time.monotonic_ns()}"
     yield name
     if not os.environ.get(ADDRESS):
