@@ -89,13 +89,15 @@ def url(request):
 
 @pytest.fixture
 def database(url):
-    """Name of an empty database; on a server that was there before, it is dropped at the end."""
+    """Name of an empty database; on a server that was there before, those whose names begin so are dropped at the end."""
     name = f"agentrl-test-{os.getpid()}-{time.monotonic_ns()}"
     yield name
     if not os.environ.get(ADDRESS):
         return
     with pymongo.MongoClient(url) as client:
-        client.drop_database(name)
+        for made in client.list_database_names():
+            if made.startswith(name):
+                client.drop_database(made)
 
 
 @pytest.fixture

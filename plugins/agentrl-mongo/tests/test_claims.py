@@ -292,6 +292,27 @@ def test_a_second_trainer_is_refused_until_the_first_one_is_gone(store):
     asyncio.run(scenario())
 
 
+def test_a_member_that_joins_while_another_one_claims_keeps_its_groups(store, monkeypatch):
+    real, calls = members.free_groups, []
+
+    async def free_groups(database, *arguments):
+        if not calls:
+            calls.append(arguments)
+            await store.join(Member(run_id=RUN.id, role="sample", id="late"))
+            await database["groups"].update_many({"state": "open"}, {"$set": {"member_id": "late"}})
+        await real(database, *arguments)
+
+    async def scenario():
+        await begin(store, "a")
+        (group,) = await claim(store)
+        await store.release_group(group)
+        monkeypatch.setattr(members, "free_groups", free_groups)
+        assert [found.index for found in await claim(store, "a")] == [1]
+        assert [(row.member_id, row.takeovers) for row in await store.groups(RUN.id)] == [("late", 0), ("a", 0)]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_groups_of_a_lost_member_are_taken_over_with_their_scored_slots(store, monkeypatch, dies):
     async def scenario():
@@ -305,7 +326,7 @@ def test_groups_of_a_lost_member_are_taken_over_with_their_scored_slots(store, m
                 async def die(*_, **__):
                     raise Died
 
-                patched.setattr(members, "free", die)
+                patched.setattr(members, "free_groups", die)
                 with pytest.raises(Died):
                     await store.declare_lost("a", beats=0)
         else:

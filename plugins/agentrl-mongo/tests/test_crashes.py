@@ -2,6 +2,9 @@
 
 import asyncio
 import collections
+import subprocess
+import sys
+from random import Random
 
 import attrs
 import pytest
@@ -207,3 +210,79 @@ def test_whatever_write_is_a_process_s_last(url, database, monkeypatch, action):
     while asyncio.run(scenario(writes)):
         writes += 1
     assert writes > 1
+
+
+SAMPLER = """
+import asyncio, sys
+import attrs
+from agentrl_core.api.claims import Admission
+from agentrl_core.api.members import Member
+from agentrl_core.types import Outcome, Record
+from agentrl_mongo.store import MongoStore
+
+async def main():
+    store = MongoStore(url=sys.argv[1], database=sys.argv[2], driver=sys.argv[3])
+    member = Member(run_id="calm-otter", role="sample")
+    await store.join(member)
+    print(member.id, flush=True)
+    admission = Admission(max_head_offpolicyness=0, tasks_per_step=int(sys.argv[4]), max_takeovers=99)
+    options = {"admission": admission, "size": 2, "version": 0, "task_at": str}
+    while claims := await store.claim_groups("calm-otter", member.id, 3, **options):
+        for claim in claims:
+            for slot in {0, 1} - set(claim.scored):
+                name = f"{claim.group_id}-{claim.takeovers}-{slot}"
+                group = {"run_id": "calm-otter", "task_id": claim.task_id, "group_id": claim.group_id}
+                record = Record(id=name, sample_index=slot, **group)
+                await store.add_record(record, member_id=member.id)
+                await store.finish_record(attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0))
+            await store.finish_group(claim, usable=True)
+            print("one more", flush=True)
+    await store.leave(member.id)
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["motor", "pymongo"])
+def test_samplers_that_are_killed_lose_nothing(url, database, driver):
+    num_groups, num_samplers, num_kills = 60, 3, 8
+    random = Random(0)
+
+    def start():
+        command = [sys.executable, "-c", SAMPLER, url, database, driver, str(num_groups)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        return process, process.stdout.readline().strip()
+
+    async def scenario():
+        store = MongoStore(url=url, database=database, driver=driver, patience_s=30)
+        await store.create_run(RunRow(id=RUN, created_at=1.0, status="running", config={}, components={}))
+        await store.admit(RUN, 0)
+        samplers = [start() for _ in range(num_samplers)]
+        for _ in range(num_kills):
+            process, member = samplers.pop(random.randrange(num_samplers))
+            for _ in range(random.randint(1, 3)):
+                process.stdout.readline()
+            process.kill()
+            process.communicate()
+            await store.declare_lost(member, beats=0)
+            samplers.append(start())
+        for process, _ in samplers:
+            process.communicate()
+            assert process.returncode == 0
+        # Groups that were abandoned after the others had found none.
+        last, _ = start()
+        last.communicate()
+        assert last.returncode == 0
+        found = await store.groups(RUN), await store.records(RUN), await store.members(RUN)
+        await store.close()
+        return found
+
+    groups, records, members = asyncio.run(scenario())
+    assert sorted(row.index for row in groups) == list(range(num_groups))
+    assert {(row.state, row.member_id) for row in groups} == {("ready", "")}
+    scored = [(kept.group_id, kept.sample_index) for kept in records if kept.outcome is Outcome.SCORED]
+    assert sorted(scored) == sorted((row.id, slot) for row in groups for slot in (0, 1))
+    assert {kept.reason for kept in records if kept.outcome is not Outcome.SCORED} <= {"lost"}
+    assert collections.Counter(member.state for member in members)["live"] == 0

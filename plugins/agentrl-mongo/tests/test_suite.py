@@ -8,6 +8,7 @@ from agentrl_testing.stores import StoreSuite
 
 class Suite(StoreSuite):
     driver = "motor"
+    machine_examples = 6
 
     @pytest.fixture
     def open_store(self, url, database):

@@ -108,44 +108,33 @@ async def _taken_over(
     """Claim up to `room` groups without a live member: evaluations, then training groups by index."""
     if room <= 0:
         return []
-    collection = database["groups"]
-    wanted, order = queries.free_groups(call.run_id, is_eval=True)
-    found = [kept async for kept in collection.find(wanted, sort=order, limit=room)]
-    wanted, _ = queries.abandoned_groups(call.run_id, live)
-    found += [kept async for kept in collection.find(wanted)]
-    if training:
-        wanted, order = queries.free_groups(call.run_id, is_eval=False)
-        found += [kept async for kept in collection.find(wanted, sort=order)]
-    reserved = [kept["_id"] for kept in found if kept["state"] == "reserved"]
-    await members.remove_reserved(database, reserved)
-    found = [kept for kept in found if kept["state"] == "open" and (training or kept["is_eval"])]
-    found.sort(key=lambda kept: (not kept["is_eval"], kept["order"] if kept["is_eval"] else kept["index"]))
+    await members.free_groups(database, call.run_id, live)
     taken: list[Document] = []
-    for kept in found:
-        if len(taken) == room:
-            break
-        if await _take_over(database, call, kept):
-            taken.append(kept)
+    for is_eval in (True, False) if training else (True,):
+        # Each group that is found is claimed or ended, by this call or by another one, so this comes to an end.
+        while len(taken) < room and (found := await _free(database, call.run_id, room - len(taken), is_eval=is_eval)):
+            taken += [kept for kept in found if await _take_over(database, call, kept)]
     return taken
 
 
+async def _free(database: Any, run_id: str, count: int, *, is_eval: bool) -> list[Document]:
+    """Return the first groups that no member has."""
+    wanted, order = queries.free_groups(run_id, is_eval=is_eval)
+    found = [kept async for kept in database["groups"].find(wanted, sort=order, limit=count if is_eval else 0)]
+    # Training groups come again in another order than that in which they were added; they are few.
+    return found if is_eval else sorted(found, key=lambda kept: kept["index"])[:count]
+
+
 async def _take_over(database: Any, call: Claiming, kept: Document) -> bool:
-    """Claim a group without a live member, or end it if it lost too many; return whether it was claimed."""
-    lost = bool(kept["member_id"])
-    takeovers = int(kept["takeovers"]) + lost
-    expected = {"_id": kept["_id"], "state": "open", "member_id": kept["member_id"], "takeovers": kept["takeovers"]}
-    dead = takeovers > call.admission.max_takeovers
+    """Claim a group without a member, or end it if it lost too many; return whether it was claimed."""
+    expected = {"_id": kept["_id"], "state": "open", "member_id": "", "takeovers": kept["takeovers"]}
+    dead = int(kept["takeovers"]) > call.admission.max_takeovers
     if dead:
-        change = {"state": "dead", "queued": False, "pending": False, "member_id": "", "takeovers": takeovers}
+        change: Document = {"state": "dead", "queued": False, "pending": False}
     else:
-        change = {"member_id": call.member_id, "claim": call.token, "takeovers": takeovers}
+        change = {"member_id": call.member_id, "claim": call.token}
     if await database["groups"].find_one_and_update(expected, {"$set": change}, {"_id": 1}) is None:
         return False
-    if lost:
-        # After the change of owner, so that the old one can announce no further record; see `check`.
-        last = await database["members"].find_one({"_id": kept["member_id"]}, {"state": 1})
-        reason = "lost" if last is None else last["state"]
-        await members.cancel_records_of(database, call.run_id, {kept["id"]: reason})
     kept |= change
     call.has_ended_groups |= dead
     return not dead

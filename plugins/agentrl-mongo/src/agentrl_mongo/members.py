@@ -2,7 +2,7 @@
 
 A member is one document, and its end is one compare-and-set on it. Nothing else has to happen for its groups to be
 free: a group whose member is not live counts as having none. So a process that dies between that write and the next
-ones leaves nothing that is stuck; whoever claims a group first ends the records that its last member left running.
+ones leaves nothing that is stuck; whoever claims groups first takes them from members that are not live.
 """
 
 from __future__ import annotations
@@ -66,16 +66,30 @@ async def end(database: Any, member_id: str, state: MemberState, *, token: str, 
     kept = await database["members"].find_one_and_update(expected, change)
     if kept is None and (kept := await database["members"].find_one({"_id": member_id, "ended_by": token})) is None:
         return False
-    await free(database, kept["run_id"], member_id, reason=state)
+    await free_groups(database, kept["run_id"], await live(database, kept["run_id"]))
     return True
 
 
-async def free(database: Any, run_id: str, member_id: str, *, reason: str) -> None:
-    """End the running records of a member that is not live, and remove the groups that it has reserved."""
-    wanted, _ = queries.held_groups(run_id, [member_id])
-    held = [kept async for kept in database["groups"].find(wanted, {"id": 1, "state": 1})]
+async def free_groups(database: Any, run_id: str, live: Sequence[str]) -> None:
+    """Take the groups of all members that are not live from them, and end the records that they ran.
+
+    Records first: a group that still has such a member is found again if this process dies in between. The member
+    announces no record meanwhile, or cancels it at once; see `claims.check`.
+    """
+    wanted, _ = queries.abandoned_groups(run_id, live)
+    held = [kept async for kept in database["groups"].find(wanted, {"id": 1, "state": 1, "member_id": 1})]
+    if not held:
+        return
+    names = sorted({kept["member_id"] for kept in held})
+    states = {kept["_id"]: kept["state"] async for kept in database["members"].find({"_id": {"$in": names}})}
+    # A member that has joined since `live` was read is live as well.
+    held = [kept for kept in held if states[kept["member_id"]] != "live"]
+    await cancel_records_of(database, run_id, {kept["id"]: states[kept["member_id"]] for kept in held})
     await remove_reserved(database, [kept["_id"] for kept in held if kept["state"] == "reserved"])
-    await cancel_records_of(database, run_id, {kept["id"]: reason for kept in held if kept["state"] == "open"})
+    for kept in held:
+        still = {"_id": kept["_id"], "state": "open", "member_id": kept["member_id"]}
+        change = {"$set": {"member_id": "", "claim": ""}, "$inc": {"takeovers": 1}}
+        await database["groups"].update_one(still, change)
 
 
 async def remove_reserved(database: Any, keys: Sequence[str]) -> None:

@@ -194,8 +194,9 @@ class MongoReader:
         (of_live, _), (wanted, order) = queries.live_members(run_id), queries.groups(run_id)
 
         async def find(database: Any) -> list[GroupRow]:
-            live = {kept["_id"] async for kept in database["members"].find(of_live, {"_id": 1})}
             found = [kept async for kept in database["groups"].find(wanted, sort=order)]
+            # Afterwards, because the member of a group that was found may have just joined.
+            live = {kept["_id"] async for kept in database["members"].find(of_live, {"_id": 1})}
             return [row for kept in found if (row := rows.group_of(kept, live)) is not None]
 
         return await self._connection.call(f"list groups of run '{run_id}'", find, writes=False)

@@ -48,6 +48,7 @@ async def void_after(database: Any, run_id: str, step: int, completed: dict[str,
     await database["runs"].update_one({"_id": run_id}, begin)
     # A claim may have been committed between those two calls.
     await sampling_state.settled(database, run_id, completed, where=where)
+    await members.free_groups(database, run_id, await members.live(database, run_id))
     await database["steps"].update_many(_later(run_id, step), {"$set": {"voided": True}})
     later = {"run_id": run_id, "step": {"$gt": step}, "voided": {"$ne": True}}
     await database["versions"].update_many(later, {"$set": {"voided": True}})
@@ -150,13 +151,12 @@ async def _set_aside(collection: Any, groups: Sequence[Document]) -> None:
 
 async def _cancel_records(database: Any, run_id: str) -> None:
     """End the running records of groups that no live member has."""
-    live = await members.live(database, run_id)
-    wanted, _ = queries.held_groups(run_id, live)
-    held = {kept["id"] async for kept in database["groups"].find(wanted, {"id": 1})}
     wanted, _ = queries.running_records(run_id)
-    fields = {"group_id": 1}
-    ids = [kept["_id"] async for kept in database["records"].find(wanted, fields) if kept["group_id"] not in held]
-    await members.cancel(database, ids, "resumed")
+    running = [kept async for kept in database["records"].find(wanted, {"group_id": 1})]
+    # Members after records, because the member of a record that was found may have just joined.
+    wanted, _ = queries.held_groups(run_id, await members.live(database, run_id))
+    held = {kept["id"] async for kept in database["groups"].find(wanted, {"id": 1})}
+    await members.cancel(database, [kept["_id"] for kept in running if kept["group_id"] not in held], "resumed")
 
 
 async def left(database: Any, run_id: str, step: int) -> tuple[int, dict[int, int]]:
