@@ -250,7 +250,7 @@ class Verifier:
         """Verify the files of checkpoints and published weights that still exist; old ones are removed by the run."""
         kept = {path.name: path for _, path in self._directory.all_checkpoints()}
         self._manifests("checkpoint", kept, self._sealed.checkpoints)
-        place = weights_place(self._directory.path, self._run.config)
+        place = weights_place(self._directory, self._run.config)
         published = {version: place / f"version-{version}" for version in self._sealed.weights}
         self._manifests("weights of version", published, self._sealed.weights)
 

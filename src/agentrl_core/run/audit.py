@@ -11,6 +11,7 @@ import logging
 import platform
 import time
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.api.audit import (
@@ -29,8 +30,6 @@ from agentrl_core.weights.manifest import peek_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from agentrl_core.api.stores import EndedRecord, SealRow, StepRow, Store
     from agentrl_core.run.directory import RunDirectory
 
@@ -63,7 +62,7 @@ class AuditTrail:
         self._store, self._directory, self._run_id = store, directory, directory.name
         self.head = ""
         """Digest of the last seal."""
-        self._place = weights_place(directory.path, config)
+        self._place = weights_place(directory, config)
         self._number, self._step, self._version = 0, step, -1
         self._tasks: set[tuple[str, str]] = set()
         self._checkpoints: dict[str, str] = {}
@@ -205,9 +204,14 @@ class AuditTrail:
         return {name: {task.id: task_digest(task) for task in tasks} for name, tasks in found.items() if tasks}
 
 
-def weights_place(folder: Path, config: Mapping[str, Any]) -> Path:
-    """Return the folder in which the run in `folder` publishes weights for other processes."""
-    return folder / ((config.get("weights") or {}).get("place") or "weights")
+def weights_place(directory: RunDirectory, config: Mapping[str, Any]) -> Path:
+    """Return the folder in which a run publishes weights for other processes, as the section `weights` says."""
+    place = (config.get("weights") or {}).get("place")
+    if place is None:
+        return directory.path / "weights"
+    _, base_dir = directory.read_snapshot()
+    # Runs of several folders may have the same name.
+    return base_dir / Path(place).expanduser() / f"{directory.name}-{directory.identity[:8]}"
 
 
 def _packages(used: Mapping[str, str]) -> dict[str, str]:
