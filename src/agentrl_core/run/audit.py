@@ -30,6 +30,7 @@ from agentrl_core.weights.manifest import peek_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
     from agentrl_core.api.stores import EndedRecord, SealRow, StepRow, Store
     from agentrl_core.run.directory import RunDirectory
 
