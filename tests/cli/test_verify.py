@@ -300,12 +300,15 @@ def test_a_chain_that_was_written_anew_is_found_by_its_head(sealed, copy, agentr
     assert (result.code, "CHANGED    the chain" in result.out) == (1, True)
 
 
-def test_damaged_and_exchanged_checkpoints_are_named(copy):
-    weights = copy / "checkpoints" / "step-1" / "model.safetensors"
+@pytest.mark.parametrize(
+    ("folder", "name"), [("checkpoints/step-1", "checkpoint step-1"), ("weights/version-1", "weights of version 1")]
+)
+def test_damaged_and_exchanged_weights_are_named(copy, folder, name):
+    weights = copy / folder / "model.safetensors"
     weights.write_bytes(b"x" * 64)
-    assert named(check(copy), "checkpoint step-1: changed", "model.safetensors")
+    assert named(check(copy), f"{name}: changed", "model.safetensors")
     write_manifest(weights.parent, version=1, step=1)
-    assert named(check(copy), "checkpoint step-1: changed", "sealed")
+    assert named(check(copy), f"{name}: changed", "sealed")
     shutil.rmtree(weights.parent)  # as the run does with old ones
     assert check(copy).intact
 

@@ -11,6 +11,7 @@ import logging
 import platform
 import time
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.api.audit import (
@@ -28,7 +29,7 @@ from agentrl_core.errors import StoreError
 from agentrl_core.weights.manifest import peek_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agentrl_core.api.stores import EndedRecord, SealRow, StepRow, Store
     from agentrl_core.run.directory import RunDirectory
@@ -62,21 +63,16 @@ class AuditTrail:
         self._store, self._directory, self._run_id = store, directory, directory.name
         self.head = ""
         """Digest of the last seal."""
+        self._place = weights_place(directory, config)
         self._number, self._step, self._version = 0, step, -1
         self._tasks: set[tuple[str, str]] = set()
         self._checkpoints: dict[str, str] = {}
         asyncio.run(self._begin(config, used, resumed=version > 0))
 
-    def step(self, row: StepRow, weights: Mapping[int, str] | None = None) -> None:
-        """Seal an optimizer step, all that is new since the last seal, and the checkpoint that was written after it.
-
-        `weights` are the digests of the manifests of weights that were published for other processes, by version.
-        """
+    def step(self, row: StepRow) -> None:
+        """Seal an optimizer step, all that is new since the last seal, and the checkpoint that was written after it."""
         self._step = row.step
-        published = {str(version): digest for version, digest in (weights or {}).items()}
-        asyncio.run(
-            self._seal("step", [row], checkpoints=self._unsealed_checkpoints(newest_only=True), weights=published)
-        )
+        asyncio.run(self._seal("step", [row], checkpoints=self._unsealed_checkpoints(newest_only=True)))
 
     def end(self, *, failed: bool) -> str:
         """Seal what is left when this process has closed sampling and ends; return the chain's head.
@@ -147,6 +143,15 @@ class AuditTrail:
         self._checkpoints |= found
         return found
 
+    def _published(self, versions: Iterable[int]) -> dict[str, str]:
+        """Return the manifests' digests of weights that were published for other processes."""
+        found: dict[str, str] = {}
+        for version in versions:
+            with contextlib.suppress(ValueError):
+                if (manifest := peek_manifest(self._place / f"version-{version}")) is not None:
+                    found[str(version)] = manifest.digest
+        return found
+
     async def _seal(self, kind: SealKind, steps: Sequence[StepRow] = (), *, late: bool = False, **facts: Any) -> None:
         """Add a seal with these facts and the records that ended, after seals of more records than it may have.
 
@@ -166,6 +171,7 @@ class AuditTrail:
             ended,
             steps=[(row.step, row.version, step_digest(row), row.voided) for row in steps],
             versions={str(row.version): version_digest(row) for row in versions},
+            weights=self._published(row.version for row in versions),
             **facts,
         )
         self._version = max([self._version, *(row.version for row in versions)])
@@ -197,6 +203,16 @@ class AuditTrail:
             name: await self._store.tasks(self._run_id, task_set=name, ids=sorted(new[name])) for name in sorted(new)
         }
         return {name: {task.id: task_digest(task) for task in tasks} for name, tasks in found.items() if tasks}
+
+
+def weights_place(directory: RunDirectory, config: Mapping[str, Any]) -> Path:
+    """Return the folder in which a run publishes weights for other processes, as the section `weights` says."""
+    place = (config.get("weights") or {}).get("place")
+    if place is None:
+        return directory.path / "weights"
+    _, base_dir = directory.read_snapshot()
+    # Runs of several folders may have the same name.
+    return base_dir / Path(place).expanduser() / f"{directory.name}-{directory.identity[:8]}"
 
 
 def _packages(used: Mapping[str, str]) -> dict[str, str]:

@@ -46,15 +46,18 @@ class SealedRun:
         await self.store.admit(self.id, 0)
 
     def train(self, *, save: bool = False, seal: bool = True) -> None:
-        """Sample a group and train it, with a checkpoint if `save`."""
+        """Sample a group and train it; with `save`, write a checkpoint, and weights for other processes."""
         row = asyncio.run(self._train())
         if save:
-            folder = self.directory.checkpoints / f"step-{self.step}"
-            folder.mkdir(parents=True)
-            folder.joinpath("model.safetensors").write_bytes(bytes([self.step]) * 64)
-            write_manifest(folder, version=self.version, step=self.step)
+            self._write(self.directory.path / "weights" / f"version-{self.version}", step=None)
+            self._write(self.directory.checkpoints / f"step-{self.step}", step=self.step)
         if seal:
             self.trail.step(row)
+
+    def _write(self, folder: Path, *, step: int | None) -> None:
+        folder.mkdir(parents=True)
+        folder.joinpath("model.safetensors").write_bytes(bytes([self.step]) * 64)
+        write_manifest(folder, version=self.version, step=step)
 
     async def _train(self) -> StepRow:
         await self._sample()
