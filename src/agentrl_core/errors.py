@@ -7,8 +7,9 @@ Three families, for the config's author, the run and one episode:
 * `RunError` (exit code 1): the run cannot go on.
 * `EpisodeError`: one episode cannot be used. It is data, not a crash: it becomes an `Outcome` of its record.
 
-The rest is for one request of an agent (`RequestError`) and for the end that a user asked for (`Interrupted`,
-`Terminated`). Add an error only when a caller handles it differently from its base.
+The rest is for one request of an agent (`RequestError`), for an episode whose server is gone (`ServerLostError`), and
+for the end that a user asked for (`Interrupted`, `Terminated`). Add an error only when a caller handles it differently
+from its base.
 """
 
 from __future__ import annotations

@@ -186,15 +186,17 @@ def test_an_episode_ends_as_soon_as_its_server_is_declared_lost(serve, sample, e
     assert "has left the run or was declared lost" in next(iter(store.records.values())).detail
 
 
-def test_an_agent_is_not_to_blame_for_a_connection_that_broke(proxied, sample, episode, store):
+@pytest.mark.parametrize(("call", "after"), [(by_openai, 10), (by_openai_stream, 400)])
+def test_an_agent_is_not_to_blame_for_a_connection_that_broke(call, after, proxied, sample, episode, store):
+    """Before the head of the reply has come, and in the middle of a stream."""
     server, proxy = proxied
     attempts = []
 
     async def agent(data, base_url, api_key, http_client):
         attempts.append(base_url)
         if len(attempts) == 1:
-            proxy.cut("down", 10)
-        return await by_openai(data, base_url, api_key, http_client)
+            proxy.cut("down", after)
+        return await call(data, base_url, api_key, http_client)
 
     def sampled(remote):
         server.engine.replies = ["4", "4"]

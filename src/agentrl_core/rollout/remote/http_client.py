@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx2
@@ -35,9 +37,35 @@ class NoticingClient(SharedClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request."""
-        try:
+        found = _TOKEN.search(request.url.path)
+        if found is None:
             return await super().send(request, **options)
+        with self._noticing(found[1]):
+            response = await super().send(request, **options)
+        if not response.is_closed and isinstance(response.stream, httpx2.AsyncByteStream):
+            response.stream = _NoticingStream(response.stream, lambda: self._noticing(found[1]))
+        return response
+
+    @contextlib.contextmanager
+    def _noticing(self, token: str) -> Iterator[None]:
+        try:
+            yield
         except _ON_THE_WAY as error:
-            if found := _TOKEN.search(request.url.path):
-                self._on_fault(found[1], type(error).__name__)
+            self._on_fault(token, type(error).__name__)
             raise
+
+
+class _NoticingStream(httpx2.AsyncByteStream):
+    """Body of a streamed reply, whose connection may break after its head has come."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, noticing: Callable[[], AbstractContextManager[None]]) -> None:
+        self._stream, self._noticing = stream, noticing
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with self._noticing():
+            async for piece in self._stream:
+                yield piece
+
+    async def aclose(self) -> None:
+        """Stop reading; the server aborts the generation."""
+        await self._stream.aclose()
