@@ -18,7 +18,6 @@ from agentrl_core.run.step_warnings import StepWarnings, answers_found
 from agentrl_core.run.versions import TokenAges
 
 if TYPE_CHECKING:
-
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
