@@ -51,6 +51,7 @@ _public_url = Must(
     "http(s)://host[:port][/path], without user, password, query or /v1",
     lambda value: re.fullmatch(r"https?://[^/?#@\s]+(/(?![^?#\s]*v1/?$)[^?#\s]*)?", value) is not None,
 )
+_limit = Must("a number above 0, or null for no limit", lambda value: value is None or value > 0)
 _proxy = Must(proxies.FORMS, proxies.is_option)
 _no_policy = Must("no model named default, which is the policy's name", lambda value: "default" not in value)
 _no_episode_variable = Must(
@@ -379,8 +380,7 @@ class WeightsConfig:
 class RolesConfig:
     """Cooperation of `agentrl train`, `serve` and `sample` as separate processes."""
 
-    # mypy takes the default's type for the field's
-    wait_s: float | None = field(default=600.0, validator=validators.optional(positive))  # type: ignore[arg-type]
+    wait_s: float | None = field(default=600.0, validator=_limit)
     """Longest time in seconds that one of them waits for another; then it ends with an error that names what it waited
     for. None: no limit."""
 

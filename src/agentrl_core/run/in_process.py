@@ -9,8 +9,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
-
 from agentrl_core.api.reasoning import REASONING_FORMATS
 from agentrl_core.api.weights import DirectoryWeights
 from agentrl_core.chat import Chat
@@ -21,11 +19,10 @@ from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.online.admin import key_from_environment, make_key
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.rollout.online import OnlineAgents
-from agentrl_core.rollout.runner import Runner
-from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.run.group_supply import GroupSupply
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
+from agentrl_core.run.scheduling import build_scheduler
 from agentrl_core.run.threads import LoopThread
 
 if TYPE_CHECKING:
@@ -108,25 +105,15 @@ class InProcessSampling(SamplingSide):
             undo.callback(self._close_client)
             source = components.workflow or OnlineAgents(self.gateway, config.rollout, config.gateway)
             undo.callback(self._close_source, source)
-            self._scheduler = Scheduler(
-                tasks=components.tasks,
-                runner=Runner(
-                    source=source,
-                    gateway=self.gateway,
-                    store=start.store,
-                    scorer_for=components.scorers.for_task,
-                    config=config.rollout,
-                    run_id=run_id,
-                ),
+            self._scheduler = build_scheduler(
+                components,
                 store=start.store,
-                config=config.rollout,
                 run_id=run_id,
                 member_id=membership.id_of("sample"),
-                seed=config.seed,
+                source=source,
+                gateway=self.gateway,
                 version=lambda: self._version,
-                eval_sampling=attrs.evolve(config.sampling, temperature=config.eval.temperature),
-                shuffle=config.data.shuffle,
-                total_steps=config.trainer.steps,
+                # What this process changes it notices at once, and there are no others that sample.
                 poll_s=config.rollout.lease_s,
                 on_scored=on_scored,
                 on_ended=on_ended,

@@ -66,6 +66,7 @@ class Membership:
         self._beat_s = self._lease_s / _BEATS_PER_LEASE
         self._watch = Watch(store, self._run_id, clock=clock)
         self._lock = threading.Lock()
+        self._more: list[Callable[[], Mapping[str, Any]]] = []
         self._on_lost: list[Callable[[RunError], None]] = []
         self._on_control: list[Callable[[RunControl], None]] = []
         self._control: RunControl | None = None
@@ -136,6 +137,10 @@ class Membership:
                 self._call(self._beat(), limit_s=self._lease_s)
         if self._error is not None:
             raise self._error
+
+    def report_also(self, more: Callable[[], Mapping[str, Any]]) -> None:
+        """Add what `more` returns to the reports of all members; it is called on the thread of the membership."""
+        self._more.append(more)
 
     def on_lost(self, call: Callable[[RunError], None]) -> None:
         """Call back, once, with the error that ended the membership; at once if that is over."""
@@ -221,7 +226,10 @@ class Membership:
 
     async def _beat(self) -> None:
         for member in self.members:
-            if not await self._store.beat(member.id, self._report(member)):
+            report = dict(self._report(member))
+            for more in tuple(self._more):
+                report |= more()
+            if not await self._store.beat(member.id, report):
                 self._lose(
                     f"{member.name} was declared lost, because its heartbeats stopped for rollout.lease_s = "
                     f"{member.lease_s:g} s, and others have taken over its work; start it again, with a longer lease "

@@ -8,8 +8,6 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
-import attrs
-
 from agentrl_core import config as configs
 from agentrl_core.api.trackers import RunInfo
 from agentrl_core.concurrency.processes import close_workers
@@ -17,12 +15,11 @@ from agentrl_core.errors import ConfigError
 from agentrl_core.gateway.online.admin import key_from_environment, read_key
 from agentrl_core.http.borrowed_clients import close_borrowed
 from agentrl_core.rollout.remote import RemoteGateway
-from agentrl_core.rollout.runner import Runner
-from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.run.in_process import policy_chat
 from agentrl_core.run.roles.frame import take_part
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
+from agentrl_core.run.scheduling import build_scheduler
 
 if TYPE_CHECKING:
     import os
@@ -78,26 +75,14 @@ class Sampler:
             undo.callback(self._close_clients)
             self._loop.run(self._use(first))
             undo.callback(self._close_source, source)
-            runner = Runner(
-                source=source,
-                gateway=self._gateway,
+            self._scheduler = build_scheduler(
+                components,
                 store=joining.store,
-                scorer_for=components.scorers.for_task,
-                config=config.rollout,
-                run_id=joining.directory.name,
-            )
-            self._scheduler = Scheduler(
-                tasks=components.tasks,
-                runner=runner,
-                store=joining.store,
-                config=config.rollout,
                 run_id=joining.directory.name,
                 member_id=joining.member.id,
-                seed=config.seed,
+                source=source,
+                gateway=self._gateway,
                 version=lambda: self._version,
-                eval_sampling=attrs.evolve(config.sampling, temperature=config.eval.temperature),
-                shuffle=config.data.shuffle,
-                total_steps=config.trainer.steps,
                 poll_s=LOOK_S,
                 on_scored=self._on_scored(joining),
             )

@@ -35,11 +35,13 @@ _COUNTED = ("outcomes", "groups", "answers", "calls", "cpu_ms", "idle_ms")
 server; milliseconds of CPU time of both, by part, and milliseconds in which a sampler ran no episode."""
 
 _WATCH_S = 1.0
+"""Seconds between two looks at the members while groups are awaited, which wake the trainer by themselves."""
 _LOADING_S = 10.0
 """Seconds of loading a version after which the user is told."""
 _QUIET_S = 60.0
 """Seconds without an ended episode or a served call after which the user is told."""
 _END_S = 15.0
+"""Longest wait for the store at the end."""
 _KINDS: Mapping[Role, str] = {"serve": "a server", "sample": "a sampler", "train": "the trainer"}
 
 
@@ -48,7 +50,8 @@ class SamplingThroughStore(SamplingSide):
 
     The constructor publishes the weights of `start` and blocks until a server has loaded them. Every wait for other
     members is told by `notice` and ends after `roles.wait_s` with `RunError`; `asked_to_stop` is called meanwhile, and
-    its exception ends the wait. `command(role)` is the command line that starts a member.
+    its exception ends the wait. `command(role)` is the command line that starts a member. `report_also` gets a function
+    that returns what other members may read of the trainer.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class SamplingThroughStore(SamplingSide):
         notice: Callable[[str], None],
         asked_to_stop: Callable[[], None],
         command: Callable[[Role], str],
+        report_also: Callable[[Callable[[], Mapping[str, Any]]], None] = lambda _: None,
     ) -> None:
         from agentrl_core.training.checkpoint import Companions  # imports torch, so after the cheap checks
 
@@ -77,6 +81,7 @@ class SamplingThroughStore(SamplingSide):
         self._version, self._steps_done = start.version, start.step
         self._drained: dict[str, Counter[str]] = {}
         self._servers: Sequence[Member] = ()
+        report_also(self._report)
         self._loop = LoopThread("store", workers=1)
         try:
             self._before = self._counts(self._run(self._store.members(run_id)))
@@ -101,11 +106,6 @@ class SamplingThroughStore(SamplingSide):
     def llm_calls(self) -> int:
         """Replies of the policy since this process began, as of the servers' last heartbeats."""
         return self._drained["calls"]["llm"] - self._before["calls"]["llm"]
-
-    @property
-    def waits_for(self) -> str:
-        """Text for other members of what the trainer waits for; empty if it does not wait."""
-        return self._wait.what or self._loading.what or self._stall.what
 
     def begin(self) -> None:
         """Add the tasks, and let training episodes begin."""
@@ -179,6 +179,10 @@ class SamplingThroughStore(SamplingSide):
             cpu_seconds={name: float(total["cpu_ms"][name]) / 1000 for name in ("agent", "gateway", "engine")},
         )
 
+    def _report(self) -> Mapping[str, Any]:
+        waits_for = self._wait.what or self._loading.what or self._stall.what
+        return {"version": self._version, "step": self._steps_done, "waits_for": waits_for}
+
     async def _drain_last(self) -> None:
         self._drained = self._counts(await self._store.members(self._run_id))
 
@@ -216,15 +220,16 @@ class SamplingThroughStore(SamplingSide):
             while not (await asyncio.wait({task}, timeout=_WATCH_S))[0]:
                 members = await self._store.members(self._run_id)
                 paused = (await self._store.control(self._run_id)).wanted == "pause"
-                if paused or not (self._missing(members, "serve") or self._missing(members, "sample")):
-                    counts = self._counts(members)
-                    # A served call is progress too, because episodes may be long.
-                    before, ended = ended, counts["outcomes"].total() + counts["calls"].total()
-                    if paused or ended != before:
-                        self._wait.over()
-                        self._stall.over()
-                    else:
-                        self._stand_still(members)
+                if not paused and (self._missing(members, "serve") or self._missing(members, "sample")):
+                    continue
+                self._wait.over()
+                counts = self._counts(members)
+                # A served call is progress too, because episodes may be long.
+                before, ended = ended, counts["outcomes"].total() + counts["calls"].total()
+                if paused or ended != before:
+                    self._stall.over()
+                else:
+                    self._stand_still(members)
             return task.result()
         finally:
             task.cancel()

@@ -62,6 +62,7 @@ def _train(
             notice=events.notice,
             asked_to_stop=asked_to_stop,
             command=command,
+            report_also=membership.report_also,
         )
 
     return run_training(components, directory, begin, interruption, roles=("train",), open_sampling=open_sampling)
