@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl_core.api.claims import Admission
 from agentrl_core.api.group_queue import OvertakeLimits, next_groups
-from agentrl_core.rollout.capacity import Capacity
 
 
 @attrs.define(eq=False)
@@ -57,14 +57,18 @@ def test_without_lag_every_group_is_waited_for_but_those_that_the_step_takes_lat
 @given(seed=st.integers(0, 10**6), max_lag=st.integers(0, 3), per_step=st.integers(1, 4), one_by_one=st.booleans())
 def test_no_group_is_ever_taken_too_old_and_there_is_always_one_to_wait_for(seed, max_lag, per_step, one_by_one):
     chance = random.Random(seed)
-    capacity = Capacity(max_head_offpolicyness=max_lag, tasks_per_step=per_step)
+    admission = Admission(max_head_offpolicyness=max_lag, tasks_per_step=per_step)
     waiting: list[Waiting] = []
     for step in range(8):
-        capacity.steps_done = step
         left = per_step
         while left:
-            while capacity.groups() > 0:
-                capacity.started()
+            # The groups that this step has taken so far are pending, too.
+            while (
+                admission.groups(
+                    admitted_steps=step, trained_steps=step, pending=len(waiting) + per_step - left, replaced=0
+                )
+                > 0
+            ):
                 waiting.append(Waiting(step))
             count = 1 if one_by_one else left
             ahead = OvertakeLimits(step=step, max_lag=max_lag, per_step=per_step, more=left - count)
@@ -72,7 +76,6 @@ def test_no_group_is_ever_taken_too_old_and_there_is_always_one_to_wait_for(seed
             if found is None:
                 item = chance.choice([item for item in waiting if not item.ready])
                 item.ready = chance.random() < 0.8
-                capacity.finished(usable=item.ready)
                 if not item.ready:
                     waiting.remove(item)
                 continue

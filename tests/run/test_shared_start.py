@@ -49,8 +49,7 @@ async def train(store, name, steps, *, first=1, version=0):
             await store.add_record(record)
             await store.finish_record(attrs.evolve(record, outcome=Outcome.SCORED, reward=1.0))
             await store.finish_group(claim, usable=True)
-        groups = [claim.group_id for claim in claims]
-        assert [group.id for group in await store.take_groups(name, GROUPS)] == groups
+        groups = [group.id for group in await store.take_groups(name, GROUPS)]
         version += 1
         await store.add_version(name, version, step=step)
         await store.add_step(

@@ -18,9 +18,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-from agentrl_core.api.stores import RunRow, SessionRow, StepRow
+from agentrl_core.api.claims import Admission
+from agentrl_core.api.members import Member
+from agentrl_core.api.stores import RunControl, RunRow, SessionRow, StepRow
 from agentrl_core.errors import StoreError, UnstorableError
-from agentrl_core.stores import sqlite, sqlite_file, sqlite_schema
+from agentrl_core.stores import sqlite_claims, sqlite_connection, sqlite_file, sqlite_schema, sqlite_training
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Interaction, Outcome, Record, Task
 from agentrl_testing.stores import StoreSuite
@@ -55,8 +57,24 @@ def store(path):
 
 async def announce(store):
     await store.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
-    await store.add_group("run", "group", "task", index=0, size=1, version=0)
-    await store.add_record(RECORD)
+    (group,) = await store.add_evaluation("run", "eval", ["task"], version=0, claimable=False)
+    await store.add_record(attrs.evolve(RECORD, group_id=group))
+
+
+async def claimed(store, count=1):
+    """Claim the next groups of the run for a member of its own."""
+    member = Member(run_id="run", role="sample")
+    await store.join(member)
+    await store.admit("run", 0)
+    return await store.claim_groups(
+        "run",
+        member.id,
+        count,
+        admission=Admission(max_head_offpolicyness=0, tasks_per_step=count + 9),
+        size=1,
+        version=0,
+        task_at=str,
+    )
 
 
 RECORD = Record(id="record", run_id="run", task_id="task", group_id="group", sample_index=0)
@@ -107,7 +125,10 @@ def test_an_interaction_costs_its_own_bytes_only(path, store):
 
 def test_hot_queries_are_read_from_their_indexes(path, store):
     queries = {
-        "groups_queue": (sqlite.QUEUE, ("run",)),
+        "groups_queue": (sqlite_training.QUEUE, ("run",)),
+        "groups_pending": (sqlite_claims.PENDING, ("run",)),
+        "groups_free": (sqlite_claims.FREE_EVALUATIONS, ("run",)),
+        "steps_live": (sqlite_claims.STEPS, ("run",)),
         "interactions_by_record": ("SELECT id FROM interactions WHERE record_id = ? ORDER BY seq", ("record",)),
         "records_by_start": ("SELECT id FROM records WHERE run_id = ? ORDER BY started_at, rowid", ("run",)),
     }
@@ -129,7 +150,7 @@ def test_a_run_is_readable_while_it_writes(path, store):
 
 def test_a_taker_sleeps_until_something_changes(path, store, monkeypatch):
     """Neither polling while it waits nor spinning after a change that was not enough."""
-    monkeypatch.setattr(sqlite, "RECHECK_S", 3600.0)
+    monkeypatch.setattr(sqlite_connection, "RECHECK_S", 3600.0)
     looks = []
     take = store._take
     monkeypatch.setattr(store, "_take", lambda *arguments: looks.append(arguments) or take(*arguments))
@@ -139,21 +160,21 @@ def test_a_taker_sleeps_until_something_changes(path, store, monkeypatch):
             await asyncio.sleep(0)
 
     async def scenario():
-        await store.add_group("run", "second", "task", index=1, size=1, version=0)
+        first, second = await claimed(store, 2)
         taking = asyncio.create_task(store.take_groups("run", 2))
         await pass_the_loop_on()
         assert len(looks) == 1
-        await store.finish_group("run", "group", usable=True)
+        await store.finish_group(first, usable=True)
         await pass_the_loop_on()
         assert len(looks) == 2
-        await store.finish_group("run", "second", usable=True)
+        await store.finish_group(second, usable=True)
         return await asyncio.wait_for(taking, 10)
 
-    assert [group.id for group in asyncio.run(scenario())] == ["group", "second"]
+    assert [group.index for group in asyncio.run(scenario())] == [0, 1]
 
 
 def test_closing_the_store_ends_a_taker(store, monkeypatch):
-    monkeypatch.setattr(sqlite, "RECHECK_S", 3600.0)
+    monkeypatch.setattr(sqlite_connection, "RECHECK_S", 3600.0)
 
     async def scenario():
         taking = asyncio.create_task(store.take_groups("run", 1))
@@ -165,27 +186,11 @@ def test_closing_the_store_ends_a_taker(store, monkeypatch):
         asyncio.run(scenario())
 
 
-def test_resuming_leaves_consumed_groups_and_puts_the_others_aside(store):
-    async def scenario():
-        for index, name in enumerate(("later", "lost", "open", "dropped"), start=1):
-            await store.add_group("run", name, "task", index=index, size=1, version=0)
-        for name in ("group", "later", "lost"):
-            await store.finish_group("run", name, usable=True)
-        await store.finish_group("run", "dropped", usable=False)
-        await store.take_groups("run", 3)
-        for step, name in ((1, "group"), (2, "later")):
-            await store.add_step(StepRow(run_id="run", step=step, version=step, groups=(name,), records=(), metrics={}))
-        await store.void_after("run", 1)
-
-    asyncio.run(scenario())
-    states = dict(store._connection.execute("SELECT id, state FROM groups").fetchall())
-    assert states == {"group": "taken", "later": "aside", "lost": "aside", "open": "aside", "dropped": "dropped"}
-
-
 def test_groups_of_another_process_are_seen_without_being_woken(path, store):
     """Another store object stands for another process: the two share nothing but the file."""
     other = SQLiteStore(path=path)
     looked = threading.Event()
+    (claim,) = asyncio.run(claimed(other))
 
     async def take():
         taking = asyncio.create_task(store.take_groups("run", 1))
@@ -195,11 +200,11 @@ def test_groups_of_another_process_are_seen_without_being_woken(path, store):
 
     def finish():
         looked.wait()
-        asyncio.run(other.finish_group("run", "group", usable=True))
+        asyncio.run(other.finish_group(claim, usable=True))
 
     thread = threading.Thread(target=finish)
     thread.start()
-    assert [group.id for group in asyncio.run(take())] == ["group"]
+    assert [group.id for group in asyncio.run(take())] == [claim.group_id]
     thread.join()
     asyncio.run(other.close())
 
@@ -215,7 +220,8 @@ def test_waking_survives_a_loop_that_was_closed_while_it_waited(store):
     loop.run_forever()
     loop.close()
     store._changed._listeners.update(abandoned)
-    asyncio.run(store.finish_group("run", "group", usable=True))
+    (claim,) = asyncio.run(claimed(store))
+    asyncio.run(store.finish_group(claim, usable=True))
     assert len(asyncio.run(store.take_groups("run", 1))) == 1
 
 
@@ -420,6 +426,56 @@ def test_tasks_of_a_file_of_version_1_are_training_tasks_and_others_may_have_the
     asyncio.run(store.close())
 
 
+def test_a_run_of_a_file_without_claims_goes_on_where_it_was(old_path):
+    """Positions 1 (dropped twice) and 3 (put aside) were kept in the memory of their process."""
+    groups = [
+        ("taken", 0, "taken", 0),
+        ("lost", 1, "dropped", 0),
+        ("again", 1, "dropped", 0),
+        ("waits", 2, "ready", 0),
+        ("void", 3, "aside", 0),
+        ("held-out", 0, "dropped", 1),
+    ]
+    with contextlib.closing(sqlite3.connect(old_path)) as db:
+        db.execute("DELETE FROM groups WHERE id <> 'group'")
+        db.execute("UPDATE groups SET is_eval = 1, state = 'dropped'")
+        db.executemany(
+            "INSERT INTO groups (run_id, id, task_id, idx, size, version, is_eval, state) "
+            "VALUES ('run', ?, 't', ?, 1, 0, ?, ?)",
+            [(name, index, is_eval, state) for name, index, state, is_eval in groups],
+        )
+        db.execute(
+            "INSERT INTO steps (run_id, step, version, groups, records, metrics, voided) "
+            "VALUES ('run', 1, 1, '[\"taken\"]', '[]', '{}', 0)"
+        )
+        db.commit()
+    before = old_path.read_bytes()
+    reader = SQLiteStore.read(old_path)
+    shown = asyncio.run(reader.groups("run"))
+    assert [row.state for row in shown if row.id == "taken"] == ["trained"]
+    assert asyncio.run(reader.members("run")) == []
+    assert asyncio.run(reader.control("run")) == RunControl()
+    asyncio.run(reader.close())
+    assert old_path.read_bytes() == before
+
+    async def scenario(store):
+        assert await store.groups("run") == shown
+        assert store._connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        await store.void_after("run", 1)
+        await store.admit("run", 1)
+        member = Member(run_id="run", role="sample")
+        await store.join(member)
+        admission = Admission(max_head_offpolicyness=0, tasks_per_step=4, requeue=2)
+        claims = await store.claim_groups(
+            "run", member.id, 9, admission=admission, size=1, version=1, task_at=lambda _: "t"
+        )
+        assert [(claim.index, claim.tries) for claim in claims] == [(1, 2), (3, 0), (4, 0)]
+        await store.add_record(attrs.evolve(RECORD, id="new", group_id=claims[0].group_id), member_id=member.id)
+        await store.close()
+
+    asyncio.run(scenario(SQLiteStore(path=old_path)))
+
+
 def test_what_was_flushed_is_in_the_database_itself(path, store, tmp_path):
     asyncio.run(store.add_interaction("run", call(0)))
     copies = [shutil.copy(path, tmp_path / "before.db")]
@@ -556,9 +612,8 @@ def test_a_row_that_is_there_or_belongs_to_nothing_is_told_in_words(store):
     unknown = r": cannot .*; its run, group or record is not in this file"
     twice = r": cannot .*; it is in this file already; if another process writes the same run"
     for adding, told in (
-        (store.add_group("elsewhere", "g", "task", index=0, size=1, version=0), unknown),
         (store.add_record(attrs.evolve(RECORD, id="other", group_id="elsewhere")), unknown),
-        (store.add_record(RECORD), twice),
+        (store.add_record(asyncio.run(store.records("run"))[0]), twice),
         (store.add_interaction("run", call(0)), twice),
         (store.add_step(step), twice),
     ):
@@ -586,7 +641,9 @@ _WRITER = """
 import asyncio, itertools, resource, sys
 from pathlib import Path
 from agentrl_core.errors import StoreError
-from agentrl_core.api.stores import RunRow
+from agentrl_core.api.claims import Admission
+from agentrl_core.api.members import Member
+from agentrl_core.api.stores import RunControl, RunRow
 from agentrl_core.stores.sqlite import SQLiteStore
 from agentrl_core.types import Interaction, Record
 
@@ -599,8 +656,8 @@ def call(seq):
 async def main():
     store = SQLiteStore(path=Path(sys.argv[1]))
     await store.create_run(RunRow(id="run", created_at=0.0, status="running", config={}, components={}))
-    await store.add_group("run", "group", "task", index=0, size=1, version=0)
-    await store.add_record(Record(id="record", run_id="run", task_id="task", group_id="group", sample_index=0))
+    (group,) = await store.add_evaluation("run", "eval", ["task"], version=0, claimable=False)
+    await store.add_record(Record(id="record", run_id="run", task_id="task", group_id=group, sample_index=0))
     await BODY(store)
 
 async def for_ever(store):

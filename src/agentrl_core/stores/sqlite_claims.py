@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from agentrl_core.api.claims import Admission
+    from agentrl_core.api.run_rows import GroupRow
     from agentrl_core.types import Record
 
 PENDING = """
@@ -197,7 +198,8 @@ def _take_over(
     db: sqlite3.Connection, query: str, run_id: str, member_id: str, count: int, *, max_takeovers: int
 ) -> tuple[list[GroupClaim], int]:
     """Give the first `count` groups of a query to a member; return the claims, and the number of groups that died."""
-    found, dead = [], []
+    found: list[GroupRow] = []
+    dead: list[GroupRow] = []
     if count > 0:
         # Read row by row: an evaluation may have far more groups than one member asks for.
         for row in db.execute(query, (run_id,)):

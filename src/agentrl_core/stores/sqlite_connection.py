@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import sqlite3
 import struct
 import threading
@@ -27,11 +28,13 @@ RECHECK_S = 0.5
 
 _TURN_S = 0.002
 """Longest time that a call blocks its event loop to wait for a call of another thread, which usually takes less."""
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.004
-"""First and longest pause of a call that met a lock; each pause is twice as long as the one before.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.05
+"""First and longest pause of a call that met a lock; each pause is twice as long as the one before."""
+_SHARE_S = 0.002
+"""Longest pause per call of this process that waits for a lock.
 
-SQLite gives the lock to whoever asks at the right moment, so a call whose pauses grew longer than those of the other
-processes would starve: with four samplers and pauses of up to 50 ms some claims took 0.6 s.
+A lock is free for moments only while several processes write. A call that looks rarely may miss them for seconds,
+which a short pause prevents; many calls that look often would take the processor's time.
 """
 
 
@@ -66,10 +69,11 @@ class SQLiteConnection:
         self._inode = _inode(self._file)
         self._lock = threading.Lock()
         self._changed = Wakeups()
+        self._waiting: set[object] = set()
 
     async def flush(self) -> None:
         """Return once everything that was written so far survives a power cut."""
-        await _patiently(self._flushed)
+        await self._patiently(self._flushed)
 
     def _flushed(self) -> None:
         with self._writing("flush") as db:
@@ -135,7 +139,7 @@ class SQLiteConnection:
         return StoreError(f"{self.path}: there is no run '{run_id}' in this file")
 
     async def _select(self, what: str, query: str, *values: object) -> list[tuple[Any, ...]]:
-        return await _patiently(lambda: self._selected(what, query, values))
+        return await self._patiently(lambda: self._selected(what, query, values))
 
     def _selected(self, what: str, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         with self._exclusive(what) as db:
@@ -143,11 +147,34 @@ class SQLiteConnection:
 
     async def _write(self, what: str, statement: str, values: Sequence[object]) -> None:
         """Execute a single statement, which needs no transaction."""
-        await _patiently(lambda: self._written(what, statement, values))
+        await self._patiently(lambda: self._written(what, statement, values))
 
     def _written(self, what: str, statement: str, values: Sequence[object]) -> None:
         with self._writing(what) as db:
             db.execute(statement, values)
+
+    async def _patiently(self, operation: Callable[[], _T]) -> _T:
+        """Call `operation` until it meets no lock, with pauses in which the event loop runs other tasks.
+
+        A lock of another process makes this fail after `BUSY_TIMEOUT_S`; a lock of another thread never does.
+        """
+        pause_s, waited_s = _FIRST_PAUSE_S, 0.0
+        this = object()
+        try:
+            while True:
+                try:
+                    return operation()
+                except BusyError:
+                    if waited_s >= sqlite_file.BUSY_TIMEOUT_S:
+                        raise
+                    waited_s += pause_s
+                except _InUseError:
+                    pass
+                self._waiting.add(this)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - so that two do not keep in step
+                pause_s = min(2 * pause_s, _SHARE_S * len(self._waiting), _LAST_PAUSE_S)
+        finally:
+            self._waiting.discard(this)
 
     @contextlib.asynccontextmanager
     async def _transaction(self, what: str) -> AsyncIterator[sqlite3.Connection]:
@@ -156,7 +183,7 @@ class SQLiteConnection:
         The block must not await anything: it holds the process's only connection.
         """
         with contextlib.ExitStack() as held:
-            db = await _patiently(lambda: self._begin(what, held))
+            db = await self._patiently(lambda: self._begin(what, held))
             try:
                 yield db
                 db.execute("COMMIT")
@@ -202,25 +229,6 @@ class SQLiteConnection:
 
 class _InUseError(Exception):
     """Another thread of this process uses the connection."""
-
-
-async def _patiently(operation: Callable[[], _T]) -> _T:
-    """Call `operation` until it meets no lock, with pauses in which the event loop runs other tasks.
-
-    A lock of another process makes this fail after `BUSY_TIMEOUT_S`; a lock of another thread never does.
-    """
-    pause_s, waited_s = _FIRST_PAUSE_S, 0.0
-    while True:
-        try:
-            return operation()
-        except BusyError:
-            if waited_s >= sqlite_file.BUSY_TIMEOUT_S:
-                raise
-            waited_s += pause_s
-        except _InUseError:
-            pass
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
 
 def _inode(file: str) -> tuple[int, int] | None:

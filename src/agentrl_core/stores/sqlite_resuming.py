@@ -47,7 +47,9 @@ def void_steps(db: sqlite3.Connection, run_id: str, step: int) -> int:
     aside = []
     for group in found:
         name, _, _, version, state, is_eval = group
-        if state == "open" if is_eval else version in versions or _has_tokens(db, run_id, name, state, versions):
+        void = version in versions or _has_tokens(db, run_id, name, state, versions)
+        # The trainer that asked for an evaluation is gone.
+        if state == "open" if is_eval else void:
             aside.append(group)
         elif state in ("taken", "trained") and not is_eval:
             db.execute("UPDATE groups SET state = 'ready' WHERE run_id = ? AND id = ?", (run_id, name))
