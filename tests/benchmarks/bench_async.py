@@ -73,11 +73,13 @@ def slow_tools(options: argparse.Namespace) -> Iterator[Row]:
         case="slow_tools",
         metric="final_reward_difference",
         ours=means[2] - means[0],
-        peer=1.96 * error,
+        peer=_STUDENT.get(len(differences), 2.0) * error,
         peer_name="95 % interval, +-",
     )
 
 
+_STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
+"""Number of seeds -> half width of the 95 % interval of their mean, in standard errors."""
 _AHEAD = "rollout.max_head_offpolicyness"
 
 
@@ -214,8 +216,8 @@ def main() -> None:
     """Measure, print the tables and write build/benchmarks/async.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
-    parser.add_argument("--steps", type=int, default=20, help="of each training run")
-    parser.add_argument("--seeds", type=int, default=3, help="of slow_tools")
+    parser.add_argument("--steps", type=int, default=30, help="of each training run")
+    parser.add_argument("--seeds", type=int, default=5, help="of slow_tools")
     parser.add_argument("--repeats", type=int, default=3, help="of one_process")
     parser.add_argument("--peer-commit", default="b4e66aa", help="that one_process compares with")
     parser.add_argument("--simulated-steps", type=int, default=30)

@@ -1,5 +1,6 @@
 """Places for runs: a SQLite file, or a database of a MongoDB server."""
 
+import importlib.util
 import json
 import os
 import time
@@ -11,7 +12,24 @@ from tests.reliability.worker import Run
 
 from agentrl_core.api.run_rows import RunRow
 
-MONGO_ADDRESS = "AGENTRL_TEST_MONGO_URI"
+MONGO_ADDRESS, MONGO_PYTHON = "AGENTRL_TEST_MONGO_URI", "AGENTRL_MONGO_PYTHON"
+MONGO_SERVER = Path(__file__).parents[2] / "plugins/agentrl-mongo/tests/conftest.py"
+
+
+@pytest.fixture
+def mongo_url(tmp_path):
+    """Address of the server that a variable names, or of one that is started for the test."""
+    if MONGO_ADDRESS in os.environ:
+        yield os.environ[MONGO_ADDRESS]
+        return
+    if MONGO_PYTHON not in os.environ:
+        pytest.skip(f"neither {MONGO_ADDRESS} nor {MONGO_PYTHON} is set; `nox -s tests` sets the second one")
+    spec = importlib.util.spec_from_file_location("mongo_server", MONGO_SERVER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    server = module.Server(tmp_path, os.environ[MONGO_PYTHON])
+    yield server.url
+    server.kill()
 
 
 @pytest.fixture(params=["sqlite", "mongo"])
@@ -19,13 +37,9 @@ def place(request, tmp_path):
     """The `store` and `options` of a `Run`."""
     if request.param == "sqlite":
         return {"store": "agentrl_core.stores.sqlite:SQLiteStore", "options": {"path": str(tmp_path / "runs.sqlite")}}
-    if not os.environ.get(MONGO_ADDRESS):
-        pytest.skip(f"{MONGO_ADDRESS} names no MongoDB server")
+    url = request.getfixturevalue("mongo_url")
     database = f"agentrl-reliability-{os.getpid()}-{time.monotonic_ns()}"
-    return {
-        "store": "agentrl_mongo.store:MongoStore",
-        "options": {"url": os.environ[MONGO_ADDRESS], "database": database, "run": "run"},
-    }
+    return {"store": "agentrl_mongo.store:MongoStore", "options": {"url": url, "database": database, "run": "run"}}
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def _work(path: Path) -> None:
     with contextlib.closing(_connect(path)) as db:
         print("joined", flush=True)  # noqa: T201 - the parent waits for it
         sys.stdin.read()
-        began = time.time()
+        began, cpu_s = time.time(), time.process_time()
         while True:
             at = time.perf_counter()
             with _transaction(db):
@@ -68,8 +68,8 @@ def _work(path: Path) -> None:
                 db.execute("INSERT INTO calls (episode, content) VALUES (?, ?)", (found[0], content))
             with _transaction(db):
                 db.execute("UPDATE episodes SET state = 'scored', reward = 1.0 WHERE id = ?", found)
-        ended = time.time()
-    result = {"episodes": len(claim_s), "claim_s": claim_s, "began": began, "ended": ended}
+        ended, cpu_s = time.time(), time.process_time() - cpu_s
+    result = {"episodes": len(claim_s), "claim_s": claim_s, "began": began, "ended": ended, "cpu_s": cpu_s}
     print(json.dumps(result), flush=True)  # noqa: T201
 
 

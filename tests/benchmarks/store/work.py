@@ -148,12 +148,12 @@ async def _process(path: Path, run_id: str, groups: int) -> None:
     await store.join(sampler.member)
     print("joined", flush=True)  # noqa: T201 - the parent waits for it
     await asyncio.to_thread(sys.stdin.read)
-    began = time.time()
+    began, cpu_s = time.time(), time.process_time()
     await sampler.run()
-    ended = time.time()
+    ended, cpu_s = time.time(), time.process_time() - cpu_s
     await store.leave(sampler.member.id)
     await store.close()
-    result = {"episodes": sampler.episodes, "claim_s": sampler.claim_s, "began": began, "ended": ended}
+    result = {"episodes": sampler.episodes, "claim_s": sampler.claim_s, "began": began, "ended": ended, "cpu_s": cpu_s}
     print(json.dumps(result), flush=True)  # noqa: T201
 
 
