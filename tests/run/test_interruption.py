@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load
 
 from agentrl_core import Trainer
 from agentrl_core.errors import Interrupted, Terminated
@@ -305,5 +307,23 @@ def test_wherever_a_signal_comes_a_run_is_saved_and_resumed_as_if_it_had_gone_on
                 resume(Path("runs") / name)
         assert f"interrupted before its next step: step {saved} is saved" in stopped.value.message
         resume(Path("runs") / name)
-        assert outcome(name)[0] == expected[0] == [1, 2, 3, 4]
-        assert outcome(name)[1:] == (0, *expected[2:]), name  # no step was taken twice
+        found = outcome(name)
+        assert found[0] == expected[0] == [1, 2, 3, 4]
+        assert found[1:3] == (0, expected[2]), name  # no step was taken twice
+        # An engine that starts again has no prefix in its cache, so log-probabilities differ in the last bit.
+        torch.testing.assert_close(load(found[3]), load(expected[3]), rtol=1e-4, atol=1e-6)
+
+
+def test_a_request_of_another_thread_ends_a_run_as_sigterm_does():
+    def work(interruption):
+        with interruption.whole_step():
+            interruption.hold()
+            thread = threading.Thread(target=interruption.ask)
+            thread.start()
+            thread.join()
+            interruption.check()  # the step is not broken
+        pytest.fail("the run went on")
+
+    with pytest.raises(Terminated) as ended:
+        Interruption().run(work)
+    assert ended.value.code == 128 + signal.SIGTERM

@@ -12,7 +12,7 @@ from agentrl_core.errors import RunError, StoreError
 from agentrl_core.run import lifecycle
 from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.lifecycle import carry_out
-from agentrl_core.run.shared_start import announce, rewind
+from agentrl_core.run.shared_start import announce, known_run, rewind
 from agentrl_core.stores.sqlite import SQLiteStore
 
 STEP = StepRow(run_id="baseline", step=1, version=1, groups=(), records=(), metrics={})
@@ -60,7 +60,11 @@ def begin(components, directory):
 
 
 def go_on(components, directory):
-    return lambda store, _: asyncio.run(rewind(store, components, directory, 0))
+    def work(store, _):
+        asyncio.run(known_run(store, components, directory))
+        return asyncio.run(rewind(store, directory.name, 0))
+
+    return work
 
 
 @pytest.mark.parametrize("start", [begin, go_on])

@@ -54,6 +54,9 @@ class Ages:
     def of_trained(self, signal, steps_done):
         return {}
 
+    def aligned(self, group):
+        return group
+
 
 def collector_of(dropped, old=None, notices=None, **rollout):
     sampling, config = Prepared(), RolloutConfig(tasks_per_step=3, **rollout)

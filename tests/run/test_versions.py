@@ -63,3 +63,18 @@ def test_metrics_of_ages_are_of_the_trained_tokens_alone():
     )
     assert ages.of_trained(signal, 3) == {"rollout/token_age_max": 2.0, "rollout/token_age_min": 0.0}
     assert ages.of_trained(Signal(groups=(), advantages={}, dropped={}, with_signal=0), 3) == {}
+
+
+def test_tokens_from_before_a_resumption_lag_by_steps():
+    """The run made steps 1 and 2, was resumed there as version 5, and made step 3 as version 6."""
+    ages = TokenAges([row(1, 1), row(2, 2)])
+    ages.publish(5, 2)
+    before = make_group([(1, 3), (2, 1)])
+    (episode,) = ages.aligned(before).episodes
+    assert episode.interactions[0].versions == ((4, 3), (5, 1))
+    assert ages.aligned(make_group([(5, 1)])).episodes[0].interactions[0].versions == ((5, 1),)
+    ages.publish(6, 3)
+    (episode,) = ages.aligned(make_group([(2, 2), (5, 3)], [(5, 1), (6, 1)])).episodes
+    assert [call.versions for call in episode.interactions] == [((5, 5),), ((5, 1), (6, 1))]
+    unmoved = make_group([(6, 1)])
+    assert ages.aligned(unmoved) is unmoved

@@ -223,7 +223,7 @@ def test_engine_gateway_and_agents_close_where_the_store_fails_before_the_loop(p
     def fail(_):
         raise StoreError("the store is gone")
 
-    monkeypatch.setattr(TrainingLoop, "_earlier_metrics", fail)
+    monkeypatch.setattr(TrainingLoop, "_earlier_steps", fail)
     with pytest.raises(StoreError, match="the store is gone"):
         Trainer(project(name="early")).train(workflow=Asking(uneven))
     assert closed == ["Gateway", "LoopThread"]

@@ -55,6 +55,7 @@ class TrainingLoop:
         rows = self._earlier_steps()
         earlier = [row.metrics for row in rows]
         self._ages = TokenAges(rows)
+        self._ages.publish(self._version, self._step)
         self._recent_rewards = [metrics.get("reward/mean", 0.0) for metrics in earlier][-_STEPS_AT_TARGET:]
         self._sampled_at: float | None = None
         self._progress = events.progress

@@ -199,7 +199,7 @@ class BatchCollector:
                 more=more,
             )
             begin = time.perf_counter()
-            groups = self._sampling.take_groups(count, ahead)
+            groups = [self._ages.aligned(group) for group in self._sampling.take_groups(count, ahead)]
             self._idle_s += time.perf_counter() - begin
             stale = [group for group in groups if self._is_stale(group, steps_done)]
             count = len(stale)

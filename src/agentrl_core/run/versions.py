@@ -5,14 +5,16 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentrl_core.batching.credit import is_trained
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agentrl_core.api.stores import StepRow
     from agentrl_core.batching.signal import Signal
-    from agentrl_core.types import Group, Interaction
+    from agentrl_core.types import Episode, Group, Interaction
 
 
 class TokenAges:
@@ -26,9 +28,22 @@ class TokenAges:
         self._versions, self._steps = sorted(known), sorted(known.values())
 
     def publish(self, version: int, step: int) -> None:
-        """Take note of a new version, made by `step`."""
+        """Take note of the version that is sampled from now on, with the weights after `step`."""
         self._versions.append(version)
         self._steps.append(step)
+
+    def aligned(self, group: Group) -> Group:
+        """Return a group for training, whose tokens have the versions that they would have without a resumption.
+
+        Training counts a token's lag in versions. A group that was sampled before the run was resumed has tokens of
+        versions that the resumption skipped over, and would lag although its weights are those of today.
+        """
+        last, steps_done = self._versions[-1], self._steps[-1]
+        versions = {v for episode in group.episodes for call in episode.interactions for v, _ in call.versions}
+        moved = {version: last - (steps_done - self._step_of(version)) for version in versions}
+        if all(version == to for version, to in moved.items()):
+            return group
+        return attrs.evolve(group, episodes=tuple(_renumbered(episode, moved) for episode in group.episodes))
 
     def oldest(self, group: Group, steps_done: int) -> int:
         """Return the age of a group's oldest trained token after `steps_done` steps; 0 if no token is trained."""
@@ -45,7 +60,25 @@ class TokenAges:
 
     def _of(self, calls: Iterable[Interaction], steps_done: int) -> set[int]:
         versions = {version for call in calls if is_trained(call) for version, _ in call.versions}
-        return {steps_done - self._steps[bisect.bisect(self._versions, version) - 1] for version in versions}
+        return {steps_done - self._step_of(version) for version in versions}
+
+    def _step_of(self, version: int) -> int:
+        return self._steps[bisect.bisect(self._versions, version) - 1]
+
+
+def _renumbered(episode: Episode, moved: Mapping[int, int]) -> Episode:
+    """Return an episode with other version numbers; neighbours that become one version are joined."""
+    calls = []
+    for call in episode.interactions:
+        versions: list[tuple[int, int]] = []
+        for version, count in call.versions:
+            to = moved[version]
+            if versions and versions[-1][0] == to:
+                versions[-1] = (to, versions[-1][1] + count)
+            else:
+                versions.append((to, count))
+        calls.append(attrs.evolve(call, versions=tuple(versions)))
+    return attrs.evolve(episode, interactions=tuple(calls))
 
 
 def step_of_version(version: int, steps: Sequence[StepRow]) -> int | None:
