@@ -59,19 +59,16 @@ class SQLiteClaims(SQLiteReading):
             most = admission.max_takeovers
             claims, dead = _take_over(db, FREE_EVALUATIONS, run_id, member_id, count, max_takeovers=most)
             query = "SELECT admitted_steps, replaced FROM runs WHERE id = ? AND NOT sampling_closed"
-            row = db.execute(query, (run_id,)).fetchone()
-            if row is not None and row[0] >= 0:
-                abandoned, died = _take_over(
-                    db, FREE_GROUPS, run_id, member_id, count - len(claims), max_takeovers=most
-                )
+            admitted_steps, replaced = db.execute(query, (run_id,)).fetchone() or (-1, 0)
+            if admitted_steps >= 0:
+                left = count - len(claims)
+                abandoned, died = _take_over(db, FREE_GROUPS, run_id, member_id, left, max_takeovers=most)
                 claims, dead = claims + abandoned, dead + died
                 (pending,), (steps,) = (db.execute(query, (run_id,)).fetchone() for query in (PENDING, STEPS))
-                room = admission.groups(admitted_steps=row[0], trained_steps=steps, pending=pending, replaced=row[1])
+                room = admission.groups(
+                    admitted_steps=admitted_steps, trained_steps=steps, pending=pending, replaced=replaced
+                )
                 room = max(0, min(room, count - len(claims)))
-                positions: list[tuple[int, int]] = [(-1, 0)] * room
-                if task_at is not None:
-                    positions = _put_back(db, run_id, room, requeue=admission.requeue)
-                    positions += [(index, 0) for index in _next_indices(db, run_id, room - len(positions))]
                 new = [
                     GroupClaim(
                         group_id=_new_id(),
@@ -82,7 +79,11 @@ class SQLiteClaims(SQLiteReading):
                         version=version,
                         tries=tries,
                     )
-                    for index, tries in positions
+                    for index, tries in (
+                        [(-1, 0)] * room
+                        if task_at is None
+                        else _next_turns(db, run_id, room, requeue=admission.requeue)
+                    )
                 ]
                 db.executemany(rows.GROUPS.insert, [rows.claim_row(run_id, claim) for claim in new])
                 claims += new
@@ -233,12 +234,12 @@ def _take_over(
     return claims, len(dead)
 
 
-def _put_back(db: sqlite3.Connection, run_id: str, count: int, *, requeue: int) -> list[tuple[int, int]]:
-    """Remove the first released positions from those to sample again, and return them with their tries."""
+def _next_turns(db: sqlite3.Connection, run_id: str, count: int, *, requeue: int) -> list[tuple[int, int]]:
+    """Return the next positions with their tries: those to sample again that are released, then new ones."""
     query = "SELECT idx, tries FROM turns WHERE run_id = ? AND released AND tries <= ? ORDER BY idx LIMIT ?"
-    found = db.execute(query, (run_id, requeue, count)).fetchall()
-    db.executemany("DELETE FROM turns WHERE run_id = ? AND idx = ?", [(run_id, index) for index, _ in found])
-    return found
+    again: list[tuple[int, int]] = db.execute(query, (run_id, requeue, count)).fetchall()
+    db.executemany("DELETE FROM turns WHERE run_id = ? AND idx = ?", [(run_id, index) for index, _ in again])
+    return again + [(index, 0) for index in _next_indices(db, run_id, count - len(again))]
 
 
 def _next_indices(db: sqlite3.Connection, run_id: str, count: int) -> range:

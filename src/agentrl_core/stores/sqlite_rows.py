@@ -142,8 +142,8 @@ def task_from(row: Sequence[Any]) -> Task:
 
 
 def claim_row(run_id: str, claim: GroupClaim) -> tuple[object, ...]:
-    """Convert a claim to the columns of `GROUPS` for a new group; without a task it is reserved."""
-    state = "open" if claim.task_id else "reserved"
+    """Convert a claim to the columns of `GROUPS` for a new group; without a position it is reserved."""
+    state = "reserved" if claim.index < 0 else "open"
     values = (claim.is_eval, claim.task_set, state, claim.member_id, claim.tries, claim.takeovers)
     return (run_id, claim.group_id, claim.task_id, claim.index, claim.size, claim.version, *values)
 

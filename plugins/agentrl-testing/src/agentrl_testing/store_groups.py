@@ -88,15 +88,11 @@ class StoreGroupsSuite(ConformanceSuite):
 
         asyncio.run(scenario())
 
-    @pytest.mark.parametrize("later", [1, 7])
-    def test_ready_groups_overtake_open_ones_until_those_would_get_too_old(self, store: Store, later: int) -> None:
+    def test_ready_groups_overtake_open_ones_until_those_would_get_too_old(self, store: Store) -> None:
         async def scenario() -> None:
             run, member = await sampling_run(store)
-            # The number of the later version makes no difference: only its step does.
-            for number, version in enumerate((0, later)):
-                await store.add_version(run, version, step=number)
             groups = await claim(store, run, member, 3)
-            (fresh,) = await claim(store, run, member, version=later)
+            (fresh,) = await claim(store, run, member, version=1)
             for group in (groups[1], fresh):
                 await store.finish_group(group, usable=True)
             (first,) = await store.take_groups(run, 1, ahead=OvertakeLimits(step=0, max_lag=2, per_step=1))
@@ -107,6 +103,27 @@ class StoreGroupsSuite(ConformanceSuite):
             assert not taking.done()
             await store.finish_group(groups[2], usable=True)
             assert [group.index for group in await taking] == [2]
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("versions", [(1, 2), (5, 9)])
+    def test_the_age_of_a_group_counts_steps(self, store: Store, versions: tuple[int, int]) -> None:
+        """The versions of a resumed run jump, which makes its groups no younger."""
+
+        async def scenario() -> None:
+            run, member = await sampling_run(store)
+            await store.add_version(run, 0, step=0)
+            claims = []
+            for number, version in enumerate(versions, start=1):
+                await store.add_version(run, version, step=number)
+                claims += await claim(store, run, member, version=version)
+            await store.finish_group(claims[1], usable=True)
+            # The open group is of step 1, so this step is the last that may take it.
+            taking = asyncio.create_task(store.take_groups(run, 1, ahead=OvertakeLimits(step=2, max_lag=1, per_step=1)))
+            await asyncio.sleep(0)
+            assert not taking.done()
+            await store.finish_group(claims[0], usable=True)
+            assert [group.index for group in await taking] == [0]
 
         asyncio.run(scenario())
 
