@@ -5,6 +5,7 @@ import asyncio
 import attrs
 import pytest
 
+from agentrl_core.api.audit import digested
 from agentrl_core.errors import EngineError, RequestError
 from agentrl_core.gateway.call_types import ChatRequest
 from agentrl_core.types import FinishReason
@@ -15,7 +16,7 @@ REQUEST = ChatRequest(api="completions", prompts=((7, 8),), stop_token_ids=(5,))
 def test_a_call_is_stored_and_answered(gateway, session, engine, store):
     reply = asyncio.run(gateway.ask(session, REQUEST, "gen-"))
     (interaction,) = store.interactions
-    assert reply.first.interaction == interaction == session.interactions[0]
+    assert digested(reply.first.interaction) == interaction == session.interactions[0]
     assert interaction.id.startswith("gen-")
     assert (interaction.prompt_ids, interaction.output_ids) == ((7, 8), engine.log[0].ids)
     assert interaction.sampling.stop_token_ids[-1] == 5
