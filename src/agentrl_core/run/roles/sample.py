@@ -126,9 +126,9 @@ class Sampler:
         self._undo.close()
 
     async def _use(self, members: Sequence[Member]) -> None:
-        self._gateway.update(members)
-        served = [_version(member) for member in members if _serves(member)]
-        self._version = min(served, default=self._version)
+        servers = [member for member in members if _serves(member)]
+        self._gateway.update(servers)
+        self._version = min((int(server.report["version"]) for server in servers), default=self._version)
 
     def _on_scored(self, joining: Joining) -> Callable[[Record], None]:
         """Return the function that tells the plugins of this process about a scored record."""
@@ -161,11 +161,8 @@ async def _first_servers(joining: Joining) -> Sequence[Member]:
 
 
 def _serves(member: Member) -> bool:
-    return member.role == "serve" and member.state == "live"
-
-
-def _version(member: Member) -> int:
-    return int(member.report.get("version", 0))
+    """Return whether a member is a live server that has every version which it needs, see `serve.Server`."""
+    return member.role == "serve" and member.state == "live" and "version" in member.report
 
 
 def _admin_key(joining: Joining) -> str:
