@@ -225,6 +225,28 @@ def test_a_group_waits_for_a_free_slot_so_that_its_version_is_fresh(make_schedul
     assert [group.version for group in store.claimed] == [0] * 2 + [1] * 10
 
 
+def test_a_claim_has_the_version_that_was_admitted_also_if_nobody_has_told_of_it(make_scheduler, answers, store):
+    served = 0
+
+    async def scenario():
+        nonlocal served
+
+        async def refresh():
+            await asyncio.sleep(0)
+            scheduler.policy_version = served
+
+        scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=2, refresh=refresh)
+        running = asyncio.create_task(scheduler.run())
+        await scheduler.settled()
+        served = 1
+        await scheduler.supply.admit(1)
+        await scheduler.settled()
+        await stopped(scheduler, running)
+
+    asyncio.run(scenario())
+    assert [group.version for group in store.claimed] == [0, 0, 1, 1]
+
+
 def test_stop_cancels_what_runs_and_records_it(make_scheduler, gateway, store):
     cleaned = []
 

@@ -10,7 +10,7 @@ from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from agentrl_core.api.stores import Store
     from agentrl_core.rollout.episode_gateway import EpisodeGateway
@@ -29,6 +29,7 @@ def build_scheduler(
     gateway: EpisodeGateway[Any],
     version: Callable[[], int],
     poll_s: float,
+    refresh: Callable[[], Awaitable[None]] | None = None,
     on_scored: Callable[[Record], None],
     on_ended: Callable[[Record], None] | None = None,
 ) -> Scheduler:
@@ -55,6 +56,7 @@ def build_scheduler(
         shuffle=config.data.shuffle,
         total_steps=config.trainer.steps,
         poll_s=poll_s,
+        refresh=refresh,
         on_scored=on_scored,
         on_ended=on_ended,
     )

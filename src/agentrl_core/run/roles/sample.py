@@ -60,6 +60,7 @@ class Sampler:
     def __init__(self, joining: Joining) -> None:
         config, components = joining.components.config, joining.components
         self._loop, self._version = joining.loop, 0
+        self._store, self._run_id = joining.store, joining.directory.name
         source = cast("EpisodeSource", components.workflow)  # only agents that run elsewhere have none
         with ExitStack() as undo:
             undo.enter_context(shared_tls())
@@ -84,6 +85,7 @@ class Sampler:
                 gateway=self._gateway,
                 version=lambda: self._version,
                 poll_s=LOOK_S,
+                refresh=self._refresh,
                 on_scored=self._on_scored(joining),
             )
             self._undo = undo.pop_all()
@@ -124,6 +126,9 @@ class Sampler:
     def close(self) -> None:
         """Close the agents and their connections."""
         self._undo.close()
+
+    async def _refresh(self) -> None:
+        await self._use(await self._store.members(self._run_id))
 
     async def _use(self, members: Sequence[Member]) -> None:
         servers = [member for member in members if _serves(member)]
