@@ -32,6 +32,7 @@ OPERATIONAL = {
         "next_index",
         "wanted",
         "limits",
+        "cancel",
     },
     "groups": {"run_id", "state", "member_id", "tries", "takeovers"},
     "records": {"sealed_calls"},

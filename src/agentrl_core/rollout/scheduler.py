@@ -191,8 +191,13 @@ class Scheduler:
             )
             if len(claims) < count:
                 self._nothing_left_at = changes
-            for claim in claims:
-                self._start(claim)
+            try:
+                if not all(claim.is_eval for claim in claims):
+                    # They may have been admitted since the control was read, and scorers are told the step.
+                    self._obey(await self._store.control(self._run_id))
+            finally:
+                for claim in claims:
+                    self._start(claim)
 
     def _obey(self, control: RunControl) -> None:
         limit = control.limits.get(CONCURRENCY, self._config.max_concurrent_rollouts)

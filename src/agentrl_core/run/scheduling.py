@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,6 +19,18 @@ if TYPE_CHECKING:
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import RunComponents
     from agentrl_core.types import Record
+
+logger = logging.getLogger(__name__)
+
+END_S = 15.0
+"""Longest wait for cancelled episodes to be stored, with time for agents and scorers to clean up."""
+
+
+async def until_ended(scheduling: asyncio.Task[None]) -> None:
+    """Wait until a scheduler's `run` has ended, and log its error if it has one, which was raised elsewhere."""
+    await asyncio.wait({scheduling})
+    if not scheduling.cancelled() and (error := scheduling.exception()) is not None:
+        logger.info("sampling ended with %s", error)
 
 
 def build_scheduler(

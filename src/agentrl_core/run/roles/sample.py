@@ -19,7 +19,7 @@ from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.run.in_process import policy_chat
 from agentrl_core.run.roles.frame import take_part
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
-from agentrl_core.run.scheduling import build_scheduler
+from agentrl_core.run.scheduling import END_S, build_scheduler, until_ended
 
 if TYPE_CHECKING:
     import os
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FOREVER_S = 1e9
-_END_S = 15.0
-"""Longest wait for cancelled episodes to be stored, with time for agents and scorers to clean up."""
 
 
 def sample(
@@ -121,7 +119,7 @@ class Sampler:
         """Cancel the running episodes and release their groups, so that other samplers take them over."""
         self._scheduler.stop()
         if self._scheduling is not None:
-            self._loop.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
+            self._loop.try_run(until_ended(self._scheduling), "ending the episodes", limit_s=END_S)
 
     def close(self) -> None:
         """Close the agents and their connections."""
@@ -147,11 +145,11 @@ class Sampler:
         return lambda record: notify("record_scored", run=run, record=record)
 
     def _close_source(self, source: EpisodeSource) -> None:
-        self._loop.try_run(source.close(), "ending the agents", limit_s=_END_S)
+        self._loop.try_run(source.close(), "ending the agents", limit_s=END_S)
 
     def _close_clients(self) -> None:
         for closing in (self._gateway.close(), close_borrowed()):
-            self._loop.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
+            self._loop.try_run(closing, "closing the agents' HTTP clients", limit_s=END_S)
 
 
 async def _first_servers(joining: Joining) -> Sequence[Member]:
@@ -183,10 +181,3 @@ def _admin_key(joining: Joining) -> str:
             f"this user alone, in {file}; set {variable} to the same key for all servers and samplers"
         )
     return key
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait until the scheduler has ended; its error was raised where the member looks at it."""
-    await asyncio.wait({task})
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.info("sampling ended with %s", error)
