@@ -164,7 +164,7 @@ def make_scheduler(make_runner, make_task, store):
 
     def make(
         workflow, *, tasks=4, seed=0, total_steps=None, on_scored=None, shuffle=True, sleep=asyncio.sleep,
-        eval_sampling=None, **config
+        eval_sampling=None, refresh=None, **config
     ):  # fmt: skip
         return DrivenScheduler(
             tasks=[make_task(f"t{number}") for number in range(tasks)],
@@ -177,6 +177,7 @@ def make_scheduler(make_runner, make_task, store):
             on_scored=on_scored,
             sleep=sleep,
             eval_sampling=eval_sampling,
+            refresh=refresh,
         )
 
     return make

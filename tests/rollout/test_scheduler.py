@@ -7,6 +7,7 @@ import pytest
 from tests.rollout.driving import PATIENCE_S, DrivenScheduler, stopped, until
 
 from agentrl_core import workflow_context
+from agentrl_core.api.scoring import training_step
 from agentrl_core.api.stores import RunControl
 from agentrl_core.config.schema import SamplingConfig
 from agentrl_core.errors import ConfigError, EngineError, RunError, StoreError
@@ -223,6 +224,56 @@ def test_a_group_waits_for_a_free_slot_so_that_its_version_is_fresh(make_schedul
 
     asyncio.run(scenario())
     assert [group.version for group in store.claimed] == [0] * 2 + [1] * 10
+
+
+def test_a_claim_has_the_version_that_was_admitted_also_if_nobody_has_told_of_it(make_scheduler, answers, store):
+    served = 0
+
+    async def scenario():
+        nonlocal served
+
+        async def refresh():
+            await asyncio.sleep(0)
+            scheduler.policy_version = served
+
+        scheduler = make_scheduler(answers(), group_size=2, tasks_per_step=2, refresh=refresh)
+        running = asyncio.create_task(scheduler.run())
+        await scheduler.settled()
+        served = 1
+        await scheduler.supply.admit(1)
+        await scheduler.settled()
+        await stopped(scheduler, running)
+
+    asyncio.run(scenario())
+    assert [group.version for group in store.claimed] == [0, 0, 1, 1]
+
+
+def test_scorers_are_told_the_step_after_which_a_group_was_admitted(make_scheduler, gateway, store):
+    """The trainer admits the next step between the scheduler's look at the control and its claim."""
+    steps = collections.Counter()
+
+    async def run(data, *, base_url):
+        await gateway.call(base_url)
+        steps[training_step.get()] += 1
+        return 1.0
+
+    async def scenario():
+        admitted = 0
+
+        async def refresh():
+            nonlocal admitted
+            if len(store.claimed) == 2 and not admitted:
+                admitted = 1
+                await scheduler.supply.admit(1)
+
+        scheduler = make_scheduler(run, group_size=2, tasks_per_step=2, refresh=refresh)
+        running = asyncio.create_task(scheduler.run())
+        await until(lambda: len(store.claimed) == 4)
+        await scheduler.settled()
+        await stopped(scheduler, running)
+
+    asyncio.run(scenario())
+    assert steps == {0: 4, 1: 4}
 
 
 def test_stop_cancels_what_runs_and_records_it(make_scheduler, gateway, store):

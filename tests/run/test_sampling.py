@@ -4,11 +4,12 @@ import math
 
 import attrs
 import pytest
-from tests.run.test_versions import make_group
+from tests.run.test_versions import make_group, published
 
 from agentrl_core.batching.signal import Signal
 from agentrl_core.config.schema import RolloutConfig
 from agentrl_core.run.sampling import BatchCollector
+from agentrl_core.run.versions import TokenAges
 from agentrl_core.types import Group
 
 
@@ -47,11 +48,10 @@ class Ages:
 
     old: dict
 
-    def oldest(self, group, steps_done):
-        assert steps_done == 7
+    def oldest(self, group):
         return self.old.get(group.index, 0)
 
-    def of_trained(self, signal, steps_done):
+    def of_trained(self, signal):
         return {}
 
     def aligned(self, group):
@@ -103,6 +103,22 @@ def test_groups_that_are_too_old_are_replaced_by_fresh_ones(bound):
     assert (sampling.asked, sampling.replaced) == ([(3, 0), (1, 0), (1, 0)], 2)
     assert (signal.dropped, metrics["rollout/groups_stale"]) == ({"stale": 2}, 2.0)
     assert collector.totals == {"dropped(stale)": 2}
+
+
+@pytest.mark.parametrize(("steps", "bad"), [((0, 1, 2, 2, 3, 4), 1), ((0, 1, 2, 3, 2, 3), 3)])
+def test_after_a_resumption_groups_are_judged_by_the_versions_that_sampled_their_tokens(steps, bad):
+    """In the first run version 1 lags three steps, in the second one version 3 is void."""
+
+    class Sampled(Prepared):
+        def take_groups(self, count, ahead):
+            taken = super().take_groups(count, ahead)
+            return [make_group([(bad if group.index == 1 else 5, 1)], index=group.index) for group in taken]
+
+    _, collector = collector_of((), max_head_offpolicyness=2)
+    collector._sampling, collector._ages = Sampled(), TokenAges(published(*steps))
+    signal, _ = collector.collect(7)
+    assert [group.index for group in signal.groups] == [0, 2, 3]
+    assert signal.dropped == {"stale": 1}
 
 
 def test_tokens_of_groups_that_are_too_old_are_counted():

@@ -1,8 +1,10 @@
 """Steps behind policy versions."""
 
+import math
+
 import pytest
 
-from agentrl_core.api.stores import StepRow
+from agentrl_core.api.stores import StepRow, VersionRow
 from agentrl_core.batching.signal import Signal
 from agentrl_core.run.versions import TokenAges, step_of_version
 from agentrl_core.types import Episode, Group, Interaction, Outcome, Record
@@ -42,32 +44,43 @@ def make_group(*versions, index=0):
     )
 
 
+def published(*steps):
+    """Publications: the steps behind the versions 0, 1, 2, …"""
+    return [VersionRow(version=version, step=step, published_at=0.0) for version, step in enumerate(steps)]
+
+
 def test_ages_count_steps_where_versions_jump():
-    """Steps 1 and 2 made versions 1 and 2; step 2 was voided, and the run went on from step 1 as version 3."""
-    ages = TokenAges([row(1, 1), row(2, 2, voided=True)])
-    assert [ages.oldest(make_group([(version, 2)]), 1) for version in (0, 1, 3)] == [1, 0, 0]
-    ages.publish(4, 2)
+    """Versions 3 and 4 are the weights of step 2 again: nothing was void when the run was resumed twice."""
+    ages = TokenAges(published(0, 1, 2, 2, 2))
     ages.publish(5, 3)
-    assert [ages.oldest(make_group([(version, 2)]), 3) for version in (0, 1, 3, 4, 5)] == [3, 2, 2, 1, 0]
-    assert ages.oldest(make_group([(5, 1)], [(1, 3), (4, 1)]), 3) == 2
-    assert ages.oldest(make_group(), 3) == 0
+    ages.publish(6, 4)
+    assert [ages.oldest(make_group([(version, 2)])) for version in range(7)] == [4, 3, 2, 2, 2, 1, 0]
+    assert ages.oldest(make_group([(6, 1)], [(3, 3), (5, 1)])) == 2
+    assert ages.oldest(make_group()) == 0
+
+
+def test_tokens_of_a_void_version_are_infinitely_old():
+    """Steps 2 and 3 (versions 2 and 3) were voided, and the run went on from step 1 as version 4."""
+    ages = TokenAges(published(0, 1, 2, 3, 1))
+    assert [ages.oldest(make_group([(version, 2)])) for version in range(5)] == [1, 0, math.inf, math.inf, 0]
+    ages.publish(5, 2)
+    assert ages.oldest(make_group([(1, 2)])) == 1
+    assert ages.oldest(make_group([(5, 2)], [(4, 1), (3, 1)])) == math.inf
 
 
 def test_metrics_of_ages_are_of_the_trained_tokens_alone():
-    ages = TokenAges()
-    for step in (1, 2, 3):
-        ages.publish(step, step)
+    ages = TokenAges(published(0, 1, 2, 3))
     old, new = make_group([(0, 1)], index=0), make_group([(1, 1), (2, 1)], [(3, 1)], index=1)
     signal = Signal(
         sampled=(old, new), groups=(new,), advantages={"c1-0": 1.0, "c1-1": 1.0}, dropped={"flat": 1}, with_signal=1
     )
-    assert ages.of_trained(signal, 3) == {"rollout/token_age_max": 2.0, "rollout/token_age_min": 0.0}
-    assert ages.of_trained(Signal(groups=(), advantages={}, dropped={}, with_signal=0), 3) == {}
+    assert ages.of_trained(signal) == {"rollout/token_age_max": 2.0, "rollout/token_age_min": 0.0}
+    assert ages.of_trained(Signal(groups=(), advantages={}, dropped={}, with_signal=0)) == {}
 
 
 def test_tokens_from_before_a_resumption_lag_by_steps():
     """The run made steps 1 and 2, was resumed there as version 5, and made step 3 as version 6."""
-    ages = TokenAges([row(1, 1), row(2, 2)])
+    ages = TokenAges(published(0, 1, 2))
     ages.publish(5, 2)
     before = make_group([(1, 3), (2, 1)])
     (episode,) = ages.aligned(before).episodes

@@ -25,7 +25,6 @@ from agentrl_core.api.audit import (
 )
 from agentrl_core.cli.sealed_facts import SealedFacts
 from agentrl_core.errors import AgentRLError, StoreError, UnstorableError
-from agentrl_core.run.audit import weights_place
 from agentrl_core.types import Outcome
 from agentrl_core.weights.manifest import read_manifest
 from agentrl_core.weights.witness import NOTHING, Fidelity, verify
@@ -250,7 +249,7 @@ class Verifier:
         """Verify the files of checkpoints and published weights that still exist; old ones are removed by the run."""
         kept = {path.name: path for _, path in self._directory.all_checkpoints()}
         self._manifests("checkpoint", kept, self._sealed.checkpoints)
-        place = weights_place(self._directory, self._run.config)
+        place = self._directory.published
         published = {version: place / f"version-{version}" for version in self._sealed.weights}
         self._manifests("weights of version", published, self._sealed.weights)
 

@@ -60,7 +60,8 @@ class Scheduler:
     call samples from. In evaluations `eval_sampling` replaces the policy's sampling parameters. With `total_steps`, no
     group is sampled that no step would consume. `on_scored(record)`, and for every outcome `on_ended(record)`, are
     called on the agents' loop. Without tasks, the runner's source brings them. What other processes change in the store
-    is noticed within `poll_s`.
+    is noticed within `poll_s`. `refresh()`, if given, is awaited before each claim: where servers are other processes,
+    it is how `version()` learns of a version that has just been admitted.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Scheduler:
         shuffle: bool = True,
         total_steps: int | None = None,
         poll_s: float = 0.5,
+        refresh: Callable[[], Awaitable[None]] | None = None,
         on_scored: Callable[[Record], None] | None = None,
         on_ended: Callable[[Record], None] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -92,7 +94,7 @@ class Scheduler:
         self._stored: dict[str, Mapping[str, Task]] = {}
         self._runner, self._store, self._config, self._run_id = runner, store, config, run_id
         self._member_id, self._seed, self._version = member_id, seed, version
-        self._eval_sampling, self._poll_s = eval_sampling, poll_s
+        self._eval_sampling, self._poll_s, self._refresh = eval_sampling, poll_s, refresh
         self._on_scored, self._on_ended, self._sleep = on_scored, on_ended, sleep
         self._admission = admission(config, total_steps=total_steps)
         self.counts = OutcomeCounts(config)
@@ -176,6 +178,8 @@ class Scheduler:
             if free <= 0 or self._halted or self._nothing_left_at == self._changes:
                 return
             changes, count = self._changes, math.ceil(free / self._config.group_size)
+            if self._refresh is not None:
+                await self._refresh()
             claims = await self._store.claim_groups(
                 self._run_id,
                 self._member_id,
@@ -187,8 +191,13 @@ class Scheduler:
             )
             if len(claims) < count:
                 self._nothing_left_at = changes
-            for claim in claims:
-                self._start(claim)
+            try:
+                if not all(claim.is_eval for claim in claims):
+                    # They may have been admitted since the control was read, and scorers are told the step.
+                    self._obey(await self._store.control(self._run_id))
+            finally:
+                for claim in claims:
+                    self._start(claim)
 
     def _obey(self, control: RunControl) -> None:
         limit = control.limits.get(CONCURRENCY, self._config.max_concurrent_rollouts)

@@ -11,7 +11,6 @@ import logging
 import platform
 import time
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_core.api.audit import (
@@ -63,7 +62,7 @@ class AuditTrail:
         self._store, self._directory, self._run_id = store, directory, directory.name
         self.head = ""
         """Digest of the last seal."""
-        self._place = weights_place(directory, config)
+        self._place = directory.published
         self._number, self._step, self._version = 0, step, -1
         self._tasks: set[tuple[str, str]] = set()
         self._checkpoints: dict[str, str] = {}
@@ -203,16 +202,6 @@ class AuditTrail:
             name: await self._store.tasks(self._run_id, task_set=name, ids=sorted(new[name])) for name in sorted(new)
         }
         return {name: {task.id: task_digest(task) for task in tasks} for name, tasks in found.items() if tasks}
-
-
-def weights_place(directory: RunDirectory, config: Mapping[str, Any]) -> Path:
-    """Return the folder in which a run publishes weights for other processes, as the section `weights` says."""
-    place = (config.get("weights") or {}).get("place")
-    if place is None:
-        return directory.path / "weights"
-    _, base_dir = directory.read_snapshot()
-    # Runs of several folders may have the same name.
-    return base_dir / Path(place).expanduser() / f"{directory.name}-{directory.identity[:8]}"
 
 
 def _packages(used: Mapping[str, str]) -> dict[str, str]:

@@ -74,6 +74,14 @@ class RunDirectory:
         return (base_dir / Path(place).expanduser() / f"{self.name}-{identity[:8]}").absolute()
 
     @property
+    def published(self) -> Path:
+        """Folder of the policy versions that the run has published, as its config snapshot says."""
+        if not self.snapshot.is_file():
+            return self.weights(None, self.path, "")
+        config, base_dir = self.read_snapshot()
+        return self.weights((config.get("weights") or {}).get("place"), base_dir, self.identity)
+
+    @property
     def picture(self) -> Path:
         """Path of the reward curve."""
         return self.path / "reward.png"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from agentrl_core.rollout.online import OnlineAgents
 from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.run.group_supply import GroupSupply
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
-from agentrl_core.run.scheduling import build_scheduler
+from agentrl_core.run.scheduling import END_S, build_scheduler, until_ended
 from agentrl_core.run.threads import LoopThread
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ if TYPE_CHECKING:
     from agentrl_core.types import Evaluation, Group, Record, Task
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
-
-_END_S = 15.0
-"""Longest wait for cancelled episodes to be stored, with time for agents and scorers to clean up."""
 
 
 class InProcessSampling(SamplingSide):
@@ -236,8 +230,8 @@ class InProcessSampling(SamplingSide):
     def _stop_episodes(self) -> None:
         self._scheduler.stop()
         if self._scheduling is not None:
-            self._agents.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
-            self._agents.try_run(self._supply.close(), "closing the sampling", limit_s=_END_S)
+            self._agents.try_run(until_ended(self._scheduling), "ending the episodes", limit_s=END_S)
+            self._agents.try_run(self._supply.close(), "closing the sampling", limit_s=END_S)
 
     def _cpu_seconds(self) -> dict[str, float]:
         # Gateway and inline agents share a thread, so the gateway's own measure is subtracted from the thread's.
@@ -264,18 +258,11 @@ class InProcessSampling(SamplingSide):
             )
 
     def _close_source(self, source: EpisodeSource) -> None:
-        self._agents.try_run(source.close(), "ending the agents", limit_s=_END_S)
+        self._agents.try_run(source.close(), "ending the agents", limit_s=END_S)
 
     def _close_client(self) -> None:
         for closing in (self.gateway.http_client.close_for_good(), close_borrowed()):
-            self._agents.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait until `task` has ended, and log its error if it has one."""
-    await asyncio.wait({task})
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.info("sampling ended with %s", error)
+            self._agents.try_run(closing, "closing the agents' HTTP clients", limit_s=END_S)
 
 
 def policy_chat(components: RunComponents, model_dir: Path) -> Chat:

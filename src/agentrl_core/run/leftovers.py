@@ -46,7 +46,7 @@ def leftovers(directory: RunDirectory, steps: Sequence[StepRow], *, keep: int) -
     The newest `keep` checkpoints that a run can resume from stay, so do newer ones that it cannot, and those that
     configs of other runs beside it name. Published weights go, because a resumed run publishes them anew.
     """
-    weights = _published(directory)
+    weights = directory.published
     found: list[tuple[Kind, Path]] = [
         *(("checkpoint", path) for path in _old_checkpoints(directory, steps, keep)),
         *(("published weights", path) for path in sorted(weights.glob("version-*"))),
@@ -89,14 +89,6 @@ def _named_by_others(directory: RunDirectory) -> set[Path]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # not the snapshot of a run
     return named
-
-
-def _published(directory: RunDirectory) -> Path:
-    """Return the folder with the policy versions that the run published."""
-    if not directory.snapshot.is_file():
-        return directory.weights(None, directory.path, "")
-    config, base_dir = directory.read_snapshot()
-    return directory.weights((config.get("weights") or {}).get("place"), base_dir, directory.identity)
 
 
 def _drafts(*folders: Path) -> Iterator[Path]:

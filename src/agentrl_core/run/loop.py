@@ -55,10 +55,8 @@ class TrainingLoop:
         self._step, self._version = start.step, start.version
         self._evals: list[EvalReport] = []
         self._without_signal = self._not_finite = 0
-        rows = self._earlier_steps()
-        earlier = [row.metrics for row in rows]
-        self._ages = TokenAges(rows)
-        self._ages.publish(self._version, self._step)
+        earlier = [row.metrics for row in self._earlier_steps()]
+        self._ages = TokenAges(asyncio.run(self._store.versions(directory.name)))
         self._recent_rewards = [metrics.get("reward/mean", 0.0) for metrics in earlier][-_STEPS_AT_TARGET:]
         self._sampled_at: float | None = None
         self._progress = events.progress

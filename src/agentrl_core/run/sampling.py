@@ -144,8 +144,8 @@ class BatchCollector:
     def collect(self, steps_done: int) -> tuple[Signal, dict[str, float]]:
         """Block until the groups for the step after `steps_done` are there; return their training signal and metrics.
 
-        Groups with a token that lags by more than `rollout.max_head_offpolicyness` steps are left out, as `stale`, and
-        others are sampled in their place.
+        Groups with a token that lags by more than `rollout.max_head_offpolicyness` steps, or of a version that is void
+        since the run was resumed, are left out, as `stale`, and others are sampled in their place.
         """
         wanted = self._config.tasks_per_step
         self._idle_s, self._discarded = 0.0, 0
@@ -160,7 +160,7 @@ class BatchCollector:
         self._totals.update({f"dropped({reason})": count for reason, count in signal.dropped.items()})
         return signal, {
             **topped_up,
-            **self._ages.of_trained(signal, steps_done),
+            **self._ages.of_trained(signal),
             "rollout/groups_stale": float(signal.dropped.get(STALE, 0)),
             "rollout/tokens_discarded": float(self._discarded),
             "time/train_idle_s": self._idle_s,
@@ -199,13 +199,16 @@ class BatchCollector:
                 more=more,
             )
             begin = time.perf_counter()
-            groups = [self._ages.aligned(group) for group in self._sampling.take_groups(count, ahead)]
+            groups = self._sampling.take_groups(count, ahead)
             self._idle_s += time.perf_counter() - begin
-            stale = [group for group in groups if self._is_stale(group, steps_done)]
+            # Before they are aligned: that gives tokens other versions than those that they were sampled with.
+            ages = [self._ages.oldest(group) for group in groups]
+            stale = [group for group, age in zip(groups, ages, strict=True) if age > ahead.max_lag]
+            fresh = [self._ages.aligned(group) for group, age in zip(groups, ages, strict=True) if age <= ahead.max_lag]
             count = len(stale)
             if not stale and not parts:
-                return self._learner.training_signal(groups)
-            parts.append(self._learner.training_signal([group for group in groups if group not in stale]))
+                return self._learner.training_signal(fresh)
+            parts.append(self._learner.training_signal(fresh))
             if stale:
                 self._discarded += sum(_tokens(group) for group in stale)
                 parts.append(
@@ -213,9 +216,6 @@ class BatchCollector:
                 )
                 self._sampling.replace(count)
         return Signal.joined(parts)
-
-    def _is_stale(self, group: Group, steps_done: int) -> bool:
-        return self._ages.oldest(group, steps_done) > self._config.max_head_offpolicyness
 
 
 def _tokens(group: Group) -> int:

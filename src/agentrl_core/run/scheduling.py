@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -10,13 +12,25 @@ from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from agentrl_core.api.stores import Store
     from agentrl_core.rollout.episode_gateway import EpisodeGateway
     from agentrl_core.rollout.episode_source import EpisodeSource
     from agentrl_core.run.components import RunComponents
     from agentrl_core.types import Record
+
+logger = logging.getLogger(__name__)
+
+END_S = 15.0
+"""Longest wait for cancelled episodes to be stored, with time for agents and scorers to clean up."""
+
+
+async def until_ended(scheduling: asyncio.Task[None]) -> None:
+    """Wait until a scheduler's `run` has ended, and log its error if it has one, which was raised elsewhere."""
+    await asyncio.wait({scheduling})
+    if not scheduling.cancelled() and (error := scheduling.exception()) is not None:
+        logger.info("sampling ended with %s", error)
 
 
 def build_scheduler(
@@ -29,6 +43,7 @@ def build_scheduler(
     gateway: EpisodeGateway[Any],
     version: Callable[[], int],
     poll_s: float,
+    refresh: Callable[[], Awaitable[None]] | None = None,
     on_scored: Callable[[Record], None],
     on_ended: Callable[[Record], None] | None = None,
 ) -> Scheduler:
@@ -55,6 +70,7 @@ def build_scheduler(
         shuffle=config.data.shuffle,
         total_steps=config.trainer.steps,
         poll_s=poll_s,
+        refresh=refresh,
         on_scored=on_scored,
         on_ended=on_ended,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from typing import TYPE_CHECKING
 
 import attrs
@@ -12,23 +13,33 @@ from agentrl_core.batching.credit import is_trained
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from agentrl_core.api.stores import StepRow
+    from agentrl_core.api.stores import StepRow, VersionRow
     from agentrl_core.batching.signal import Signal
     from agentrl_core.types import Episode, Group, Interaction
 
 
 class TokenAges:
-    """Ages of sampled tokens in optimizer steps, for a run that trains; `rows` are its steps so far.
+    """Ages of sampled tokens in optimizer steps, for a run that trains; `rows` are all publications so far.
 
-    A version that no row names is one that a resumed run made of its checkpoint, so it is as old as the version before.
+    A run that was resumed from an earlier step has void versions: tokens of weights that no live step leads to. A
+    server or a sampler that outlived the trainer may have sampled them even after the resumption.
     """
 
-    def __init__(self, rows: Iterable[StepRow] = ()) -> None:
-        known = {0: 0} | {row.version: row.step for row in rows if not row.voided}
-        self._versions, self._steps = sorted(known), sorted(known.values())
+    def __init__(self, rows: Iterable[VersionRow] = ()) -> None:
+        self._versions: list[int] = []
+        self._steps: list[int] = []
+        self._void: set[int] = set()
+        for row in sorted(rows, key=lambda row: row.version):
+            self.publish(row.version, row.step)
 
     def publish(self, version: int, step: int) -> None:
-        """Take note of the version that is sampled from now on, with the weights after `step`."""
+        """Take note of the version that is sampled from now on, with the weights after `step`.
+
+        Versions of later steps are void from now on.
+        """
+        while self._steps and self._steps[-1] > step:
+            self._steps.pop()
+            self._void.add(self._versions.pop())
         self._versions.append(version)
         self._steps.append(step)
 
@@ -45,25 +56,35 @@ class TokenAges:
             return group
         return attrs.evolve(group, episodes=tuple(_renumbered(episode, moved) for episode in group.episodes))
 
-    def oldest(self, group: Group, steps_done: int) -> int:
-        """Return the age of a group's oldest trained token after `steps_done` steps; 0 if no token is trained."""
+    def oldest(self, group: Group) -> float:
+        """Return the age of a group's oldest trained token, as it was sampled; 0 if no token is trained.
+
+        Infinite if a token is of a void version.
+        """
         calls = (call for episode in group.episodes for call in episode.interactions)
-        return max(self._of(calls, steps_done), default=0)
+        versions = _trained_versions(calls)
+        if versions & self._void:
+            return math.inf
+        return max((self._steps[-1] - self._step_of(version) for version in versions), default=0)
 
-    def of_trained(self, signal: Signal, steps_done: int) -> dict[str, float]:
-        """Return the metrics of the oldest and the newest trained token of a step; none if nothing is trained."""
+    def of_trained(self, signal: Signal) -> dict[str, float]:
+        """Return the metrics of the oldest and the newest trained token of aligned groups; none without a token."""
         calls = (call for group in signal.groups for episode in group.episodes for call in episode.interactions)
-        ages = self._of((call for call in calls if call.id in signal.advantages), steps_done)
-        if not ages:
+        versions = _trained_versions(call for call in calls if call.id in signal.advantages)
+        if not versions:
             return {}
-        return {"rollout/token_age_max": float(max(ages)), "rollout/token_age_min": float(min(ages))}
-
-    def _of(self, calls: Iterable[Interaction], steps_done: int) -> set[int]:
-        versions = {version for call in calls if is_trained(call) for version, _ in call.versions}
-        return {steps_done - self._step_of(version) for version in versions}
+        last = self._versions[-1]
+        return {
+            "rollout/token_age_max": float(last - min(versions)),
+            "rollout/token_age_min": float(last - max(versions)),
+        }
 
     def _step_of(self, version: int) -> int:
-        return self._steps[bisect.bisect(self._versions, version) - 1]
+        return self._steps[max(0, bisect.bisect(self._versions, version) - 1)]
+
+
+def _trained_versions(calls: Iterable[Interaction]) -> set[int]:
+    return {version for call in calls if is_trained(call) for version, _ in call.versions}
 
 
 def _renumbered(episode: Episode, moved: Mapping[int, int]) -> Episode:

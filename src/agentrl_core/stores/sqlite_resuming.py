@@ -41,21 +41,21 @@ def void_steps(db: sqlite3.Connection, run_id: str, step: int) -> int:
         )
     }
     undone = json.dumps([name for (groups,) in voided for name in names_from(groups)])
-    # Without the trained groups of live steps, of which a long run has very many.
+    # Without the trained groups of live steps and the evaluations that have ended, of which a long run has very many.
     found: list[_Found] = db.execute(
         "SELECT id, idx, tries, version, state, is_eval FROM groups WHERE run_id = ?1 AND "
-        "(state IN ('reserved', 'open', 'ready', 'taken', 'dropped', 'dead') "
-        " OR state = 'trained' AND id IN (SELECT value FROM json_each(?2)))",
+        "CASE WHEN is_eval THEN state = 'open' "
+        "ELSE state IN ('reserved', 'open', 'ready', 'taken', 'dropped', 'dead') "
+        "OR state = 'trained' AND id IN (SELECT value FROM json_each(?2)) END",
         (run_id, undone),
     ).fetchall()
     aside = []
     for group in found:
         name, _, _, version, state, is_eval = group
-        void = version in versions or _has_tokens(db, run_id, name, state, versions)
         # The trainer that asked for an evaluation is gone.
-        if state == "open" if is_eval else void:
+        if is_eval or version in versions or _has_tokens(db, run_id, name, state, versions):
             aside.append(group)
-        elif state in ("taken", "trained") and not is_eval:
+        elif state in ("taken", "trained"):
             db.execute("UPDATE groups SET state = 'ready' WHERE run_id = ? AND id = ?", (run_id, name))
     _set_aside(db, run_id, aside)
     cancel_running(db, run_id, "", reason="resumed", detail="the process that ran it ended first")

@@ -72,9 +72,9 @@ class SQLiteTraining(SQLiteReading):
         async with self._transaction(f"take groups of run '{run_id}'") as db:
             self._check_run(db, run_id)
             waiting = [_WaitingGroup(*row) for row in db.execute(QUEUE, (run_id,))]
-            # The query follows an index on the position. This sort is stable, so the order is by version first and by
-            # position within a version.
-            queue = sorted(waiting, key=lambda group: group.version)
+            # The query follows an index on the position. This sort is stable, so the order is by step first and by
+            # position within a step.
+            queue = sorted(waiting, key=lambda group: group.step)
             taken = next_groups(queue, count, ahead)
             # After the end of sampling no open group can become ready, so there is nothing to wait for.
             (closed,) = db.execute("SELECT sampling_closed FROM runs WHERE id = ?", (run_id,)).fetchone()

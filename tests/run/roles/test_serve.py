@@ -78,8 +78,7 @@ def test_a_server_begins_with_the_newest_version_and_loads_later_ones(published)
     published.publish(0)
     published.publish(3)
     with published.server() as server:
-        assert server.report()["version"] == 3
-        assert server.looks() is False
+        assert (server.looks(), server.report()["version"], server.looks()) == (True, 3, False)
         published.publish(4)
         published.publish(5)
         assert server.looks() is True
@@ -90,6 +89,7 @@ def test_a_server_begins_with_the_newest_version_and_loads_later_ones(published)
 def test_a_damaged_version_is_refused_and_the_next_one_is_loaded(published):
     published.publish(0)
     with published.server() as server:
+        server.looks()
         published.publish(1, damaged=True)
         assert server.looks() is True
         assert server.report()["version"] == 0
@@ -106,8 +106,22 @@ def test_a_version_that_the_trainer_has_not_announced_is_left_alone(published):
     published.publish(0)
     with published.server() as server:
         published.publish(7, announced=False)
-        assert server.looks() is False
-        assert server.report()["version"] == 0
+        assert (server.looks(), server.looks(), server.report()["version"]) == (True, False, 0)
+
+
+def test_a_server_names_its_version_only_when_it_has_all_that_may_be_admitted(published):
+    """The trainer has published a version while the server loaded an older one, and did not wait for it."""
+    published.publish(0)
+    with published.server() as server:
+        published.publish(1, damaged=True)
+        published.publish(2)
+        assert "version" not in server.report()
+        published.publish(3, damaged=True)
+        assert [server.looks() for _ in range(4)] == [True, True, False, False]
+        assert "version" not in server.report()  # it lacks version 3, which the others may have
+        published.publish(4)
+        assert [server.looks() for _ in range(3)] == [True, True, False]
+        assert server.report()["version"] == 4
 
 
 def test_a_server_without_weights_says_where_it_looks_and_gives_up(published):

@@ -80,7 +80,7 @@ async def _queue(database: Any, run_id: str) -> list[WaitingGroup]:
         wanted, order = queries.live_versions(run_id, version)
         published = await database["versions"].find_one(wanted, {"step": 1}, sort=order)
         steps[version] = version if published is None else int(published["step"])
-    return [
+    waiting = [
         WaitingGroup(
             key=kept["_id"],
             id=kept["id"],
@@ -92,6 +92,8 @@ async def _queue(database: Any, run_id: str) -> list[WaitingGroup]:
         )
         for kept in found
     ]
+    # Versions of a resumed run may have the same step.
+    return sorted(waiting, key=lambda group: (group.step, group.index))
 
 
 async def give_back(database: Any, taker: Taker) -> None:

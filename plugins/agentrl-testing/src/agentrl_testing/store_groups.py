@@ -16,6 +16,7 @@ from agentrl_testing.base import ConformanceSuite
 from agentrl_testing.store_values import add_record, call, claim, create_run, sampling_run, states, step
 
 if TYPE_CHECKING:
+    from agentrl_core.api.claims import GroupClaim
     from agentrl_core.api.stores import Store
 
 
@@ -35,9 +36,11 @@ class StoreGroupsSuite(ConformanceSuite):
 
         asyncio.run(scenario())
 
-    def test_a_position_that_came_again_waits_behind_the_groups_of_earlier_versions(self, store: Store) -> None:
+    def test_a_position_that_came_again_waits_behind_the_groups_of_earlier_steps(self, store: Store) -> None:
         async def scenario() -> None:
             run, member = await sampling_run(store)
+            for version in range(2):
+                await store.add_version(run, version, step=version)
             dropped, second = await claim(store, run, member, 2)
             assert await store.finish_group(dropped, usable=False, requeue=1)
             await store.admit(run, 0)
@@ -45,6 +48,26 @@ class StoreGroupsSuite(ConformanceSuite):
             for group in (again, second):
                 await store.finish_group(group, usable=True)
             assert [group.index for group in await store.take_groups(run, 2)] == [1, 0]
+
+        asyncio.run(scenario())
+
+    def test_groups_of_one_step_are_taken_by_index_whatever_their_versions(self, store: Store) -> None:
+        """A resumed run publishes the weights of its step again, as a new version."""
+
+        async def scenario() -> None:
+            run, member = await sampling_run(store)
+            groups: dict[int, list[GroupClaim]] = {}
+            for version, step_of_version in ((0, 0), (3, 0), (4, 1)):
+                await store.add_version(run, version, step=step_of_version)
+                groups[version] = await claim(store, run, member, 2, version=version)
+            for group in (*groups[4], groups[0][1], *groups[3]):
+                await store.finish_group(group, usable=True)
+            # The position of this one comes again with the later version, before those that had it all the time.
+            assert await store.finish_group(groups[0][0], usable=False, requeue=1)
+            await store.admit(run, 0)
+            (again,) = await claim(store, run, member, version=3)
+            await store.finish_group(again, usable=True)
+            assert [group.index for group in await store.take_groups(run, 6)] == [0, 1, 2, 3, 4, 5]
 
         asyncio.run(scenario())
 

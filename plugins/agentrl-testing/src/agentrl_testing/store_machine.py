@@ -61,6 +61,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.asked: set[int] = set()
         """Positions that people want again, or whose group was set aside: they come whatever their tries."""
         self.next_index = self.version = self.replaced = 0
+        self.step_of = {0: 0}
         self.admitted = -1
         self.steps: list[tuple[int, list[str]]] = []
         """Version and groups of each live step."""
@@ -254,6 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
         number = len(self.steps) + 1
         self.wait_for(self.store.add_step(step(self.run_id, number, groups=names, version=self.version)))
         self.wait_for(self.store.add_version(self.run_id, self.version, step=number))
+        self.step_of[self.version] = number
         self.steps.append((self.version, names))
         self.replaced = 0
         for group in expected:
@@ -288,6 +290,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.released.clear()
         self.version += 1
         self.wait_for(self.store.add_version(self.run_id, self.version, step=number))
+        self.step_of[self.version] = number
 
     # --- What always holds ---
 
@@ -325,7 +328,7 @@ class StoreMachine(RuleBasedStateMachine):
     def queue(self) -> list[_Group]:
         """Groups that wait to be taken, in their order."""
         waiting = [group for group in self.groups.values() if group.state in ("open", "ready") and not group.is_eval]
-        return sorted(waiting, key=lambda group: (group.version, group.index))
+        return sorted(waiting, key=lambda group: (self.step_of[group.version], group.index))
 
     def newest(self, index: int) -> _Group | None:
         """Return the last training group of a position that is not set aside."""

@@ -19,7 +19,7 @@ from agentrl_core.rollout.subproc.inside.share_tls_context import shared_tls
 from agentrl_core.run.in_process import policy_chat
 from agentrl_core.run.roles.frame import take_part
 from agentrl_core.run.roles.waiting import LOOK_S, Wait
-from agentrl_core.run.scheduling import build_scheduler
+from agentrl_core.run.scheduling import END_S, build_scheduler, until_ended
 
 if TYPE_CHECKING:
     import os
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FOREVER_S = 1e9
-_END_S = 15.0
-"""Longest wait for cancelled episodes to be stored, with time for agents and scorers to clean up."""
 
 
 def sample(
@@ -60,6 +58,7 @@ class Sampler:
     def __init__(self, joining: Joining) -> None:
         config, components = joining.components.config, joining.components
         self._loop, self._version = joining.loop, 0
+        self._store, self._run_id = joining.store, joining.directory.name
         source = cast("EpisodeSource", components.workflow)  # only agents that run elsewhere have none
         with ExitStack() as undo:
             undo.enter_context(shared_tls())
@@ -84,6 +83,7 @@ class Sampler:
                 gateway=self._gateway,
                 version=lambda: self._version,
                 poll_s=LOOK_S,
+                refresh=self._refresh,
                 on_scored=self._on_scored(joining),
             )
             self._undo = undo.pop_all()
@@ -119,16 +119,19 @@ class Sampler:
         """Cancel the running episodes and release their groups, so that other samplers take them over."""
         self._scheduler.stop()
         if self._scheduling is not None:
-            self._loop.try_run(_ended(self._scheduling), "ending the episodes", limit_s=_END_S)
+            self._loop.try_run(until_ended(self._scheduling), "ending the episodes", limit_s=END_S)
 
     def close(self) -> None:
         """Close the agents and their connections."""
         self._undo.close()
 
+    async def _refresh(self) -> None:
+        await self._use(await self._store.members(self._run_id))
+
     async def _use(self, members: Sequence[Member]) -> None:
-        self._gateway.update(members)
-        served = [_version(member) for member in members if _serves(member)]
-        self._version = min(served, default=self._version)
+        servers = [member for member in members if _serves(member)]
+        self._gateway.update(servers)
+        self._version = min((int(server.report["version"]) for server in servers), default=self._version)
 
     def _on_scored(self, joining: Joining) -> Callable[[Record], None]:
         """Return the function that tells the plugins of this process about a scored record."""
@@ -142,11 +145,11 @@ class Sampler:
         return lambda record: notify("record_scored", run=run, record=record)
 
     def _close_source(self, source: EpisodeSource) -> None:
-        self._loop.try_run(source.close(), "ending the agents", limit_s=_END_S)
+        self._loop.try_run(source.close(), "ending the agents", limit_s=END_S)
 
     def _close_clients(self) -> None:
         for closing in (self._gateway.close(), close_borrowed()):
-            self._loop.try_run(closing, "closing the agents' HTTP clients", limit_s=_END_S)
+            self._loop.try_run(closing, "closing the agents' HTTP clients", limit_s=END_S)
 
 
 async def _first_servers(joining: Joining) -> Sequence[Member]:
@@ -161,11 +164,8 @@ async def _first_servers(joining: Joining) -> Sequence[Member]:
 
 
 def _serves(member: Member) -> bool:
-    return member.role == "serve" and member.state == "live"
-
-
-def _version(member: Member) -> int:
-    return int(member.report.get("version", 0))
+    """Return whether a member is a live server that has every version which it needs, see `serve.Server`."""
+    return member.role == "serve" and member.state == "live" and "version" in member.report
 
 
 def _admin_key(joining: Joining) -> str:
@@ -181,10 +181,3 @@ def _admin_key(joining: Joining) -> str:
             f"this user alone, in {file}; set {variable} to the same key for all servers and samplers"
         )
     return key
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait until the scheduler has ended; its error was raised where the member looks at it."""
-    await asyncio.wait({task})
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.info("sampling ended with %s", error)

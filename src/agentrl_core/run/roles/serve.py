@@ -49,6 +49,10 @@ class Server:
 
     The constructor waits for the first version. A version that is damaged is refused: the server goes on with its own,
     tells the trainer, and loads the next one.
+
+    The report has a `version` once the newest one is loaded after this member has joined, and samplers use the server
+    from then on. The trainer waits for its members before it admits a version, so no episode gets older weights than
+    those that are admitted.
     """
 
     def __init__(self, joining: Joining) -> None:
@@ -57,6 +61,7 @@ class Server:
         self._place = weights_place(joining.components, joining.directory, joining.identity)
         self._refused: dict[int, str] = {}
         self._samplers: set[str] = set()
+        self._is_current = False
         with ExitStack() as undo:
             with ExitStack() as held:
                 version, folder = self._loop.run(self._first_version(held), asked_to_stop=joining.asked_to_stop)
@@ -101,7 +106,7 @@ class Server:
         gateway = self._gateway
         refused = max(self._refused, default=None)
         return {
-            "version": self._engine.version,
+            **({"version": self._engine.version} if self._is_current else {}),
             "max_tokens": gateway.max_tokens,
             "takes_tools": gateway.chat.takes_tools,
             "notices": [
@@ -126,7 +131,12 @@ class Server:
             await self._gateway.close_sessions_of(gone)
         self._samplers = samplers
         version = await self._newest(above=self._engine.version)
-        return False if version is None else await self._load(version)
+        if version is not None:
+            return await self._load(version)
+        if self._is_current or max(self._refused, default=-1) > self._engine.version:
+            return False
+        self._is_current = True
+        return True
 
     def finish(self) -> None:
         """Do nothing: calls are served until the samplers have heard that this member has left."""
