@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -52,7 +53,7 @@ def row(tmp_path):
 
 
 def begin(components, directory):
-    def work(store, _):
+    def work(store, *_):
         asyncio.run(announce(store, components, directory.name, identity=directory.identity))
         asyncio.run(store.add_step(STEP))
 
@@ -60,7 +61,7 @@ def begin(components, directory):
 
 
 def go_on(components, directory):
-    def work(store, _):
+    def work(store, *_):
         asyncio.run(known_run(store, components, directory))
         return asyncio.run(rewind(store, directory.name, 0))
 
@@ -72,8 +73,8 @@ def go_on(components, directory):
 def test_a_run_of_another_folder_stays_as_it_is(components, folders, tmp_path, monkeypatch, start, checked):
     first, second = folders
 
-    def work(store, audience):
-        begin(components, first)(store, audience)
+    def work(store, *others):
+        begin(components, first)(store, *others)
         if not checked:  # as if the first run had begun right after the check
 
             async def unchecked(*_):
@@ -86,6 +87,21 @@ def test_a_run_of_another_folder_stays_as_it_is(components, folders, tmp_path, m
 
     carry_out(components, first, work)
     assert row(tmp_path) == ("finished", "", [STEP])
+
+
+@pytest.mark.parametrize("error", [None, StoreError("the disk is full"), KeyboardInterrupt()])
+def test_the_members_leave_when_the_store_has_the_final_status(components, folders, tmp_path, error):
+    seen = []
+
+    def work(store, events, leaving):
+        begin(components, folders[0])(store, events, leaving)
+        leaving.callback(lambda: seen.append(row(tmp_path)[0]))
+        if error is not None:
+            raise error
+
+    with nullcontext() if error is None else pytest.raises(type(error)):
+        carry_out(components, folders[0], work)
+    assert seen == [{None: "finished", StoreError: "failed"}.get(error and type(error), "interrupted")]
 
 
 def test_a_folder_goes_on_with_its_own_run(components, folders, tmp_path):
@@ -110,12 +126,12 @@ def test_a_run_that_began_before_there_were_identities_goes_on(components, folde
 
 
 def test_a_run_that_fails_says_so_and_a_finished_one_stays_finished(components, folders, tmp_path):
-    def fail(_, __):
+    def fail(*_):
         raise ValueError("broken")
 
-    def begin_and_fail(store, audience):
-        begin(components, folders[0])(store, audience)
-        fail(store, audience)
+    def begin_and_fail(store, *others):
+        begin(components, folders[0])(store, *others)
+        fail(store, *others)
 
     with pytest.raises(RunError, match="broken"):
         carry_out(components, folders[0], begin_and_fail)

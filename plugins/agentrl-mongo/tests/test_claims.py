@@ -168,6 +168,50 @@ def test_a_claim_whose_reply_was_lost_returns_what_it_had_claimed(store, monkeyp
     assert calls == [True]
 
 
+def test_a_request_whose_reply_was_lost_is_known_again(store, monkeypatch):
+    real, calls = claims.requeue, []
+
+    async def requeue(*arguments, **named):
+        asked = await real(*arguments, **named)
+        calls.append(asked)
+        if len(calls) == 1:
+            raise AutoReconnect("lost")
+        return asked
+
+    async def scenario():
+        await begin(store, "a")
+        (dropped,) = await claim(store, "a")
+        await store.finish_group(dropped, usable=False)
+        monkeypatch.setattr(claims, "requeue", requeue)
+        assert await store.requeue_group(RUN.id, dropped.group_id)
+        assert not await store.requeue_group(RUN.id, dropped.group_id)
+        assert calls == [True, True, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_after_the_plan_of_a_claim_that_died_comes_too_late(store, monkeypatch):
+    async def scenario():
+        await begin(store, "a")
+        (dropped,) = await claim(store, "a")
+        await store.finish_group(dropped, usable=False, requeue=1)
+        await store.admit(RUN.id, 0)
+        with monkeypatch.context() as patched:
+
+            async def die(*_):
+                raise Died
+
+            patched.setattr(sampling_state, "complete", die)
+            with pytest.raises(Died):
+                await claim(store, "a")
+        assert not await store.requeue_group(RUN.id, dropped.group_id)
+        assert [(row.index, row.tries, row.state) for row in await store.groups(RUN.id)] == [
+            *((0, 0, "dropped"), (0, 1, "open"))
+        ]
+
+    asyncio.run(scenario())
+
+
 def test_a_cancelled_claim_leaves_no_group_with_its_member(store, monkeypatch):
     began, go_on, real = threading.Event(), threading.Event(), sampling_state.commit
 

@@ -247,7 +247,7 @@ asyncio.run(main())
 @pytest.mark.slow
 @pytest.mark.parametrize("driver", ["motor", "pymongo"])
 def test_samplers_that_are_killed_lose_nothing(url, database, driver):
-    num_groups, num_samplers, num_kills = 60, 3, 8
+    num_groups, num_samplers, num_kills = 36, 3, 4
     random = Random(0)
 
     def start():

@@ -1,11 +1,14 @@
 """What a server can do to a run: long calls, lost connections, kills, several takers; and what Compass shows."""
 
 import asyncio
+import contextlib
+import gc
 import inspect
 import json
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -228,6 +231,8 @@ def test_a_run_of_an_earlier_layout_is_read_and_resumed(store, raw, url, databas
         assert [row.state for row in await store.groups(RUN.id)] == [
             *("trained", "dropped", "dropped", "ready", "aside", "aside")
         ]
+        # Its position comes again with the later group.
+        assert not await store.requeue_group(RUN.id, "g2")
         member = Member(run_id=RUN.id, role="sample")
         await store.join(member)
         await store.admit(RUN.id, 1)
@@ -392,6 +397,23 @@ def test_an_absent_server_is_told_without_the_password(driver, caplog):
     assert refusal.value.__cause__ is None
     for text in (str(refusal.value), repr(store), caplog.text, repr(vars(store)), str(store.location)):
         assert "hush" not in text
+
+
+def test_closing_while_the_client_connects_leaves_no_socket_open(driver):
+    with contextlib.ExitStack() as closing:
+        silent = closing.enter_context(socket.socket())
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for _ in range(4):  # more than its queue holds, so that the next one hears nothing
+            caller = closing.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(silent.getsockname())
+        url = f"mongodb://127.0.0.1:{silent.getsockname()[1]}"
+        store = MongoStore(url=url, database="d", driver=driver, patience_s=0)
+        with pytest.raises(StoreError, match="no answer"):
+            asyncio.run(store.runs())
+        asyncio.run(store.close())
+        gc.collect()  # which would close it with a warning, an error here
 
 
 def test_a_faulty_address_is_told_without_the_password(driver):

@@ -25,9 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 def carry_out(
-    components: BuiltComponents[Any], directory: RunDirectory, work: Callable[[Store, RunEvents], RunSummary]
+    components: BuiltComponents[Any], directory: RunDirectory, work: Callable[[Store, RunEvents, ExitStack], RunSummary]
 ) -> RunSummary:
     """Do the work of a run in its frame: lock the folder, open log, store and trackers, close them even if it fails.
+
+    What `work` enters into its stack ends after the run's final status is stored.
 
     Raises `KeyboardInterrupt` with the command that resumes the run, and `RunError` for an unexpected exception.
     """
@@ -41,8 +43,8 @@ def carry_out(
             # Callbacks run in reverse order: the store closes before the trackers, and the components close last.
             closing.callback(lambda: asyncio.run(store.close()))
             asyncio.run(check_identity(store, directory))
-            with _status(store, directory):
-                return work(store, events)
+            with ExitStack() as leaving, _status(store, directory):
+                return work(store, events, leaving)
         except KeyboardInterrupt as stop:
             what = str(stop) or _before_any_step(directory)
             message = f"interrupted {what}. To resume: {command_line('runs', 'resume', directory.reference)}"

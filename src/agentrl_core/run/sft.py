@@ -36,6 +36,8 @@ from agentrl_core.run.shared_start import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from agentrl_core.api.stores import Store
     from agentrl_core.config import LoadedConfig
     from agentrl_core.data.demonstrations import Demonstration
@@ -178,7 +180,7 @@ def _run(
 ) -> RunSummary:
     started = time.time()
 
-    def work(store: Store, events: RunEvents) -> RunSummary:
+    def work(store: Store, events: RunEvents, _: ExitStack) -> RunSummary:
         step, version = 0, 0
         if not resumed:
             asyncio.run(announce(store, components, directory.name, identity=directory.identity))

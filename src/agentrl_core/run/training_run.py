@@ -15,6 +15,8 @@ from agentrl_core.run.membership import Membership
 from agentrl_core.run.roles.agreement import check_agreement, check_tasks, new_member
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from agentrl_core.api.members import Member, Role
     from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import Activity, RunSummary
@@ -49,7 +51,7 @@ def run_training(
     """Train to the end inside the frame of `carry_out`, as a member in each of `roles`."""
     started = time.time()
 
-    def work(store: Store, events: RunEvents) -> RunSummary:
+    def work(store: Store, events: RunEvents, leaving: ExitStack) -> RunSummary:
         if fewer := learner_threads(components.config, usable_cores())[1]:
             events.notice(fewer)
         members = [new_member(components, directory.name, role) for role in roles]
@@ -58,26 +60,27 @@ def run_training(
         def report(member: Member) -> Mapping[str, Any]:
             return {**member.report, **(_told(events.progress.now()) if member.role == "train" else {})}
 
-        with Membership(store, members, report=report, notice=events.notice) as membership:
-            membership.on_control(directions.obey)
-            membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
-            start = begin(components, directory, store, events, lambda: _join(store, membership))
-            sampling = open_sampling(start, membership, events)
-            try:
-                loop = TrainingLoop(
-                    components,
-                    directory,
-                    start,
-                    sampling,
-                    events,
-                    interruption,
-                    started_at=started,
-                    directions=directions,
-                )
-            except BaseException:  # from here on the loop closes the sampling side
-                sampling.close()
-                raise
-            return loop.run()
+        # It ends after the final status is stored, so that whoever sees the trainer leave knows how the run ended.
+        membership = leaving.enter_context(Membership(store, members, report=report, notice=events.notice))
+        membership.on_control(directions.obey)
+        membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
+        start = begin(components, directory, store, events, lambda: _join(store, membership))
+        sampling = open_sampling(start, membership, events)
+        try:
+            loop = TrainingLoop(
+                components,
+                directory,
+                start,
+                sampling,
+                events,
+                interruption,
+                started_at=started,
+                directions=directions,
+            )
+        except BaseException:  # from here on the loop closes the sampling side
+            sampling.close()
+            raise
+        return loop.run()
 
     return carry_out(components, directory, work)
 

@@ -139,6 +139,7 @@ def test_a_server_that_was_killed_is_replaced_by_another_one(written, role, tmp_
     other = role("serve", SHORT_LEASE)
     assert train.ends() == 0, train.told
     assert (other.ends(), sample.ends()) == (0, 0), other.told + sample.told
+    assert "resume the run" not in sample.told, "the trainer has left, but the run has ended"
     members = check_whole(tmp_path, steps=6)
     assert [member.state for member in members if member.role == "serve"] == ["lost", "left"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.api.claims import GroupClaim
-from agentrl_core.errors import ClaimLostError
+from agentrl_core.errors import ClaimLostError, StoreError
 from agentrl_mongo import documents, members, queries, rows, sampling_state
 
 if TYPE_CHECKING:
@@ -157,8 +157,11 @@ async def _new_groups(database: Any, call: Claiming, state: SamplingState, room:
         return [kept | {"state": "reserved", "queued": False, **_owner(call)} for kept in new]
     wanted, order = queries.positions_again(call.run_id)
     again = [kept async for kept in database["groups"].find(wanted, sort=order)]
-    turns = [(int(kept["index"]), int(kept["again_tries"]), kept["_id"]) for kept in again]
-    turns = [turn for turn in turns if turn[1] <= call.admission.requeue][:number]
+    turns = [
+        (int(kept["index"]), int(kept["again_tries"]), kept["_id"])
+        for kept in again
+        if kept.get("again_always") or int(kept["again_tries"]) <= call.admission.requeue
+    ][:number]
     turns += [(state.next_index + offset, 0, "") for offset in range(number - len(turns))]
     return [
         rows.new_group(call.run_id, task_id=call.task_at(index), index=index, **shared)
@@ -267,6 +270,27 @@ async def finish(database: Any, claimed: GroupClaim, *, usable: bool, requeue: i
         # Left by an earlier member that died after it announced a record, before it noticed the loss of its claim.
         await members.cancel_records_of(database, run_id, {claimed.group_id: "lost"})
     return again
+
+
+async def requeue(
+    database: Any, run_id: str, group_id: str, completed: dict[str, str], *, token: str, where: str
+) -> bool:
+    """Release the position of a dropped or dead group, whatever its tries; return False if it may not come again.
+
+    `token` tells a repeated call its own write.
+    """
+    # Once the plan of the last claim is complete, a group whose position has a later group says so itself.
+    await sampling_state.settled(database, run_id, completed, where=where)
+    key = f"{run_id}/{group_id}"
+    kept = await database["groups"].find_one({"_id": key}, {"state": 1, "tries": 1, "requeue": 1})
+    if kept is None or kept["state"] == "gone":
+        raise StoreError(f"{where}: there is no group {group_id} in run '{run_id}'")
+    if kept.get("requeue") == token:
+        return True
+    unusable = {"_id": key, "state": {"$in": ["dropped", "dead"]}, "is_eval": False}
+    unasked = {"again": {"$ne": "given"}, "again_always": {"$ne": True}}
+    change = {"again": "released", "again_tries": int(kept["tries"]) + 1, "again_always": True, "requeue": token}
+    return await database["groups"].find_one_and_update(unusable | unasked, {"$set": change}, {"_id": 1}) is not None
 
 
 def _lost(group_id: str, member_id: str, *, where: str) -> ClaimLostError:

@@ -93,6 +93,7 @@ NEW_RUN: Document = {
     "control_revision": 0,
     "wanted": "run",
     "limits": [],
+    "cancel": [],
 }
 """State of a run's sampling and control before its first member; see `sampling_state`."""
 

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Coroutine
 
 _T = TypeVar("_T")
@@ -16,7 +17,7 @@ class LoopThread:
     """Runs coroutines for callers on any loop and thread; a caller that is cancelled cancels its coroutine."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         self._submitting = threading.Lock()
         self._stopping = False
         # A daemon: a store that nobody closed must not keep its process from ending.
@@ -42,3 +43,26 @@ class LoopThread:
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Closes the sockets of its clients at its end, at the latest.
+
+    `AsyncMongoClient` does not close the socket of an attempt to connect that it cancels, as its `close` does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sockets: set[socket.socket] = set()
+
+    def sock_connect(self, sock: socket.socket, address: Any) -> Coroutine[Any, Any, None]:
+        """Connect a socket, and remember it while it is open."""
+        # Remembered before the coroutine begins, because a task may be cancelled before its first step.
+        self._sockets = {sock, *(kept for kept in self._sockets if kept.fileno() >= 0)}
+        return super().sock_connect(sock, address)
+
+    def close(self) -> None:
+        """Close the loop, then the sockets."""
+        super().close()
+        for sock in self._sockets:
+            sock.close()

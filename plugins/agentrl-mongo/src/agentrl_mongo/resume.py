@@ -145,7 +145,7 @@ async def _set_aside(collection: Any, groups: Sequence[Document]) -> None:
             change: Document = {"state": "aside", "queued": False, "pending": False, "member_id": ""}
             # A position that was given to a later group comes again with that one.
             if kept.get("again") != "given":
-                change |= {"again": "released", "again_tries": tries}
+                change |= {"again": "released", "again_tries": tries, "again_always": True}
             await collection.update_one({"_id": kept["_id"], "state": {"$ne": "aside"}}, {"$set": change})
 
 

@@ -87,6 +87,7 @@ def control_of(kept: Document) -> RunControl:
         closed=kept["sampling_closed"],
         wanted=kept.get("wanted", "run"),
         limits={limit["option"]: documents.restored(limit["value"]) for limit in kept.get("limits", ())},
+        cancel=tuple(kept.get("cancel", ())),
     )
 
 

@@ -149,6 +149,18 @@ class MongoSampler(MongoRecorder):
 
         return await self._connection.call(f"finish group {claim.group_id}", finish)
 
+    async def requeue_group(self, run_id: str, group_id: str) -> bool:
+        """Let the position of a dropped or dead training group be claimed once more from now on, whatever its tries."""
+        token, completed = uuid.uuid4().hex, self._connection.completed
+
+        async def requeue(database: Any) -> bool:
+            async with self._connection.claiming:
+                asked = await claims.requeue(database, run_id, group_id, completed, token=token, where=self._where)
+            self._connection.wake()
+            return asked
+
+        return await self._connection.call(f"requeue group {group_id} of run '{run_id}'", requeue)
+
     async def add_evaluation(
         self, run_id: str, task_set: str, task_ids: Sequence[str], *, version: int, claimable: bool = True
     ) -> Sequence[str]:
@@ -182,13 +194,14 @@ class MongoSampler(MongoRecorder):
         *,
         wanted: Literal["run", "pause", "stop"] | None = None,
         limits: Mapping[str, int | float | None] | None = None,
+        cancel: Mapping[str, bool] | None = None,
     ) -> RunControl:
         """Change what the run's members are to do; None leaves a value as it is, or removes one limit."""
 
         async def change(database: Any) -> RunControl:
             while True:
                 after = await sampling_state.set_control(
-                    database, run_id, wanted=wanted, limits=limits or {}, where=self._where
+                    database, run_id, wanted=wanted, limits=limits or {}, cancel=cancel or {}, where=self._where
                 )
                 if after is not None:
                     self._connection.wake()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FIELDS = dict.fromkeys(
     (
         *("revision", "plan", "next_index", "admitted_steps", "trained_steps", "sampling_closed", "replaced"),
-        *("wanted", "limits", "control_revision"),
+        *("wanted", "limits", "cancel", "control_revision"),
     ),
     1,
 )
@@ -36,7 +36,7 @@ class SamplingState:
     """Fields of a run's document that its sampling depends on."""
 
     revision: int
-    """Rises with every change of these fields, but `wanted` and `limits`."""
+    """Rises with every change of these fields, but those that people set."""
     next_index: int
     """Position of the next new group."""
     admitted_steps: int
@@ -110,13 +110,24 @@ async def complete(database: Any, plan: Document) -> None:
 
 
 async def set_control(
-    database: Any, run_id: str, *, wanted: str | None, limits: Mapping[str, int | float | None], where: str
+    database: Any,
+    run_id: str,
+    *,
+    wanted: str | None,
+    limits: Mapping[str, int | float | None],
+    cancel: Mapping[str, bool],
+    where: str,
 ) -> RunControl | None:
     """Change what the run's members are to do, and return it; None if somebody else changed it meanwhile."""
     kept = await read(database, run_id, where=where)
     before = rows.control_of(kept)
     after = {name: value for name, value in {**before.limits, **limits}.items() if value is not None}
-    change = {"wanted": wanted or before.wanted, "limits": rows.limits_to(after)}
+    cancelled = {**dict.fromkeys(before.cancel, True), **cancel}
+    change = {
+        "wanted": wanted or before.wanted,
+        "limits": rows.limits_to(after),
+        "cancel": [record for record, is_asked in cancelled.items() if is_asked],
+    }
     expected = {"_id": run_id, "control_revision": kept["control_revision"]}
     update = {"$set": change, "$inc": {"control_revision": 1}}
     if await database["runs"].find_one_and_update(expected, update, {"_id": 1}) is None:

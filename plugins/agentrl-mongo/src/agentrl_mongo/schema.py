@@ -21,8 +21,8 @@ of several documents begins with the one that decides, and whoever finds the oth
 
 Fields of a group, besides those of `GroupRow`: `queued` (waits to be taken), `pending` (counts for the admission),
 `claim` (the call that claimed it), `again` (its position is to be sampled again: `waiting` for the next `admit`,
-`released`, or `given` to the group that has this one's key in `follows`). Of a record: `sealed_calls`, the number of
-its calls in the seal that names it.
+`released`, or `given` to the group that has this one's key in `follows`; with `again_tries`, and `again_always` if it
+comes whatever its tries). Of a record: `sealed_calls`, the number of its calls in the seal that names it.
 """
 
 from __future__ import annotations

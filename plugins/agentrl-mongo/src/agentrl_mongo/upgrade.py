@@ -51,7 +51,11 @@ async def _upgrade_groups(database: Any, run_id: str) -> int:
     for groups in positions.values():
         # A position that no group stands for any more; its run knew in memory that it had to come again.
         if not any(kept["pending"] or kept["state"] == "trained" for kept in groups):
-            groups[-1] |= {"again": "released", "again_tries": sum(kept["state"] == "dropped" for kept in groups)}
+            tries = sum(kept["state"] == "dropped" for kept in groups)
+            always = groups[-1]["state"] == "aside"
+            groups[-1] |= {"again": "released", "again_tries": tries, "again_always": always}
+        for kept in groups[:-1]:
+            kept["again"] = "given"
         for kept in groups:
             await _set(database, kept, {name: kept[name] for name in _FIELDS if name in kept})
     return 1 + max(positions, default=-1)
@@ -59,7 +63,7 @@ async def _upgrade_groups(database: Any, run_id: str) -> int:
 
 _FIELDS = (
     *("member_id", "claim", "tries", "takeovers", "follows", "task_set", "state", "pending"),
-    *("again", "again_tries"),
+    *("again", "again_tries", "again_always"),
 )
 
 
