@@ -36,9 +36,9 @@ def test_the_last_entries_of_one_process_are_printed_as_they_are(agentrl, logged
 
 
 def test_several_processes_are_merged_by_time_with_their_names(agentrl, logged):
-    logged(train=entry(1, "a") + entry(3, "c"), sample=entry(2, "b"))
+    logged(run=entry(1, "a") + entry(3, "c"), sample=entry(2, "b"))
     lines = agentrl("runs", "logs", "calm-otter").out.splitlines()
-    assert [line.split(" | ")[0] for line in lines] == ["train_0", "sample_0", "train_0"]
+    assert [line.split(" | ")[0] for line in lines] == ["run_0", "sample_0", "run_0"]
     assert [line[-1] for line in lines] == ["a", "b", "c"]
     one = agentrl("runs", "logs", "calm-otter", "--role", "sample").out
     assert one == entry(2, "b")
@@ -50,6 +50,7 @@ def test_a_role_has_the_logs_of_all_of_its_processes(agentrl, logged):
         (folder / "logs" / f"{name}.log").write_text(entry(number, name), encoding="utf-8")
     lines = agentrl("runs", "logs", "calm-otter", "--role", "sample").out.splitlines()
     assert [line.split(" | ")[0] for line in lines] == ["sample-node_7_41", "sample-node8_42"]
+    assert agentrl("runs", "logs", "calm-otter", "--role", "train").out == entry(1, "a")
 
 
 def test_each_entry_is_a_line_of_json(agentrl, logged):

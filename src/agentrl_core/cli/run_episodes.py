@@ -119,9 +119,11 @@ async def _group(store: Store, row: RunRow, name: str) -> GroupRow:
     found = [group for group in groups if group.id.startswith(name)]
     if len(found) > 1 and not (found := [group for group in found if group.id == name]):
         raise UsageError(f"several groups of run {row.id} begin with '{name}'; give more characters")
+    if not found and (episode := await store.episode(name)) is not None:
+        found = [group for group in groups if group.id == episode.record.group_id]
     if not found:
-        record = await _record(store, row, name)
-        found = [group for group in groups if group.id == record.group_id]
-    if not found:
-        raise UsageError(f"record {name} has no group in run {row.id}")
+        raise UsageError(
+            f"no group '{name}' in run {row.id}, and no record of a group; `{command_line('runs', 'show', row.id)}` "
+            "lists the groups that may be requeued"
+        )
     return found[0]

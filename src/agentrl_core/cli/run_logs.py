@@ -36,7 +36,7 @@ def logs(
     run: RunArgument,
     *,
     role: Annotated[
-        str, typer.Option("--role", metavar="ROLE", help="Only the logs of run, train, sample or serve.")
+        str, typer.Option("--role", metavar="ROLE", help="Only the logs of train (or run), sample or serve.")
     ] = "",
     count: Annotated[int, typer.Option("-n", "--lines", metavar="N", min=0, help="Number of last entries.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
@@ -106,7 +106,8 @@ def _log_files(place: RunPlace, role: str) -> list[Path]:
     """Return a run's log files; raise `UsageError` if it has none, or none of this role."""
     folder = RunDirectory(place.directory).log("run").parent
     found = sorted(folder.glob("*.log"))
-    chosen = [path for path in found if not role or _role(path) == role]
+    wanted = "run" if role == "train" else role  # whichever command trains writes the same log
+    chosen = [path for path in found if not wanted or _role(path) == wanted]
     if not chosen:
         roles = sorted(set(map(_role, found)))
         there = f"; there are logs of {', '.join(roles)}" if roles else ""

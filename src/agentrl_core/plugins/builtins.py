@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "config": ("Show and check configs.", "agentrl_core.cli.config:app"),
     "doctor": ("Find what keeps a run from working, and how to fix it.", "agentrl_core.cli.doctor:doctor"),
     "plugins": ("Show what is installed and what each package provides.", "agentrl_core.cli.plugins:app"),
-    "runs": ("List, show and resume runs.", "agentrl_core.cli.runs:app"),
+    "runs": ("List, show, control and tidy up runs.", "agentrl_core.cli.runs:app"),
     "trace": ("Look into the episodes of a run.", "agentrl_core.cli.trace:app"),
 }
 """Command -> (first line of its help, "module:attr"), in the order of `agentrl --help`."""

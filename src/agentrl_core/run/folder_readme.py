@@ -17,13 +17,15 @@ README = "README.md"
 _ENTRIES = {
     "config.json": "the effective config with the overrides of resumptions, its base folder, the run's identity",
     "agentrl.db": "the store (SQLite): tasks, records, LLM calls with token ids, groups, steps, policy versions",
-    "agentrl.db-*": "the store's write-ahead log; it belongs to `agentrl.db`, so copy both or neither",
+    "agentrl.db-*": "part of the store (write-ahead log and its index); it belongs to `agentrl.db`, so copy both or "
+    "neither",
     "checkpoints": "`step-N`: model folder, optimizer and trainer state, with each file's digest in `manifest.json`; "
     "`aside-…`: checkpoints of steps that the store lacks",
     "model": "the policy before training, if the run built it or began as a fork",
     "reference": "the policy after the warm start, which the loss refers to",
     "weights": "`version-N`: policy versions that the trainer hands to servers in other processes",
-    "logs": "`ROLE_0.log`: the log of each process, without secrets",
+    "logs": "the log of each process, without secrets: `run_0.log` of the trainer or of `agentrl run`, "
+    "`ROLE-HOST_PROCESS.log` of samplers and servers",
     "metrics.jsonl": "the metrics of each step, one JSON object per line",
     "reward.png": "the reward by step",
     "admin_key": "the key that opens sessions of online agents: a secret",

@@ -33,6 +33,18 @@ _STEPS_AT_TARGET = 3
 """Number of last steps over which the mean reward is compared with `trainer.stop_at_reward`."""
 
 
+def audit_trail(components: RunComponents, directory: RunDirectory, start: Start) -> AuditTrail:
+    """Seal the start of a run, or of its resumption, and return the trail that seals what follows."""
+    return AuditTrail(
+        start.store,
+        directory,
+        config=configs.dump_without_passwords(components.config),
+        used=components.used,
+        step=start.step,
+        version=start.version,
+    )
+
+
 class TrainingLoop:
     """Training of one run, on the calling thread; `sampling` provides its groups, and is closed at the end."""
 
@@ -68,14 +80,7 @@ class TrainingLoop:
         self._checkpoints = Checkpoints(
             self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step
         )
-        self._audit = AuditTrail(
-            start.store,
-            directory,
-            config=configs.dump_without_passwords(components.config),
-            used=components.used,
-            step=start.step,
-            version=start.version,
-        )
+        self._audit = audit_trail(components, directory, start)
         # The learner calls this just before it changes the weights: from then on a Ctrl-C waits for the step's end.
         self._learner.before_change(interruption.hold)
         self._watch = StepWarnings(self._config, events.notice, max_tokens=sampling.max_tokens, earlier=earlier)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrl_core import config as configs
 from agentrl_core.data.demonstrations import load_demonstrations
 from agentrl_core.errors import ConfigError
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
@@ -93,7 +94,8 @@ def resumed_start(
 ) -> Start:
     """Restore the newest checkpoint and void the steps after it; without a checkpoint, start from step 0.
 
-    `join()` makes this process a member before anything is voided, so that no other trainer's steps are.
+    `join()` makes this process a member before anything is voided, so that no other trainer's steps are. The folder's
+    snapshot becomes the config of `components` only then: one that is refused must not stay for the next resumption.
     """
     checkpoint = newest_checkpoint(store, directory, events.notice)
     if checkpoint is None:
@@ -107,6 +109,7 @@ def resumed_start(
         learner.restore(model_dir)
     asyncio.run(known_run(store, components, directory))
     join()
+    directory.write_snapshot(configs.dump_without_passwords(components.config), components.base_dir)
     point = asyncio.run(rewind(store, directory.name, step))
     if point.last_version < 0 and directory.origin:
         events.notice(f"begins from the checkpoint of {directory.origin}")

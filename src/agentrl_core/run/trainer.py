@@ -109,8 +109,6 @@ def _resume(
     directory.check_name(config.name)
     components = resolve(configs.LoadedConfig(config, base_dir), workflow=workflow, workflow_kwargs=workflow_kwargs)
     check_reference(components, directory)
-    with directory.locked():  # a run that is being trained keeps its snapshot
-        directory.write_snapshot(configs.dump_without_passwords(components.config), base_dir)
 
     def begin(
         components: RunComponents, directory: RunDirectory, store: Store, events: RunEvents, join: Callable[[], None]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from agentrl_core.errors import StoreError
 from agentrl_core.run.cpu_budget import learner_threads, usable_cores
 from agentrl_core.run.directions import Directions
 from agentrl_core.run.lifecycle import carry_out
-from agentrl_core.run.loop import TrainingLoop
+from agentrl_core.run.loop import TrainingLoop, audit_trail
 from agentrl_core.run.membership import Membership
 from agentrl_core.run.roles.agreement import check_agreement, check_tasks, new_member
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from agentrl_core.run.interruption import Interruption
     from agentrl_core.run.sampling import SamplingSide
     from agentrl_core.run.start import Start
+
+logger = logging.getLogger(__name__)
 
 Begin: TypeAlias = "Callable[[RunComponents, RunDirectory, Store, RunEvents, Callable[[], None]], Start]"
 """Function that makes a run's start: `fresh_start` or `resumed_start`."""
@@ -65,7 +69,11 @@ def run_training(
         membership.on_control(directions.obey)
         membership.on_control(lambda control: interruption.ask() if control.wanted == "stop" else None)
         start = begin(components, directory, store, events, lambda: _join(store, membership))
-        sampling = open_sampling(start, membership, events)
+        try:
+            sampling = open_sampling(start, membership, events)
+        except BaseException:
+            _seal_without_steps(components, directory, start)
+            raise
         try:
             loop = TrainingLoop(
                 components,
@@ -83,6 +91,14 @@ def run_training(
         return loop.run()
 
     return carry_out(components, directory, work)
+
+
+def _seal_without_steps(components: RunComponents, directory: RunDirectory, start: Start) -> None:
+    """Seal a start that no step follows: without it, `trace verify` would take its config and version for changes."""
+    try:
+        audit_trail(components, directory, start).end(failed=True)
+    except StoreError as error:  # what kept the sampling side from opening counts more
+        logger.warning("the start is not in the audit trail: %s", error)
 
 
 def _told(activity: Activity) -> dict[str, Any]:

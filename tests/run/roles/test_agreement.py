@@ -1,14 +1,19 @@
 """Options, tasks and packages in which the members of a run must agree."""
 
+import asyncio
+
 import attrs
 import pytest
 
 from agentrl_core import Trainer
 from agentrl_core import config as configs
+from agentrl_core.api.audit import Seal
 from agentrl_core.errors import MemberError, UsageError
 from agentrl_core.run import resume
 from agentrl_core.run.components import resolve
+from agentrl_core.run.directory import RunDirectory
 from agentrl_core.run.roles.agreement import check_agreement, check_tasks, new_member
+from agentrl_core.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture
@@ -114,3 +119,36 @@ def test_a_data_file_that_changed_between_the_end_and_the_resumption_of_a_run_is
         resume(tmp_path / "runs" / "r", ["trainer.steps=2"])
     path.write_text(before, encoding="utf-8")
     assert resume(tmp_path / "runs" / "r", ["trainer.steps=2"]).steps == 2
+
+
+@pytest.mark.parametrize("changed", [{"seed": 5}, {"data": {"shuffle": False}}])
+def test_a_run_does_not_go_on_with_its_tasks_in_another_order(member, changed):
+    name = "seed" if "seed" in changed else r"data\.shuffle"
+    with pytest.raises(UsageError, match=rf"{name}: run 'r' was last trained with .*, and cannot go on with"):
+        check_tasks(member("train", **changed), [member("train")])
+    check_tasks(member("train", trainer={"steps": 9}), [member("train")])
+
+
+def test_a_start_that_ends_before_its_first_step_is_sealed_and_a_refused_one_changes_nothing(
+    project, tmp_path, monkeypatch
+):
+    Trainer(project(name="r", trainer={"steps": 1})).train()
+    folder = RunDirectory(tmp_path / "runs" / "r")
+    before = folder.snapshot.read_bytes()
+    with pytest.raises(UsageError, match="seed: run 'r' was last trained with 0"):
+        resume(folder.path, ["trainer.steps=2", "seed=5"])
+    assert folder.snapshot.read_bytes() == before
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr("agentrl_core.run.trainer.InProcessSampling", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            resume(folder.path, ["trainer.steps=2"])
+    assert folder.snapshot.read_bytes() != before
+    store = SQLiteStore(path=folder.path / "agentrl.db")
+    seals = asyncio.run(store.seals("r"))
+    asyncio.run(store.close())
+    assert [seal.kind for seal in map(Seal.of, seals)][-2:] == ["resume", "end"]
+    assert resume(folder.path).steps == 2

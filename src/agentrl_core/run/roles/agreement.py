@@ -39,6 +39,8 @@ _SAMPLED = (
     "rollout.retries", "rollout.siblings", "rollout.requeue", "rollout.agent.mode", "trainer.steps",
 )  # fmt: skip
 """Options that decide what a sampler samples, and when."""
+_ORDERING = ("seed", "data.shuffle")
+"""Options that decide in which order the tasks come."""
 _OF_ROLE: Mapping[Role, Sequence[str]] = {
     "serve": _SERVED,
     "sample": _SAMPLED,
@@ -80,14 +82,22 @@ def check_agreement(member: Member, members: Sequence[Member]) -> None:
 
 
 def check_tasks(member: Member, members: Sequence[Member]) -> None:
-    """Raise `UsageError` if a task file has changed since the run was last trained.
+    """Raise `UsageError` if a task file, or what orders the tasks, has changed since the run was last trained.
 
-    The order of the tasks depends on their number, so a run would not go on where it was. Another file, named by the
-    config or an override, is the user's decision.
+    The order of the tasks depends on their number, the seed and `data.shuffle`, so a run would not go on where it was.
+    Another file, named by the config or an override, is the user's decision.
     """
     last = next((other for other in reversed(members) if other.role == "train"), None)
     if last is None:
         return
+    for name in _ORDERING:
+        mine, theirs = (side.report.get(OPTIONS, {}).get(name) for side in (member, last))
+        if theirs is not None and mine != theirs:
+            raise UsageError(
+                f"{name}: run '{member.run_id}' was last trained with {_shown(theirs)}, and cannot go on with "
+                f"{_shown(mine)}: its tasks would come in another order, some too often. Leave it as it was, or start "
+                "a new run from a checkpoint with `runs fork`"
+            )
     before: Mapping[str, Mapping[str, Any]] = last.report.get(TASKS, {})
     for name, now in member.report[TASKS].items():
         then = before.get(name)

@@ -46,8 +46,9 @@ def _train(
             raise UsageError(f"run '{directory.name}' is a supervised fine-tuning; choose another --name")
         check_reference(components, directory)
         begin = resumed_start
-    with directory.locked():  # a run that is being trained keeps its snapshot
-        directory.write_snapshot(configs.dump_without_passwords(components.config), components.base_dir)
+    else:
+        with directory.locked():
+            directory.write_snapshot(configs.dump_without_passwords(components.config), components.base_dir)
 
     def open_sampling(start: Start, membership: Membership, events: RunEvents) -> SamplingThroughStore:
         def asked_to_stop() -> None:
