@@ -8,7 +8,7 @@ from tests.rollout.driving import PATIENCE_S, DrivenScheduler, stopped, until
 
 from agentrl_core import workflow_context
 from agentrl_core.api.stores import RunControl
-from agentrl_core.config.schema import SamplingConfig
+from agentrl_core.config.schema import RolloutConfig, SamplingConfig
 from agentrl_core.errors import ConfigError, EngineError, RunError, StoreError
 from agentrl_core.rollout.scheduler import Scheduler
 from agentrl_core.scorers.call import normalize_scorer
@@ -548,3 +548,29 @@ def test_stop_before_and_after_a_loop_does_nothing_wrong(make_scheduler, answers
         return unbegun.counts.records.totals
 
     assert asyncio.run(stop_first()) == {}
+
+
+def test_a_group_has_the_version_that_servers_had_when_it_was_admitted(make_runner, make_task, answers, store):
+    async def scenario():
+        async def look():
+            scheduler.policy_version = scheduler.served
+
+        config = RolloutConfig(group_size=2, tasks_per_step=2)
+        scheduler = DrivenScheduler(
+            tasks=[make_task("a"), make_task("b")],
+            runner=make_runner(answers(), group_size=2, tasks_per_step=2),
+            store=store,
+            config=config,
+            seed=0,
+            before_claims=look,
+        )
+        scheduler.served = 0
+        running = asyncio.create_task(scheduler.run())
+        await scheduler.settled()
+        scheduler.served = 1  # nobody has told the scheduler when the trainer admits
+        await scheduler.supply.admit(1)
+        await scheduler.settled()
+        await stopped(scheduler, running)
+
+    asyncio.run(scenario())
+    assert [(group.index, group.version) for group in store.claimed] == [(0, 0), (1, 0), (2, 1), (3, 1)]

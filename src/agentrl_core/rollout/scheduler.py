@@ -59,8 +59,9 @@ class Scheduler:
     position the same task and the same random keys, whoever runs it. `version()` is the policy version that a new LLM
     call samples from. In evaluations `eval_sampling` replaces the policy's sampling parameters. With `total_steps`, no
     group is sampled that no step would consume. `on_scored(record)`, and for every outcome `on_ended(record)`, are
-    called on the agents' loop. Without tasks, the runner's source brings them. What other processes change in the store
-    is noticed within `poll_s`.
+    called on the agents' loop. `before_claims()`, called after a change in the store, brings `version` up to date;
+    without it, `version` always is. Without tasks, the runner's source brings them. What other processes change in the
+    store is noticed within `poll_s`.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Scheduler:
         poll_s: float = 0.5,
         on_scored: Callable[[Record], None] | None = None,
         on_ended: Callable[[Record], None] | None = None,
+        before_claims: Callable[[], Awaitable[None]] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         if config.min_group_size > config.group_size:
@@ -94,6 +96,7 @@ class Scheduler:
         self._member_id, self._seed, self._version = member_id, seed, version
         self._eval_sampling, self._poll_s = eval_sampling, poll_s
         self._on_scored, self._on_ended, self._sleep = on_scored, on_ended, sleep
+        self._before_claims = before_claims
         self._admission = admission(config, total_steps=total_steps)
         self.counts = OutcomeCounts(config)
         """Endings of records and groups so far; may be read from any thread."""
@@ -171,6 +174,8 @@ class Scheduler:
             if self._control_read_at != self._changes:
                 self._control_read_at = self._changes
                 self._obey(await self._store.control(self._run_id))
+                if self._before_claims is not None:
+                    await self._before_claims()
             # After an answer that there is nothing left, only a change in the store can bring something.
             free = self._slots.limit - self._pending
             if free <= 0 or self._halted or self._nothing_left_at == self._changes:

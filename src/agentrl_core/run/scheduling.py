@@ -10,7 +10,7 @@ from agentrl_core.rollout.runner import Runner
 from agentrl_core.rollout.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from agentrl_core.api.stores import Store
     from agentrl_core.rollout.episode_gateway import EpisodeGateway
@@ -31,6 +31,7 @@ def build_scheduler(
     poll_s: float,
     on_scored: Callable[[Record], None],
     on_ended: Callable[[Record], None] | None = None,
+    before_claims: Callable[[], Awaitable[None]] | None = None,
 ) -> Scheduler:
     """Return the scheduler of one sampling member, with its runner; the arguments are those of both."""
     config = components.config
@@ -57,4 +58,5 @@ def build_scheduler(
         poll_s=poll_s,
         on_scored=on_scored,
         on_ended=on_ended,
+        before_claims=before_claims,
     )

@@ -83,6 +83,7 @@ class Sampler:
                 source=source,
                 gateway=self._gateway,
                 version=lambda: self._version,
+                before_claims=lambda: self._look_at_servers(joining),
                 poll_s=LOOK_S,
                 on_scored=self._on_scored(joining),
             )
@@ -124,6 +125,10 @@ class Sampler:
     def close(self) -> None:
         """Close the agents and their connections."""
         self._undo.close()
+
+    async def _look_at_servers(self, joining: Joining) -> None:
+        """Learn the servers' version: the change that admits groups may have come since the last `look`."""
+        await self._use(await joining.store.members(joining.directory.name))
 
     async def _use(self, members: Sequence[Member]) -> None:
         self._gateway.update(members)
