@@ -243,7 +243,7 @@ class Connection:
 
     def _reason(self, error: Exception) -> str:
         """Return the first line of an error without password and without the driver's description of its state."""
-        text = self._address.without_secrets(str(error)).partition(", Timeout: ")[0]
+        text = self._address.without_secrets(str(error)).partition(", Timeout: ")[0].partition(", full error: ")[0]
         return (text.splitlines() or [type(error).__name__])[0][:300]
 
 

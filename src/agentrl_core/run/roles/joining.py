@@ -69,8 +69,9 @@ async def find_run(components: RunComponents, directory: RunDirectory, wait: Wai
     missing, fix = f"run '{directory.name}', which does not exist yet", f"start it with `{command('train')}`"
     store = components.registry.load("stores", components.config.store.use, base_dir=components.base_dir, where="store")
     if "path" in inspect.signature(store).parameters:  # it lives in the run's folder, which the trainer makes
+        here = f"{fix}; its folder is to be {directory.path}, as output_dir and the working directory say"
         while not (directory.snapshot.is_file() and directory.database.is_file()):
-            wait.on(missing, fix)
+            wait.on(missing, here)
             await asyncio.sleep(LOOK_S)
     opened = open_store(components, directory)
     try:
