@@ -318,10 +318,9 @@ class Store(RunReader, Protocol):
         """Wait until the next `count` training groups are ready; mark them taken and return them.
 
         The order is that of submission, by version and index. For the age of a group, the steps count that were done
-        when its version was published. An open group holds back the groups after it; a
-        dropped group does not. With `ahead`, ready groups may overtake open ones by the rule of
-        `api.group_queue.next_groups`. Each group is returned to one caller only. Fewer than `count` groups are returned
-        only after `close_sampling`.
+        when its version was published. An open group holds back the groups after it; a dropped group does not. With
+        `ahead`, ready groups may overtake others by the rule of `api.group_queue.next_groups`, which every store calls.
+        Each group is returned to one caller only. Fewer than `count` groups are returned only after `close_sampling`.
         """
         ...
 
