@@ -61,7 +61,8 @@ def _groups(task: Task) -> Sequence[RankedGroup]:
 def _check_numbers(order: GroupOrder, task: Task) -> None:
     for group in _groups(task):
         found = order.urgency(group)
-        assert isinstance(found, int | float) and not math.isnan(found), f"{group}: expected a number, found {found!r}"
+        is_number = isinstance(found, int | float) and not math.isnan(found)
+        assert is_number, f"{group}: expected a number, found {found!r}"
 
 
 def _check_repeatable(order: GroupOrder, task: Task) -> None:
