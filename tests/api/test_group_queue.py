@@ -94,6 +94,33 @@ steps_and_states = st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_siz
 )
 
 
+def oldest_first(queue, count, ahead):
+    """First in, first out in other words: the oldest ready groups, if the remaining steps can take all open ones."""
+    found = [item for item in queue if item.ready][:count]
+    if len(found) < count:
+        return None
+    left = [item for item in queue if item not in found]
+    for item in left:
+        older = sum(other.step <= item.step for other in left)
+        steps = max(0, item.step + ahead.max_lag - ahead.step)
+        newer = any(other.step > item.step for other in found)
+        if not item.ready and newer and older > ahead.per_step * steps + ahead.more:
+            return None
+    return found
+
+
+@given(
+    groups=steps_and_states,
+    count=st.integers(1, 4),
+    max_lag=st.integers(0, 3),
+    per_step=st.integers(1, 4),
+    more=st.integers(0, 2),
+)
+def test_without_an_order_the_oldest_ready_groups_are_taken(groups, count, max_lag, per_step, more):
+    ahead = OvertakeLimits(step=5, max_lag=max_lag, per_step=per_step, more=more)
+    assert next_groups(groups, count, ahead) == oldest_first(groups, count, ahead)
+
+
 @given(
     groups=steps_and_states, count=st.integers(1, 4), order=ORDERS, max_lag=st.integers(0, 3), seed=st.integers(0, 99)
 )
