@@ -213,8 +213,9 @@ def test_each_section_of_models_md_is_a_valid_config(text, tmp_path):
 
 @pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", GROUPS, re.DOTALL))
 def test_each_section_of_groups_md_is_a_valid_config(text, tmp_path):
-    (filters,) = re.findall(r"```python\n(.*?)```", GROUPS, re.DOTALL)
+    filters, orders = re.findall(r"```python\n(.*?)```", GROUPS, re.DOTALL)
     (tmp_path / "my_filters.py").write_text(filters, encoding="utf-8")
+    (tmp_path / "my_orders.py").write_text(orders, encoding="utf-8")
     (tmp_path / "tasks.jsonl").write_text('{"id": "t", "query": "q"}\n', encoding="utf-8")
     (tmp_path / "agent.py").write_text("def run(data):\n    return 1.0\n", encoding="utf-8")
     (tmp_path / "config.yaml").write_text(

@@ -33,6 +33,7 @@ BUILT_IN = {
     "credits": "`run/component_checks.py`",
     "shapings": "`run/component_checks.py`",
     "filters": "`run/component_checks.py`",
+    "group_orders": "`run/component_checks.py`",
     "engines": "`run/in_process.py`",
     "stores": "`run/stores.py`, also for reading",
     "trackers": "`run/lifecycle.py`",

@@ -6,8 +6,10 @@ import attrs
 import pytest
 from tests.run.test_versions import make_group, published
 
+from agentrl_core.batching.group_orders import Fifo
 from agentrl_core.batching.signal import Signal
 from agentrl_core.config.schema import RolloutConfig
+from agentrl_core.run.group_ranking import GroupRanking
 from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.run.versions import TokenAges
 from agentrl_core.types import Group
@@ -62,7 +64,10 @@ def collector_of(dropped, old=None, notices=None, **rollout):
     sampling, config = Prepared(), RolloutConfig(tasks_per_step=3, **rollout)
     learner = Dropping(frozenset(dropped))
     notice = (notices if notices is not None else []).append
-    return sampling, BatchCollector(sampling, learner, config, ages=Ages(old or {}), notice=notice)
+    collector = BatchCollector(
+        sampling, learner, config, ages=Ages(old or {}), notice=notice, ranking=GroupRanking(Fifo())
+    )
+    return sampling, collector
 
 
 def collected(dropped, **rollout):

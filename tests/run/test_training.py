@@ -91,6 +91,38 @@ def test_any_local_chat_model_directory_trains(project, tmp_path, architecture):
     assert loaded.config.model_type == architecture
 
 
+def test_a_step_takes_its_groups_by_priority(project, tmp_path):
+    rows = [{"id": f"t{number}", "query": "Say a.", "answer": "a", "weight": number % 3} for number in range(5)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    order = {"use": "priority", "field": "weight"}
+    config = project(name="ranked", data={"shuffle": False}, rollout={"tasks_per_step": 5, "order": order})
+    summary = Trainer(config).train()
+    store = SQLiteStore.read(path=Path(summary.directory) / "agentrl.db")
+    tasks = {group.id: group.task_id for group in asyncio.run(store.groups(summary.name))}
+    steps = asyncio.run(store.steps(summary.name))
+    asyncio.run(store.close())
+    assert [[tasks[group] for group in step.groups] for step in steps] == [["t2", "t1", "t4", "t0", "t3"]] * 2
+
+
+def test_a_priority_that_is_no_number_is_refused_with_its_line(project, tmp_path):
+    with (tmp_path / "tasks.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"id": "odd", "query": "?", "answer": "a", "priority": "high"}) + "\n")
+    with pytest.raises(ConfigError, match=r"tasks\.jsonl:6: task 'odd': rollout\.order .*priority.*'high'"):
+        Trainer(project(name="odd", rollout={"order": "priority"})).train()
+    with pytest.raises(ConfigError, match=r"rollout\.order: no group order named 'freshes' \(did you mean freshest\?"):
+        Trainer(project(name="odd", rollout={"order": "freshes"})).train()
+
+
+@pytest.mark.parametrize("order", ["freshest", "letters.py:LatestFirst"])
+def test_an_asynchronous_run_in_another_order_keeps_its_bound(project, tmp_path, order):
+    with (tmp_path / "letters.py").open("a", encoding="utf-8") as file:
+        file.write("\n\nclass LatestFirst:\n    def urgency(self, group):\n        return group.index\n")
+    rollout = {"max_head_offpolicyness": 1, "max_concurrent_rollouts": 8, "order": order}
+    summary = Trainer(project(name="fresh", rollout=rollout, trainer={"steps": 6})).train()
+    assert (summary.status, summary.steps) == ("finished", 6)
+    assert max(step["rollout/lag_max"] for step in steps_of(summary)) <= 1
+
+
 def test_every_token_of_a_synchronous_run_has_lag_zero(project):
     summary = Trainer(project(name="lag")).train()
     lags = [step["rollout/lag_max"] for step in steps_of(summary)]

@@ -1,6 +1,7 @@
 """The suites of the smaller kinds, on what core itself registers, and on what breaks their rules."""
 
 import functools
+import itertools
 import math
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from agentrl_core.batching.advantages import (
 )
 from agentrl_core.batching.credit import InsertionOrderCredit, TreeCredit
 from agentrl_core.batching.filters import BalanceSample, MinTurns, Overlong, ZeroVariance
+from agentrl_core.batching.group_orders import Fifo, Freshest, Priority
 from agentrl_core.batching.shaping import Affine, Malformed, Rank
 from agentrl_core.batching.shaping import Overlong as OverlongPunishment
 from agentrl_core.chat.parsers.hermes import HermesParser
@@ -37,6 +39,7 @@ from agentrl_testing import (
     CreditSuite,
     DatasetSuite,
     FilterSuite,
+    GroupOrderSuite,
     ModelSuite,
     ShapingSuite,
     StoreSuite,
@@ -48,6 +51,7 @@ from agentrl_testing import (
     check_credit,
     check_dataset,
     check_filter,
+    check_group_order,
     check_shaping,
     check_tool_parser,
     check_tracker,
@@ -92,6 +96,16 @@ class TestShapings(ShapingSuite):
     @pytest.fixture(params=[OverlongPunishment(max_tokens=6, buffer_tokens=4), Rank(), Affine(bias=1.0), Malformed()])
     def shaping(self, request):
         return request.param
+
+
+class TestGroupOrders(GroupOrderSuite):
+    @pytest.fixture(params=[Fifo(), Freshest(), Priority(), Priority(field="level", default=1.0)])
+    def order(self, request):
+        return request.param
+
+    @pytest.fixture
+    def task(self):
+        return Task(id="t", data={"level": 3, "priority": -0.5})
 
 
 class TestJsonlTracker(TrackerSuite):
@@ -162,6 +176,9 @@ class Rigged:
         return self.answer(episode)
 
     def keep(self, group, advantages):
+        return self.answer(group)
+
+    def urgency(self, group):
         return self.answer(group)
 
 
@@ -259,6 +276,15 @@ def test_a_filter_that_breaks_a_rule_is_caught():
     answers = iter([True, False] * 10)
     with pytest.raises(AssertionError, match="rewards"):
         check_filter(Rigged(lambda group: next(answers)))
+
+
+def test_an_order_that_breaks_a_rule_is_caught():
+    for wrong in (None, math.nan, (1, 2)):
+        with pytest.raises(AssertionError, match="expected a number, found"):
+            check_group_order(Rigged(lambda group, wrong=wrong: wrong))
+    counter = itertools.count()
+    with pytest.raises(AssertionError, match="another number the second time"):
+        check_group_order(Rigged(lambda group: next(counter)))
 
 
 def test_a_tracker_that_forgets_is_caught(tmp_path):

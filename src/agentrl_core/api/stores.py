@@ -320,9 +320,9 @@ class Store(RunReader, Protocol):
         The order is that of submission: by the steps that were done when a group's version was published, which are
         its age too, and then by index. So the groups that a resumed run kept and those that it samples anew come in
         the order of a run that was never resumed. An open group holds back the groups after it; a dropped group does
-        not. With `ahead`, ready groups may overtake open ones by the rule of
-        `api.group_queue.next_groups`. Each group is returned to one caller only. Fewer than `count` groups are returned
-        only after `close_sampling`.
+        not. With `ahead`, ready groups may overtake others by the rule of `api.group_queue.next_groups`, which every
+        store calls. Each group is returned to one caller only. Fewer than `count` groups are returned only after
+        `close_sampling`.
         """
         ...
 

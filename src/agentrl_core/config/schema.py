@@ -265,6 +265,11 @@ class RolloutConfig:
     beyond the tasks_per_step of one step. A smaller number gives fresher samples, because sampling waits instead of
     running ahead: with tasks_per_step one batch is sampled while another one is trained, with 0 sampling waits for
     training. None: only max_head_offpolicyness limits it."""
+    order: Component = Component("fifo")
+    """Order in which a step takes the groups that are ready, with max_head_offpolicyness above 0: `fifo`, which waits
+    for an older group rather than let it get too old; `freshest`, newest version first; `priority`, highest number in
+    the tasks' field `priority` first. With the latter two, a group that gets too old is not trained, and others are
+    sampled instead."""
     timeout_s: float = field(default=300.0, validator=positive)
     """Time limit of one episode in seconds."""
     retries: int = field(default=1, validator=not_negative)

@@ -140,6 +140,15 @@ def register_filters(register: Register[Any]) -> None:
 
 
 @hookimpl
+def register_group_orders(register: Register[Any]) -> None:
+    """Register the orders in which a step takes groups."""
+    orders = "agentrl_core.batching.group_orders"
+    register("fifo", f"{orders}:Fifo", summary="in the order of submission; no group gets too old")
+    register("freshest", f"{orders}:Freshest", summary="newest version first")
+    register("priority", f"{orders}:Priority", summary="highest number in a task's field first")
+
+
+@hookimpl
 def register_engines(register: Register[Any]) -> None:
     """Register the engine in this process, and the scripted one for tests."""
     engines = "agentrl_core.engines"

@@ -22,6 +22,7 @@ from agentrl_core.plugins.hookspecs import hookspec
 
 if TYPE_CHECKING:
     from agentrl_core.api.engines import Engine
+    from agentrl_core.api.group_queue import GroupOrder
     from agentrl_core.api.losses import Correction, LossCalculator
     from agentrl_core.api.stores import Store
     from agentrl_core.api.trackers import Tracker
@@ -237,6 +238,26 @@ def register_filters(register: Register[Callable[..., Any]]) -> None:
         @hookimpl
         def register_filters(register):
             register("too_easy", "agentrl_robust.filters:TooEasy", summary="drops groups with a mean above a limit")
+    """
+
+
+@kind(
+    "group order",
+    option="rollout.order",
+    protocol="agentrl_core.api.group_queue:GroupOrder",
+    method="urgency",
+    early=True,
+)
+def register_group_orders(register: Register[Callable[..., GroupOrder]]) -> None:
+    """Register orders in which a step takes the groups that are ready, chosen by `rollout: {order: {use: NAME}}`.
+
+    Added in 0.1.
+
+        from agentrl_core import hookimpl
+
+        @hookimpl
+        def register_group_orders(register):
+            register("rare_first", "agentrl_robust.orders:RareFirst", summary="tasks that were trained least first")
     """
 
 

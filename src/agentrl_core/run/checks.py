@@ -28,6 +28,7 @@ from agentrl_core.rollout.subproc.resolving import resolve_in_workers
 from agentrl_core.rollout.workflows import resolve_workflow, with_options
 from agentrl_core.run.component_checks import ComponentChecks, problems_of
 from agentrl_core.run.environment import named_variables, unknown_variables
+from agentrl_core.run.group_ranking import unrankable
 from agentrl_core.run.loss import settled
 from agentrl_core.run.stores import withhold_secrets
 from agentrl_core.scorers.table import ScorerTable
@@ -219,6 +220,8 @@ class Checks(ComponentChecks[RunConfig]):
             else:
                 self.task_sets[key] = tasks
                 yield from self._scorers(source, tasks)
+                if key == "data.train":
+                    yield from self._order(source, tasks)
 
     def _read(self, key: str, source: str) -> Sequence[Task]:
         """Read a task file or a registered data set; without `load_datasets` only look whether the data set exists."""
@@ -231,6 +234,12 @@ class Checks(ComponentChecks[RunConfig]):
             raise DataError(f"{self._loaded.where(key)}: no such task file: {path}")
         loader: Callable[[], Sequence[Task]] = self._load("datasets", source, self._loaded.where(key))
         return loader() if self._load_datasets else ()
+
+    def _order(self, source: str, tasks: Sequence[Task]) -> Iterator[str]:
+        """Yield a line for the first task that `rollout.order` cannot rank."""
+        for order in self.built.of("group_orders"):
+            if found := unrankable(order, tasks):
+                yield f"{self._task_place(source, found[0])}: {found[1]}"
 
     def _scorers(self, source: str, tasks: Sequence[Task]) -> Iterator[str]:
         """Yield a line for each scorer that is missing or refuses tasks of a file, with the first such task."""

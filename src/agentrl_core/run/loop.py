@@ -15,6 +15,7 @@ from agentrl_core.errors import RunError
 from agentrl_core.run.audit import AuditTrail
 from agentrl_core.run.checkpoints import Checkpoints
 from agentrl_core.run.directions import Directions
+from agentrl_core.run.group_ranking import GroupRanking
 from agentrl_core.run.sampling import BatchCollector
 from agentrl_core.run.step_warnings import StepWarnings, answers_found
 from agentrl_core.run.versions import TokenAges
@@ -74,8 +75,14 @@ class TrainingLoop:
         self._progress = events.progress
         self._sampling = sampling
         self._progress.count_calls(lambda: sampling.llm_calls)
+        (order,) = components.of("group_orders")
         self._batches = BatchCollector(
-            sampling, self._learner, self._config.rollout, ages=self._ages, notice=events.notice
+            sampling,
+            self._learner,
+            self._config.rollout,
+            ages=self._ages,
+            notice=events.notice,
+            ranking=GroupRanking.of(order, components.tasks),
         )
         self._checkpoints = Checkpoints(
             self._learner, self._store, directory, self._config.trainer, self._progress, step=start.step

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from agentrl_core.api.weights import WeightSource
     from agentrl_core.config.schema import RolloutConfig
+    from agentrl_core.run.group_ranking import GroupRanking
     from agentrl_core.run.versions import TokenAges
     from agentrl_core.training.learner import Learner
     from agentrl_core.types import Evaluation, Group, Task
@@ -130,9 +131,10 @@ class BatchCollector:
         *,
         ages: TokenAges,
         notice: Callable[[str], None],
+        ranking: GroupRanking,
     ) -> None:
         self._sampling, self._learner, self._config, self._notice = sampling, learner, config, notice
-        self._ages = ages
+        self._ages, self._ranking = ages, ranking
         self._totals: Counter[str] = Counter()
         self._idle_s, self._discarded = 0.0, 0
 
@@ -199,7 +201,7 @@ class BatchCollector:
                 more=more,
             )
             begin = time.perf_counter()
-            groups = self._sampling.take_groups(count, ahead)
+            groups = self._sampling.take_groups(count, self._ranking.apply(ahead))
             self._idle_s += time.perf_counter() - begin
             # Before they are aligned: that gives tokens other versions than those that they were sampled with.
             ages = [self._ages.oldest(group) for group in groups]

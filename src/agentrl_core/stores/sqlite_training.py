@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.run_rows import StepRow
 
 QUEUE = """
-    SELECT id, state, task_id, idx, version, coalesce(
+    SELECT id, state, task_id, idx, version, tries, coalesce(
         (SELECT step FROM versions WHERE run_id = groups.run_id AND version <= groups.version AND NOT voided
          ORDER BY version DESC LIMIT 1),
         version
@@ -40,6 +40,7 @@ class _WaitingGroup:
     task_id: str
     index: int
     version: int
+    tries: int
     step: int
 
     @property

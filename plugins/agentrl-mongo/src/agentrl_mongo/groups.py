@@ -31,6 +31,7 @@ class WaitingGroup:
     task_id: str
     index: int
     version: int
+    tries: int
     step: int
     """Number of steps done when its version was published."""
     ready: bool
@@ -61,7 +62,7 @@ async def take(
     # After the end of sampling no open group can become ready, so there is nothing to wait for.
     if run["sampling_closed"] and taken is None:
         taken = [group for group in queue if group.ready][:count]
-    # In the order of submission, so that of several takers the one with the first group gets all.
+    # In the same order for all, so that of several takers the one with the first group gets all.
     for group in taken or ():
         taker.marked.append(group.key)
         expected = {"_id": group.key, "state": "ready"}
@@ -84,9 +85,10 @@ async def _queue(database: Any, run_id: str) -> list[WaitingGroup]:
         WaitingGroup(
             key=kept["_id"],
             id=kept["id"],
-            task_id=kept["task_id"],
+            task_id=documents.restored(kept["task_id"]),
             index=int(kept["index"]),
             version=int(kept["version"]),
+            tries=int(kept["tries"]),
             step=steps[int(kept["version"])],
             ready=kept["state"] == "ready",
         )

@@ -89,7 +89,7 @@ class MongoStore(MongoSampler, MongoSeals):
             Group(
                 id=group.id,
                 run_id=run_id,
-                task_id=documents.restored(group.task_id),
+                task_id=group.task_id,
                 index=group.index,
                 version=group.version,
                 episodes=tuple(episode for episode in episodes if episode.record.group_id == group.id),

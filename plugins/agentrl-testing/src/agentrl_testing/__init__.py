@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentrl_testing.engines import EngineSuite
     from agentrl_testing.episodes import made_up_episode, made_up_group
     from agentrl_testing.filters import FilterSuite, check_filter
+    from agentrl_testing.group_orders import GroupOrderSuite, check_group_order
     from agentrl_testing.losses import LossSuite, check_loss
     from agentrl_testing.models import ModelSuite, check_model
     from agentrl_testing.plugins import check_plugin, isolated_plugins
@@ -43,6 +44,7 @@ _MODULES = {
     "DatasetSuite": "datasets",
     "EngineSuite": "engines",
     "FilterSuite": "filters",
+    "GroupOrderSuite": "group_orders",
     "LossSuite": "losses",
     "ModelSuite": "models",
     "ScorerSuite": "scorers",
@@ -59,6 +61,7 @@ _MODULES = {
     "check_credit": "credits",
     "check_dataset": "datasets",
     "check_filter": "filters",
+    "check_group_order": "group_orders",
     "check_loss": "losses",
     "check_model": "models",
     "check_plugin": "plugins",
@@ -82,6 +85,7 @@ __all__ = [
     "DatasetSuite",
     "EngineSuite",
     "FilterSuite",
+    "GroupOrderSuite",
     "LossSuite",
     "ModelSuite",
     "ScorerSuite",
@@ -98,6 +102,7 @@ __all__ = [
     "check_credit",
     "check_dataset",
     "check_filter",
+    "check_group_order",
     "check_loss",
     "check_model",
     "check_plugin",

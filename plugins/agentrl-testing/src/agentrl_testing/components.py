@@ -79,6 +79,12 @@ def _filter(group_filter: Any) -> None:
     check_filter(group_filter)
 
 
+def _group_order(order: Any) -> None:
+    from agentrl_testing.group_orders import check_group_order
+
+    check_group_order(order)
+
+
 def _shaping(shaping: Any) -> None:
     from agentrl_testing.shapings import check_shaping
 
@@ -103,6 +109,7 @@ _CHECKS: Mapping[str, _Check] = {
     "corrections": _correction,
     "credits": _credit,
     "filters": _filter,
+    "group_orders": _group_order,
     "losses": _loss,
     "scorers": _scorer,
     "shapings": _shaping,

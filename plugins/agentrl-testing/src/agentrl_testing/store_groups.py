@@ -17,6 +17,7 @@ from agentrl_testing.store_values import add_record, call, claim, create_run, sa
 
 if TYPE_CHECKING:
     from agentrl_core.api.claims import GroupClaim
+    from agentrl_core.api.group_queue import Waiting
     from agentrl_core.api.stores import Store
 
 
@@ -126,6 +127,43 @@ class StoreGroupsSuite(ConformanceSuite):
             assert not taking.done()
             await store.finish_group(groups[2], usable=True)
             assert [group.index for group in await taking] == [2]
+
+        asyncio.run(scenario())
+
+    def test_an_order_ranks_the_ready_groups_by_their_facts(self, store: Store) -> None:
+        """Whatever is left behind waits; but what is too old comes first, so that it can be dropped."""
+
+        async def scenario() -> None:
+            run, member = await sampling_run(store)
+            first, second, dropped, _ = await claim(store, run, member, 4)
+            await store.finish_group(dropped, usable=False, requeue=1)
+            await store.admit(run, 0)
+            again, fresh = await claim(store, run, member, 2, version=1)
+            for group in (first, second, again, fresh):
+                await store.finish_group(group, usable=True)
+            asked = []
+
+            def urgency(group: Waiting) -> float:
+                asked.append((group.index, group.task_id, group.step, group.tries))
+                return group.tries + group.index / 10
+
+            async def take(done: int, count: int) -> list[int]:
+                limits = OvertakeLimits(step=done, max_lag=1, per_step=count, urgency=urgency)
+                return [group.index for group in await store.take_groups(run, count, ahead=limits)]
+
+            assert await take(1, 1) == [2]
+            facts = [(0, "task-0", 0, 0), (1, "task-1", 0, 0), (2, "task-2", 1, 1), (4, "task-4", 1, 0)]
+            assert asked == facts
+            asked.clear()
+            assert await take(2, 3) == [0, 1, 4]
+            assert asked == facts[3:]
+            # The open group is too old, too, but only what is ready can be taken.
+            taking = asyncio.create_task(take(2, 1))
+            await asyncio.sleep(0)
+            assert not taking.done()
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
 
         asyncio.run(scenario())
 

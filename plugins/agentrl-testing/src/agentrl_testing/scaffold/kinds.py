@@ -77,6 +77,13 @@ SCAFFOLDS: Mapping[str, Scaffold] = {
         usage="filters: [{use: $component, limit: 0.9}]",
         summary="A filter of groups for agentrl",
     ),
+    "group-order": Scaffold(
+        kind="group_orders",
+        file="group_order",
+        attribute="",
+        usage="rollout: {order: {use: $component, preferred: 2}}",
+        summary="An order of groups for agentrl",
+    ),
     "engine": Scaffold(
         kind="engines",
         file="engine",
