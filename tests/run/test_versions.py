@@ -61,8 +61,8 @@ def test_metrics_of_ages_are_of_the_trained_tokens_alone():
     signal = Signal(
         sampled=(old, new), groups=(new,), advantages={"c1-0": 1.0, "c1-1": 1.0}, dropped={"flat": 1}, with_signal=1
     )
-    assert ages.of_trained(signal, 3) == {"rollout/token_age_max": 2.0, "rollout/token_age_min": 0.0}
-    assert ages.of_trained(Signal(groups=(), advantages={}, dropped={}, with_signal=0), 3) == {}
+    assert ages.of_trained(signal) == {"rollout/token_age_max": 2.0, "rollout/token_age_min": 0.0}
+    assert ages.of_trained(Signal(groups=(), advantages={}, dropped={}, with_signal=0)) == {}
 
 
 def test_tokens_from_before_a_resumption_lag_by_steps():
@@ -78,3 +78,13 @@ def test_tokens_from_before_a_resumption_lag_by_steps():
     assert [call.versions for call in episode.interactions] == [((5, 5),), ((5, 1), (6, 1))]
     unmoved = make_group([(6, 1)])
     assert ages.aligned(unmoved) is unmoved
+
+
+def test_a_group_from_before_a_resumption_is_as_old_as_its_steps():
+    """The run made steps 1 and 2, and was resumed there as version 3: a token of version 1 is one step old."""
+    ages = TokenAges([row(1, 1), row(2, 2)])
+    ages.publish(3, 2)
+    before = make_group([(1, 1), (2, 1)])
+    assert ages.oldest(before, 2) == 1
+    signal = Signal(groups=(ages.aligned(before),), advantages={"c0-0": 1.0}, dropped={}, with_signal=1)
+    assert ages.of_trained(signal) == {"rollout/token_age_max": 1.0, "rollout/token_age_min": 0.0}

@@ -160,7 +160,7 @@ class BatchCollector:
         self._totals.update({f"dropped({reason})": count for reason, count in signal.dropped.items()})
         return signal, {
             **topped_up,
-            **self._ages.of_trained(signal, steps_done),
+            **self._ages.of_trained(signal),
             "rollout/groups_stale": float(signal.dropped.get(STALE, 0)),
             "rollout/tokens_discarded": float(self._discarded),
             "time/train_idle_s": self._idle_s,
@@ -199,13 +199,16 @@ class BatchCollector:
                 more=more,
             )
             begin = time.perf_counter()
-            groups = [self._ages.aligned(group) for group in self._sampling.take_groups(count, ahead)]
+            taken = self._sampling.take_groups(count, ahead)
             self._idle_s += time.perf_counter() - begin
-            stale = [group for group in groups if self._is_stale(group, steps_done)]
+            fresh: list[Group] = []
+            stale: list[Group] = []
+            for group in taken:
+                (stale if self._is_stale(group, steps_done) else fresh).append(self._ages.aligned(group))
             count = len(stale)
             if not stale and not parts:
-                return self._learner.training_signal(groups)
-            parts.append(self._learner.training_signal([group for group in groups if group not in stale]))
+                return self._learner.training_signal(fresh)
+            parts.append(self._learner.training_signal(fresh))
             if stale:
                 self._discarded += sum(_tokens(group) for group in stale)
                 parts.append(

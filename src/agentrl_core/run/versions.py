@@ -46,24 +46,31 @@ class TokenAges:
         return attrs.evolve(group, episodes=tuple(_renumbered(episode, moved) for episode in group.episodes))
 
     def oldest(self, group: Group, steps_done: int) -> int:
-        """Return the age of a group's oldest trained token after `steps_done` steps; 0 if no token is trained."""
+        """Return the age of a group's oldest trained token after `steps_done` steps; 0 if no token is trained.
+
+        The group is as it was sampled: the versions of an aligned one tell ages only by their distance to the last one.
+        """
         calls = (call for episode in group.episodes for call in episode.interactions)
-        return max(self._of(calls, steps_done), default=0)
+        return max((steps_done - self._step_of(version) for version in _trained_versions(calls)), default=0)
 
-    def of_trained(self, signal: Signal, steps_done: int) -> dict[str, float]:
-        """Return the metrics of the oldest and the newest trained token of a step; none if nothing is trained."""
+    def of_trained(self, signal: Signal) -> dict[str, float]:
+        """Return the metrics of the oldest and the newest trained token of aligned groups; none if nothing is trained."""
         calls = (call for group in signal.groups for episode in group.episodes for call in episode.interactions)
-        ages = self._of((call for call in calls if call.id in signal.advantages), steps_done)
-        if not ages:
+        versions = _trained_versions(call for call in calls if call.id in signal.advantages)
+        if not versions:
             return {}
-        return {"rollout/token_age_max": float(max(ages)), "rollout/token_age_min": float(min(ages))}
-
-    def _of(self, calls: Iterable[Interaction], steps_done: int) -> set[int]:
-        versions = {version for call in calls if is_trained(call) for version, _ in call.versions}
-        return {steps_done - self._step_of(version) for version in versions}
+        last = self._versions[-1]
+        return {
+            "rollout/token_age_max": float(last - min(versions)),
+            "rollout/token_age_min": float(last - max(versions)),
+        }
 
     def _step_of(self, version: int) -> int:
         return self._steps[bisect.bisect(self._versions, version) - 1]
+
+
+def _trained_versions(calls: Iterable[Interaction]) -> set[int]:
+    return {version for call in calls if is_trained(call) for version, _ in call.versions}
 
 
 def _renumbered(episode: Episode, moved: Mapping[int, int]) -> Episode:
