@@ -243,7 +243,7 @@ def test_the_number_of_epochs_is_exact_across_kills(project, dies, ends):
 
 @pytest.mark.slow
 def test_filters_and_dynamic_sampling_go_on_where_they_were(project, dies, ends):
-    """A kill between the filters' verdicts and the step: the same groups are judged again, and none is replaced twice."""
+    """A kill between verdicts and step: the same groups are judged again, and none is replaced twice."""
     write_config(project, flat=("t1", "t2"), rollout={"dynamic_sampling": True}, trainer={"steps": 2})
     dies(*BEGIN, at="filter-t3")
     before = Stored.read()

@@ -248,11 +248,11 @@ class TrainingLoop:
         self._without_signal += 1
         if self._without_signal >= self._config.trainer.max_steps_without_signal:
             raise RunError(
-                f"in {self._without_signal} steps in a row all answers to each task got the same reward, so there was nothing to "
-                f"learn from (mean reward of the last step: {report.metrics.get('reward/mean', float('nan')):.3f}). "
-                f"Look at `{command_line('trace', 'list', self._directory.reference)}`: is the task too hard, too "
-                "easy, or is the reward constant? Raise rollout.group_size, mix easier and harder tasks, or change "
-                "the scorer"
+                f"in {self._without_signal} steps in a row all answers to each task got the same reward, so there was "
+                "nothing to learn from (mean reward of the last step: "
+                f"{report.metrics.get('reward/mean', float('nan')):.3f}). Look at "
+                f"`{command_line('trace', 'list', self._directory.reference)}`: is the task too hard, too easy, or is "
+                "the reward constant? Raise rollout.group_size, mix easier and harder tasks, or change the scorer"
             )
 
     def _check_finite(self, report: StepReport) -> None:
@@ -269,8 +269,8 @@ class TrainingLoop:
         )
         if self._not_finite >= self._config.trainer.max_steps_not_finite:
             raise RunError(
-                f"{self._not_finite} steps in a row had NaN or infinite numbers, the last one in: {records}. Look at these "
-                f"records ({command_line('trace', 'show')}), and lower trainer.lr if loss/grad_norm grows; "
+                f"{self._not_finite} steps in a row had NaN or infinite numbers, the last one in: {records}. Look at "
+                f"these records ({command_line('trace', 'show')}), and lower trainer.lr if loss/grad_norm grows; "
                 "trainer.max_steps_not_finite sets after how many such steps a run stops"
             )
 

@@ -54,7 +54,7 @@ class TokenAges:
         return max((steps_done - self._step_of(version) for version in _trained_versions(calls)), default=0)
 
     def of_trained(self, signal: Signal) -> dict[str, float]:
-        """Return the metrics of the oldest and the newest trained token of aligned groups; none if nothing is trained."""
+        """Return the metrics of the oldest and the newest trained token of aligned groups; none without any."""
         calls = (call for group in signal.groups for episode in group.episodes for call in episode.interactions)
         versions = _trained_versions(call for call in calls if call.id in signal.advantages)
         if not versions:
