@@ -12,6 +12,8 @@ class CuttingProxy:
 
     `cut("up", n)` breaks the connection that carries the next request once n bytes of it were passed on;
     `cut("down", n)` once n bytes of the reply were. Later connections are left alone. `cut_all` ends all that are open.
+    From `leave` until `come_back`, every connection is broken, as if the network were cut; `missed` is set by the first
+    that comes meanwhile.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -22,6 +24,8 @@ class CuttingProxy:
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self.cuts = 0
+        self.missed = threading.Event()
+        self._away = False
         self._thread.start()
         self._started.wait()
 
@@ -32,6 +36,14 @@ class CuttingProxy:
     def cut_all(self) -> None:
         """Break every connection, as a client does whose process dies."""
         self._loop.call_soon_threadsafe(self._abort_all)
+
+    def leave(self) -> None:
+        """Break every connection from now on."""
+        asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result()
+
+    def come_back(self) -> None:
+        """Let connections through again."""
+        self._away = False
 
     def close(self) -> None:
         """End the thread and all connections."""
@@ -57,11 +69,20 @@ class CuttingProxy:
     def _tasks(self) -> list[asyncio.Task]:
         return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
+    async def _leave(self) -> None:
+        self.missed.clear()
+        self._away = True
+        self._abort_all()
+
     def _abort_all(self) -> None:
         for writer in self._open:
             writer.transport.abort()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._away:
+            writer.transport.abort()
+            self.missed.set()
+            return
         up_reader, up_writer = await asyncio.open_connection(*self._target)
         both = (writer, up_writer)
         self._open.update(both)

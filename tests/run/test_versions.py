@@ -91,3 +91,13 @@ def test_tokens_from_before_a_resumption_lag_by_steps():
     assert [call.versions for call in episode.interactions] == [((5, 5),), ((5, 1), (6, 1))]
     unmoved = make_group([(6, 1)])
     assert ages.aligned(unmoved) is unmoved
+
+
+def test_a_group_from_before_a_resumption_is_as_old_as_its_steps():
+    """The run made steps 1 and 2, and was resumed there as version 3: a token of version 1 is one step old."""
+    ages = TokenAges(published(0, 1, 2))
+    ages.publish(3, 2)
+    before = make_group([(1, 1), (2, 1)])
+    assert ages.oldest(before) == 1
+    signal = Signal(groups=(ages.aligned(before),), advantages={"c0-0": 1.0}, dropped={}, with_signal=1)
+    assert ages.of_trained(signal) == {"rollout/token_age_max": 1.0, "rollout/token_age_min": 0.0}

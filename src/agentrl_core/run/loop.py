@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from agentrl_core.run.step_warnings import StepWarnings, answers_found
 from agentrl_core.run.versions import TokenAges
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from agentrl_core.run.components import RunComponents
     from agentrl_core.run.directory import RunDirectory
     from agentrl_core.run.events import RunEvents
@@ -67,8 +70,8 @@ class TrainingLoop:
         self._learner, self._store = start.learner, start.store
         self._step, self._version = start.step, start.version
         self._evals: list[EvalReport] = []
-        self._without_signal = self._not_finite = 0
         earlier = [row.metrics for row in self._earlier_steps()]
+        self._without_signal, self._not_finite = _last_in_a_row(earlier, _no_signal), _last_in_a_row(earlier, _left_out)
         self._ages = TokenAges(asyncio.run(self._store.versions(directory.name)))
         self._recent_rewards = [metrics.get("reward/mean", 0.0) for metrics in earlier][-_STEPS_AT_TARGET:]
         self._sampled_at: float | None = None
@@ -249,23 +252,22 @@ class TrainingLoop:
 
     def _check_signal(self, report: StepReport) -> None:
         """Stop the run after `trainer.max_steps_without_signal` steps in a row that had nothing to learn from."""
-        if report.metrics.get("rollout/groups_with_signal", 1.0) > 0:
+        if not _no_signal(report.metrics):
             self._without_signal = 0
             return
         self._without_signal += 1
-        limit = self._config.trainer.max_steps_without_signal
-        if self._without_signal >= limit:
+        if self._without_signal >= self._config.trainer.max_steps_without_signal:
             raise RunError(
-                f"in {limit} steps in a row all answers to each task got the same reward, so there was nothing to "
-                f"learn from (mean reward of the last step: {report.metrics.get('reward/mean', float('nan')):.3f}). "
-                f"Look at `{command_line('trace', 'list', self._directory.reference)}`: is the task too hard, too "
-                "easy, or is the reward constant? Raise rollout.group_size, mix easier and harder tasks, or change "
-                "the scorer"
+                f"in {self._without_signal} steps in a row all answers to each task got the same reward, so there was "
+                "nothing to learn from (mean reward of the last step: "
+                f"{report.metrics.get('reward/mean', float('nan')):.3f}). Look at "
+                f"`{command_line('trace', 'list', self._directory.reference)}`: is the task too hard, too easy, or is "
+                "the reward constant? Raise rollout.group_size, mix easier and harder tasks, or change the scorer"
             )
 
     def _check_finite(self, report: StepReport) -> None:
         """Report what `trainer.non_finite: skip` left out; stop the run if that happens in too many steps in a row."""
-        if not report.left_out:
+        if not _left_out(report.metrics):
             self._not_finite = 0
             return
         self._not_finite += 1
@@ -275,11 +277,10 @@ class TrainingLoop:
             f"step {report.step}: left out of the loss because of NaN or infinite numbers: {records}"
             + (f"; {skipped:.0f} optimizer updates of this step were skipped" if skipped else "")
         )
-        limit = self._config.trainer.max_steps_not_finite
-        if self._not_finite >= limit:
+        if self._not_finite >= self._config.trainer.max_steps_not_finite:
             raise RunError(
-                f"{limit} steps in a row had NaN or infinite numbers, the last one in: {records}. Look at these "
-                f"records ({command_line('trace', 'show')}), and lower trainer.lr if loss/grad_norm grows; "
+                f"{self._not_finite} steps in a row had NaN or infinite numbers, the last one in: {records}. Look at "
+                f"these records ({command_line('trace', 'show')}), and lower trainer.lr if loss/grad_norm grows; "
                 "trainer.max_steps_not_finite sets after how many such steps a run stops"
             )
 
@@ -323,3 +324,18 @@ class TrainingLoop:
 
 def _unseen_tools(counts: SampledCounts) -> dict[str, float]:
     return {} if counts.unseen_tools is None else {"rollout/calls_with_unseen_tools": float(counts.unseen_tools)}
+
+
+def _no_signal(metrics: Mapping[str, float]) -> bool:
+    """Return whether a step had nothing to learn from."""
+    return metrics.get("rollout/groups_with_signal", 1.0) <= 0
+
+
+def _left_out(metrics: Mapping[str, float]) -> bool:
+    """Return whether `trainer.non_finite: skip` left records of a step out."""
+    return metrics.get("batch/records_not_finite", 0.0) > 0
+
+
+def _last_in_a_row(steps: Sequence[Mapping[str, float]], holds: Callable[[Mapping[str, float]], bool]) -> int:
+    """Return for how many of the last steps `holds` is true without a break, so that a resumed run counts on."""
+    return len(list(itertools.takewhile(holds, reversed(steps))))

@@ -207,6 +207,39 @@ def test_an_agent_is_not_to_blame_for_a_connection_that_broke(call, after, proxi
     assert endings(store) == [LOST, (Outcome.SCORED, "")]
 
 
+def test_a_network_that_is_cut_and_comes_back_loses_no_slot(proxied, sample, episode, store):
+    """Cut while all episodes are at their server; no other server is there, so they wait for it to come back."""
+    server, proxy = proxied
+    slots, waits, there = 4, asyncio.Event(), []
+
+    async def agent(data, base_url, api_key, http_client):
+        there.append(base_url)
+        if len(there) == slots:
+            proxy.leave()
+        elif len(there) < slots:
+            await waits.wait()
+        return await by_openai(data, base_url, api_key, http_client)
+
+    def share(_least, most):
+        waits.set()
+        return most
+
+    async def scenario(remote):
+        server.engine.replies = ["4"] * slots
+        sampling = [asyncio.ensure_future(episode(agent, remote, slot=slot)) for slot in range(slots)]
+        await waits.wait()
+        assert server.member.url in remote.waits_for
+        proxy.come_back()
+        return await asyncio.gather(*sampling)
+
+    ended = sample(scenario, server, backoff=Backoff(first_s=0.05, longest_s=0.05, uniform=share))
+    assert [item.record.outcome for item in ended] == [Outcome.SCORED] * slots
+    assert sorted({item.record.sample_index for item in ended}) == list(range(slots))
+    assert endings(store).count((Outcome.SCORED, "")) == slots
+    assert set(endings(store)) == {LOST, (Outcome.SCORED, "")}
+    assert server.gateway.member_sessions == 0, "sessions of the lost episodes are closed"
+
+
 def test_an_agents_own_failure_stays_its_own(serving, sample, episode, store):
     async def agent(data, base_url, api_key, http_client):
         await by_openai(data, base_url, api_key, http_client)
