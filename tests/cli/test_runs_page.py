@@ -1,4 +1,4 @@
-"""What cookbook/runs.md says about the commands."""
+"""The commands and the table of live options in cookbook/runs.md are those of the code."""
 
 from __future__ import annotations
 

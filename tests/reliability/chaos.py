@@ -25,7 +25,7 @@ _ROOT = Path(__file__).parents[2]
 
 @attrs.frozen(kw_only=True)
 class Faults:
-    """What is done to the members."""
+    """Faults that the driver injects: which roles it kills, and how often."""
 
     roles: Sequence[Role] = ("sample", "train")
     """Roles of the members that are killed."""
@@ -78,7 +78,7 @@ class Chaos:
     """Members that ended themselves because others had declared them lost, or because a trainer was there."""
     wall_s: float = 0.0
     events: list[Mapping[str, Any]] = attrs.field(factory=list)
-    """What the members told, in the order in which it was heard."""
+    """Messages of the members, in the order in which they arrived."""
     _members: dict[subprocess.Popen[bytes], Role] = attrs.field(factory=dict)
     _heard: queue.SimpleQueue[Mapping[str, Any] | subprocess.Popen[bytes]] = attrs.field(factory=queue.SimpleQueue)
     """Events, and members that have ended."""

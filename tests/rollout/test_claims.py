@@ -1,4 +1,4 @@
-"""What a scheduler does with claims that others gave up, take away or compete for, and with what people want."""
+"""The scheduler takes over claims of others, gives up lost ones, and obeys `RunControl`."""
 
 import asyncio
 import contextlib

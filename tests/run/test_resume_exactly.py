@@ -1,4 +1,4 @@
-"""What a resumed run owes to the work before a kill, each promise with the threads in which users asked for it.
+"""A resumed run keeps all work from before a kill; each test names the threads in which users asked for it.
 
 The kills are real and come at places, not at times: parts of the run end its process where the test has armed them.
 """

@@ -1,4 +1,4 @@
-"""What a server can do to a run: long calls, lost connections, kills, several takers; and what Compass shows."""
+"""Runs survive long calls, lost connections, killed servers and several takers; Compass shows them readably."""
 
 import asyncio
 import contextlib

@@ -162,7 +162,7 @@ class EndedRecord:
 
 @attrs.frozen(kw_only=True)
 class RunControl:
-    """What a run's members are to do: set by the trainer and by commands such as `agentrl runs pause`."""
+    """Instructions to the members of a run, from the trainer and from commands such as `agentrl runs pause`."""
 
     admitted_steps: int = -1
     """Number of optimizer steps after which sampling may go on, see `Admission`. -1: sampling has not begun."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentrl_core.types import Record
 
 _WANTED = {"pause": "paused", "stop": "stopping"}
-"""What people want of a running run -> its status."""
+"""`RunControl.wanted` -> status that is shown of a run that goes on."""
 
 
 def progress_facts(place: RunPlace, store: RunReader, row: RunRow, steps: Sequence[StepRow]) -> dict[str, Any]:

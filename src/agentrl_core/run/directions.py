@@ -1,4 +1,4 @@
-"""What people want of a live run, as its training loop obeys it: a pause between two steps, and changed limits."""
+"""Apply `RunControl` to the training loop of a live run: pause it between two steps, and change its limits."""
 
 from __future__ import annotations
 

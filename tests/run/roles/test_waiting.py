@@ -47,6 +47,7 @@ def test_a_wait_ends_with_an_error_that_says_for_what_and_what_to_do(told, clock
 
 def test_a_wait_without_a_limit_goes_on(told, clock):
     at(Wait(told.append, None, clock=clock), clock, 0, 1e9)
+    assert told[-1].startswith("still waiting for a server, for 16666667 min")
 
 
 def test_another_wait_begins_anew(told, clock):

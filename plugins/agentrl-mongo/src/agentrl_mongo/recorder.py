@@ -1,4 +1,4 @@
-"""What a run writes about itself and its records: runs, tasks, records, calls, sessions, versions of the weights."""
+"""Recording side of the store: writes runs, tasks, records, LLM calls, sessions and versions of the weights."""
 
 from __future__ import annotations
 

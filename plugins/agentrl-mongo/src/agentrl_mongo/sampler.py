@@ -29,7 +29,7 @@ GIVING_BACK_S = 5.0
 
 
 class MongoSampler(MongoRecorder):
-    """What members of a run do to sample its groups."""
+    """Sampling side of the store: members, claims of groups, and the ends of groups."""
 
     async def join(self, member: Member) -> None:
         """Add a live member of a run. Raises `MemberError`, with the other's name, for a second live trainer."""

@@ -37,7 +37,7 @@ Read: TypeAlias = Callable[[], RunReader]
 
 
 class StoreFactsSuite(ConformanceSuite):
-    """What was written comes back."""
+    """Tests that a store returns what was written: runs, tasks, records, calls, sessions, steps, versions."""
 
     def test_runs_come_back_in_order_with_every_field(self, store: Store) -> None:
         config = {"name": "è 😀", "trainer": {"lr": 4e-4, "steps": 3}, "eval": None}

@@ -90,7 +90,7 @@ class RemoteGateway:
         self._later: set[asyncio.Task[None]] = set()
         """Requests whose results nobody waits for."""
         self.waits_for = ""
-        """What `open_session` waits for at the moment, for the member's report; empty if for nothing."""
+        """Description of what `open_session` waits for now, for the member's report; empty if it does not wait."""
 
     @functools.cached_property
     def http_client(self) -> NoticingClient:

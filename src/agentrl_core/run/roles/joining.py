@@ -1,4 +1,4 @@
-"""How a server or a sampler finds the run that it takes part in, and how it learns that the run has ended."""
+"""Find the run that a server or a sampler takes part in, and notice the run's end."""
 
 from __future__ import annotations
 
