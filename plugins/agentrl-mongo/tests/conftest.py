@@ -1,5 +1,6 @@
 """A MongoDB server in a process of its own: SecantusDB or, if a variable names it, any other."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from agentrl_core.api.claims import Admission
 from agentrl_core.api.members import Member
+from agentrl_mongo.store import MongoStore
 
 VARIABLE = "AGENTRL_MONGO_PYTHON"
 ADDRESS = "AGENTRL_TEST_MONGO_URI"
@@ -113,3 +115,22 @@ def claimed():
         return await store.claim_groups(run_id, member.id, count, **options)
 
     return claim
+
+
+@pytest.fixture(params=["motor", "pymongo"])
+def driver(request):
+    return request.param
+
+
+@pytest.fixture
+def store(url, database, driver):
+    made = MongoStore(url=url, database=database, driver=driver, patience_s=30)
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture
+def raw(url, database):
+    """The database as other programs see it."""
+    with pymongo.MongoClient(url) as client:
+        yield client[database]

@@ -7,7 +7,6 @@ import sys
 import threading
 
 import attrs
-import pymongo
 import pytest
 from pymongo.errors import AutoReconnect
 
@@ -17,7 +16,6 @@ from agentrl_core.api.run_rows import RunRow, StepRow
 from agentrl_core.errors import ClaimLostError, MemberError, StoreError
 from agentrl_core.types import Interaction, Outcome, Record
 from agentrl_mongo import claims, members, resume, sampling_state, training
-from agentrl_mongo.store import MongoStore
 
 RUN = RunRow(id="calm-otter", created_at=1.0, status="running", config={}, components={})
 FOUR = Admission(max_head_offpolicyness=1, tasks_per_step=2, requeue=1, max_takeovers=1)
@@ -26,25 +24,6 @@ FOUR = Admission(max_head_offpolicyness=1, tasks_per_step=2, requeue=1, max_take
 
 class Died(BaseException):
     """Ends a call where its process would have died."""
-
-
-@pytest.fixture(params=["motor", "pymongo"])
-def driver(request):
-    return request.param
-
-
-@pytest.fixture
-def store(url, database, driver):
-    made = MongoStore(url=url, database=database, driver=driver, patience_s=30)
-    yield made
-    asyncio.run(made.close())
-
-
-@pytest.fixture
-def raw(url, database):
-    """The database as other programs see it."""
-    with pymongo.MongoClient(url) as client:
-        yield client[database]
 
 
 async def begin(store, *names):

@@ -6,7 +6,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
-import pymongo
 import pytest
 from pymongo.errors import AutoReconnect, BulkWriteError
 
@@ -19,20 +18,6 @@ from agentrl_mongo.store import MongoStore
 
 RUN = RunRow(id="calm-otter", created_at=1.0, status="running", config={}, components={})
 RECORD = Record(id="record", run_id=RUN.id, task_id="t", group_id="g", sample_index=0)
-
-
-@pytest.fixture(params=["motor", "pymongo"])
-def store(url, database, request):
-    made = MongoStore(url=url, database=database, driver=request.param, patience_s=30)
-    yield made
-    asyncio.run(made.close())
-
-
-@pytest.fixture
-def raw(url, database):
-    """The database as other programs see it."""
-    with pymongo.MongoClient(url) as client:
-        yield client[database]
 
 
 @pytest.fixture

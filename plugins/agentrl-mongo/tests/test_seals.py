@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pymongo
 import pytest
 
 from agentrl_core.cli.verify_facts import Verifier
@@ -31,13 +30,6 @@ def run(open_store, tmp_path):
     made.head = made.finish()
     yield made
     asyncio.run(store.close())
-
-
-@pytest.fixture
-def raw(url, database):
-    """The database as other programs see it."""
-    with pymongo.MongoClient(url) as client:
-        yield client[database]
 
 
 @pytest.fixture

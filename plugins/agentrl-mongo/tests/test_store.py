@@ -54,25 +54,6 @@ def announce(claimed):
     return begin
 
 
-@pytest.fixture(params=["motor", "pymongo"])
-def driver(request):
-    return request.param
-
-
-@pytest.fixture
-def store(url, database, driver):
-    made = MongoStore(url=url, database=database, driver=driver, patience_s=30)
-    yield made
-    asyncio.run(made.close())
-
-
-@pytest.fixture
-def raw(url, database):
-    """The database as other programs see it."""
-    with pymongo.MongoClient(url) as client:
-        yield client[database]
-
-
 # --- long calls ---
 
 
