@@ -1,7 +1,6 @@
 """Cost and faults of a call in a worker process: ours, pebble's pool and the standard library's, both by spawn.
 
-CPU time is that of this process and its descendants. Less is better everywhere; 1 means that the fault is present. The
-peer needs `pip install pebble`.
+CPU time is that of this process and its descendants. Less is better everywhere; 1 means that the fault is present.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any
 
 import psutil
 from tests import process_calls as calls
+from tests.benchmarks.environment import environment
 from tests.benchmarks.report import Row, report
 
 from agentrl_core.concurrency.processes import close_workers, run_in_process
@@ -51,7 +51,9 @@ def ours() -> Iterator[Call]:
 
 @contextlib.contextmanager
 def pebble() -> Iterator[Call]:
-    """Pebble's pool."""
+    """Pebble's pool; pebble needs no other package, so its environment serves as one more folder of modules."""
+    made = environment("pebble", "pebble")
+    sys.path.extend(str(folder) for folder in made.glob("lib/python*/site-packages") if str(folder) not in sys.path)
     from pebble import ProcessPool
 
     pool = ProcessPool(max_workers=1, context=multiprocessing.get_context("spawn"))
