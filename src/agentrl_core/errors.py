@@ -120,6 +120,34 @@ class EpisodeError(AgentRLError):
         return type(self), (self.reason, str(self)), {"details": self.details}
 
 
+class EnvironmentLostError(EpisodeError):
+    """What the agent works in (tool server, sandbox) is gone or cannot be trusted any more; nobody gets a 0 for it.
+
+    The record ends `rejected` for the reason `environment_lost`, and is no part of its group's baseline. `server` is
+    the name of the tool server in the config.
+    """
+
+    def __init__(self, message: str, *, server: str = "") -> None:
+        super().__init__("environment_lost", message)
+        self.server = server
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the message and the server."""
+        return type(self), (str(self),), {"server": self.server, "details": self.details}
+
+
+class ToolServerError(RunError):
+    """A tool server cannot be used at all: it did not start, or too many of its calls failed; the message names it."""
+
+
+class ToolNotSentError(AgentRLError):
+    """A tool call certainly did not reach its tool; it may be sent again."""
+
+
+class DeliveryUnknownError(AgentRLError):
+    """A tool call was sent, but there is no answer: the tool may have run or not."""
+
+
 class ServerLostError(AgentRLError):
     """The serving process of an episode is gone or out of reach; the episode runs again, and its agent is not to blame.
 

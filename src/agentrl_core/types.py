@@ -178,6 +178,69 @@ class Interaction:
         return (version for version, count in self.versions for _ in range(count))
 
 
+class ToolOutcome(enum.StrEnum):
+    """End of a tool call."""
+
+    OK = "ok"
+    TOOL_ERROR = "tool_error"
+    """The tool ran and reported a failure."""
+    UNKNOWN_TOOL = "unknown_tool"
+    INVALID_ARGUMENTS = "invalid_arguments"
+    """Not JSON, or not as the tool's schema demands; nothing was called."""
+    BLOCKED = "blocked"
+    """Middleware refused it, or the episode's budget of calls was used up; nothing was called."""
+    INVALID_RESULT = "invalid_result"
+    """The server's answer was no valid result, or larger than `tools.max_result_bytes`."""
+    NOT_SENT = "not_sent"
+    """The server could not be reached, in any of the tries; nothing was called."""
+    DELIVERY_UNKNOWN = "delivery_unknown"
+    """There was no answer in time, and the call may not be repeated: it may have run or not."""
+    ENVIRONMENT_LOST = "environment_lost"
+    """The state of the episode on the server is gone."""
+    CANCELLED = "cancelled"
+    """The episode ended first."""
+
+
+@attrs.frozen(kw_only=True)
+class ToolCall:
+    """One tool call of a record, through the run's tools (`workflow_context.tools`)."""
+
+    id: str
+    """Unique across runs."""
+    record_id: str
+    seq: int
+    """0-based order of their start inside the record."""
+    call_id: str = ""
+    """The model's id of the call, as in the assistant message that asked for it; empty if it has none."""
+    name: str
+    """Name as the model wrote it."""
+    arguments: Mapping[str, Any] | str
+    """Arguments as the model wrote them; the text, if it was no JSON object."""
+    server: str = ""
+    """Name of the server in the config; empty for a call that reached none."""
+    tool: str = ""
+    """Name on the server."""
+    sent: Mapping[str, Any] | None = None
+    """Arguments as they were sent, where middleware changed them."""
+    isolation: str = ""
+    outcome: ToolOutcome
+    error: str = ""
+    """One line for a person about what went wrong, without secrets."""
+    raw: tuple[Mapping[str, Any], ...] | None = None
+    """Content parts as the server gave them, where they differ from `shown`."""
+    shown: tuple[Mapping[str, Any], ...] = ()
+    """Content parts that the model was shown."""
+    attempts: int = 1
+    """Number of times that the call was sent; 0 for one that was refused before."""
+    middleware: tuple[str, ...] = ()
+    """Names of the middleware that changed the request, the result, or both; in order."""
+    started_at: float = 0.0
+    """Unix seconds."""
+    finished_at: float = 0.0
+    digest: str = ""
+    """Digest of all other fields, as of an `Interaction`."""
+
+
 BY_USER = "by_user"
 """Reason of a record that a person cancelled (`agentrl runs cancel`)."""
 
@@ -228,6 +291,9 @@ class Record:
     score_parts: Mapping[str, float] = attrs.field(factory=dict)
     score_details: Mapping[str, Any] = attrs.field(factory=dict)
     """Details that the scorer gave with its value, or with having none; only `Store.episode` restores them."""
+    marks: tuple[str, ...] = ()
+    """Short stable words about the episode, each once, whatever its outcome: `delivery_unknown`, `tool_error`, … for
+    tool calls that ended so, and words that the workflow adds by `workflow_context.mark`."""
     started_at: float = 0.0
     finished_at: float = 0.0
 
@@ -238,6 +304,8 @@ class Episode:
 
     record: Record
     interactions: tuple[Interaction, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls of the run's tools, by `seq`; only `Store.episode` and `RunReader.episode` restore them."""
 
     def lineage(self, interaction: Interaction) -> tuple[Interaction, ...]:
         """Return the interactions from the root to `interaction`, inclusive."""

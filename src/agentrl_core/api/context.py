@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import aiohttp
     import httpx
 
+    from agentrl_core.api.tools import EpisodeTools
     from agentrl_core.http.shared_client import SharedClient
     from agentrl_core.types import Message
 
@@ -47,6 +48,10 @@ class WorkflowContext:
     """HTTP client that all episodes share; its `aclose` does nothing."""
     ask_scorer: Callable[[str, Sequence[Message]], Awaitable[float]] | None = attrs.field(default=None, repr=False)
     """Function that asks the task's scorer; None outside the run's process. Call `score` instead."""
+    tools: EpisodeTools | None = attrs.field(default=None, repr=False)
+    """The run's tools (the config's section `tools`); None if it lists none."""
+    add_mark: Callable[[str], None] | None = attrs.field(default=None, repr=False)
+    """Function that marks the record. Call `mark` instead."""
 
     @property
     def sample_idx(self) -> int:
@@ -113,6 +118,16 @@ async def score(reply: str, messages: Sequence[Message] = ()) -> float:
             "the task's scorer can be asked in the run's own process only: use rollout.agent.mode: inline"
         )
     return await ask_scorer(reply, messages)
+
+
+def mark(word: str) -> None:
+    """Mark the current record with a short stable word, such as `format_error`; a repeated word changes nothing.
+
+    `LookupError` outside an episode, `ValueError` if `word` is no lower-case word of at most 40 characters.
+    """
+    add_mark = get().add_mark
+    if add_mark is not None:
+        add_mark(word)
 
 
 def enter(context: WorkflowContext) -> Token[WorkflowContext]:

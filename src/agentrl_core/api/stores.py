@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from agentrl_core.api.claims import Admission, GroupClaim
     from agentrl_core.api.group_queue import OvertakeLimits
     from agentrl_core.api.members import Member
-    from agentrl_core.types import Episode, Group, Interaction, Message, Record, Task
+    from agentrl_core.types import Episode, Group, Interaction, Message, Record, Task, ToolCall
 
 __all__ = [
     "IDENTITY",
@@ -92,7 +92,7 @@ class RunReader(Protocol):
         ...
 
     async def episode(self, record_id: str) -> Episode | None:
-        """Return a record, by id or unique id prefix, with its interactions; None if there is none.
+        """Return a record, by id or unique id prefix, with its interactions and tool calls; None if there is none.
 
         Raises `StoreError` if several ids have the prefix. Only this method fills `score_details`, which may be long.
         """
@@ -279,6 +279,10 @@ class Store(RunReader, Protocol):
         """Append a finished LLM call of an announced record; once this returns, it survives a killed process."""
         ...
 
+    async def add_tool_call(self, run_id: str, call: ToolCall) -> None:
+        """Append an ended tool call of an announced record; once this returns, it survives a killed process."""
+        ...
+
     async def add_session(self, session: SessionRow) -> None:
         """Keep a session of an announced record."""
         ...
@@ -292,7 +296,7 @@ class Store(RunReader, Protocol):
     async def finish_record(self, record: Record) -> bool:
         """Move a running record to its final outcome; return False and change nothing if it was not running.
 
-        Writes the outcome, reason, detail, rewards, scores with their details, and `finished_at`. The other fields
+        Writes the outcome, reason, detail, rewards, scores with their details, marks, and `finished_at`. The other fields
         stay as announced.
         """
         ...

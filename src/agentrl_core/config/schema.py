@@ -300,6 +300,32 @@ class RolloutConfig:
 
 
 @attrs.frozen(kw_only=True)
+class ToolsConfig:
+    """Tools that agents get as `workflow_context.tools`: servers, middleware and limits."""
+
+    servers: tuple[Component, ...] = ()
+    """Sources of tools: `functions` (plain Python functions), or a package's, such as `mcp`. Each may have, beside its
+    own options, a `name`, a `prefix` before the names of its tools, and a `timeout_s` of its own."""
+    middleware: tuple[Component, ...] = ()
+    """Wrappers of every tool call, the first one outermost."""
+    timeout_s: float = field(default=60.0, validator=positive)
+    """Longest time in seconds of one tool call with its retries."""
+    max_calls: int | None = field(default=None, validator=validators.optional(positive))
+    """Largest number of tool calls of one episode; the model is told when they are used up. None: no limit."""
+    max_concurrent_calls: int = field(default=256, validator=positive)
+    """Largest number of tool calls of all episodes at once; others wait."""
+    retries: int = field(default=2, validator=not_negative)
+    """Number of times that a call which did not reach its server, or may be repeated without harm, is sent again."""
+    max_result_bytes: int = field(default=1_000_000, validator=positive)
+    """Largest result of a call in bytes, images included; the model gets an error instead of a larger one."""
+    max_failure_rate: float = field(default=0.5, validator=fraction)
+    """Share of a server's last `failure_window` calls that may fail for reasons of the server; above it the run stops
+    and names the server."""
+    failure_window: int = field(default=64, validator=positive)
+    """Number of a server's last calls that `max_failure_rate` counts."""
+
+
+@attrs.frozen(kw_only=True)
 class TrainerConfig:
     """Optimization and checkpoints."""
 
@@ -425,6 +451,9 @@ class RunConfig:
     for model servers."""
     gateway: GatewayConfig = field(factory=GatewayConfig)
     rollout: RolloutConfig = field(factory=RolloutConfig)
+    tools: ToolsConfig = field(factory=ToolsConfig)
+    context: Component = Component("none")
+    """Context policy, which shortens the history of long episodes before the policy sees it: `none`, or a package's."""
     credit: Component = Component("tree")
     """Rule that shares a record's reward among its LLM calls: `tree` or `insertion_order`."""
     shaping: tuple[Component, ...] = ()

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("Find what keeps a run from working, and how to fix it.", "agentrl_core.cli.doctor:doctor"),
     "plugins": ("Show what is installed and what each package provides.", "agentrl_core.cli.plugins:app"),
     "runs": ("List, show, control and tidy up runs.", "agentrl_core.cli.runs:app"),
+    "tools": ("List, call and serve the tools of a config.", "agentrl_core.cli.tools:app"),
     "trace": ("Look into the episodes of a run.", "agentrl_core.cli.trace:app"),
 }
 """Command -> (first line of its help, "module:attr"), in the order of `agentrl --help`."""
@@ -179,6 +180,18 @@ def register_tool_parsers(register: Register[Any]) -> None:
     register("hermes", f"{parsers}.hermes:HermesParser", summary="<tool_call>{JSON}</tool_call>")
     register("qwen3_coder", f"{parsers}.qwen3_coder:Qwen3CoderParser", summary="<function=…><parameter=…>")
     register("llama3", f"{parsers}.llama3:Llama3Parser", summary='{"name": …, "parameters": …}')
+
+
+@hookimpl
+def register_tools(register: Register[Any]) -> None:
+    """Register the tool servers that need no other package."""
+    register("functions", "agentrl_core.tools.functions:FunctionTools", summary="plain Python functions as tools")
+
+
+@hookimpl
+def register_contexts(register: Register[Any]) -> None:
+    """Register the context policy that changes nothing."""
+    register("none", "agentrl_core.gateway.compaction:Unchanged", summary="the whole history, as the agent sends it")
 
 
 @hookimpl

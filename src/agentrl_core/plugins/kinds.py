@@ -21,10 +21,12 @@ import attrs
 from agentrl_core.plugins.hookspecs import hookspec
 
 if TYPE_CHECKING:
+    from agentrl_core.api.compaction import ContextPolicy
     from agentrl_core.api.engines import Engine
     from agentrl_core.api.group_queue import GroupOrder
     from agentrl_core.api.losses import Correction, LossCalculator
     from agentrl_core.api.stores import Store
+    from agentrl_core.api.tools import ToolMiddleware, ToolServer
     from agentrl_core.api.trackers import Tracker
     from agentrl_core.api.workflow import Workflow
     from agentrl_core.plugins.hookspecs import Register
@@ -334,6 +336,64 @@ def register_tool_parsers(register: Register[Callable[..., Any]]) -> None:
         @hookimpl
         def register_tool_parsers(register):
             register("pythonic", "agentrl_pythonic:PythonicParser", summary="[name(argument=value)]")
+    """
+
+
+@kind(
+    "tool server",
+    option="tools.servers",
+    protocol="agentrl_core.api.tools:ToolServer",
+    method="open",
+    arguments={"name": "", "config_dir": ""},
+    only_declared=True,
+    early=True,
+)
+def register_tools(register: Register[Callable[..., ToolServer]]) -> None:
+    """Register tool servers: sources of tools for agents, listed in `tools: {servers: [{use: NAME, …}]}`.
+
+    Built with `name`, the server's name in the run, and `config_dir` if the constructor has them. Added in 0.1.
+
+        from agentrl_core import hookimpl
+
+        @hookimpl
+        def register_tools(register):
+            register("grpc", "agentrl_grpc.server:GrpcTools", summary="tools of a gRPC service")
+    """
+
+
+@kind(
+    "tool middleware",
+    option="tools.middleware",
+    protocol="agentrl_core.api.tools:ToolMiddleware",
+    method="call",
+    arguments={"config_dir": ""},
+    only_declared=True,
+    early=True,
+)
+def register_tool_middleware(register: Register[Callable[..., ToolMiddleware]]) -> None:
+    """Register tool middleware: wrappers of tool calls, in the order of `tools: {middleware: [{use: NAME, …}]}`.
+
+    Added in 0.1.
+
+        from agentrl_core import hookimpl
+
+        @hookimpl
+        def register_tool_middleware(register):
+            register("redact", "agentrl_redact:Redact", summary="removes e-mail addresses from results")
+    """
+
+
+@kind("context", option="context", protocol="agentrl_core.api.compaction:ContextPolicy", method="compact", early=True)
+def register_contexts(register: Register[Callable[..., ContextPolicy]]) -> None:
+    """Register context policies: they shorten the history of long episodes, chosen by `context: {use: NAME}`.
+
+    Added in 0.1.
+
+        from agentrl_core import hookimpl
+
+        @hookimpl
+        def register_contexts(register):
+            register("forget_code", "agentrl_forget:ForgetCode", summary="drops code blocks of older turns")
     """
 
 
