@@ -1,4 +1,4 @@
-"""`ContextPolicy`, the protocol of context engineering: shorten the history of a long episode before the policy sees it.
+"""`ContextPolicy`, the protocol of context engineering: shorten a long history before the policy sees it.
 
 It works in the gateway, so for agents in every framework, and without a change of the agent: the agent goes on to send
 its whole history, and the gateway replaces the part of it that was compacted. A compacted history begins a new branch
@@ -41,14 +41,14 @@ trained like the agent's own, and offers no tools."""
 class ContextPolicy(Protocol):
     """Rule for when and how a conversation is shortened; one object serves all episodes, concurrently.
 
-        class LastTurns:
-            def __init__(self, *, keep: int = 6, max_prompt_tokens: int = 8000):
-                self.keep, self.max_prompt_tokens = keep, max_prompt_tokens
+    class LastTurns:
+        def __init__(self, *, keep: int = 6, max_prompt_tokens: int = 8000):
+            self.keep, self.max_prompt_tokens = keep, max_prompt_tokens
 
-            async def compact(self, messages, usage, ask):
-                if usage.prompt_tokens <= self.max_prompt_tokens:
-                    return None
-                return [*messages[:2], *messages[-self.keep :]]
+        async def compact(self, messages, usage, ask):
+            if usage.prompt_tokens <= self.max_prompt_tokens:
+                return None
+            return [*messages[:2], *messages[-self.keep :]]
     """
 
     async def compact(
