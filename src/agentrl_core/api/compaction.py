@@ -1,4 +1,4 @@
-"""`ContextPolicy`, the protocol of context engineering: shorten the history of a long episode before the policy sees it.
+"""`ContextPolicy`, the protocol of context engineering: shorten the history of a long episode before it is a prompt.
 
 It works in the gateway, so for agents in every framework, and without a change of the agent: the agent goes on to send
 its whole history, and the gateway replaces the part of it that was compacted. A compacted history begins a new branch
@@ -8,19 +8,53 @@ summary that the policy itself writes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 
 if TYPE_CHECKING:
-    from agentrl_core.types import Message
+    from agentrl_core.types import Interaction, Message
 
 
 COMPACTION: Final = "context_policy"
 """Key of `Interaction.requested` under which the gateway notes what the context policy did for a call: the policy's
-`name`, and for a call that begins a compacted branch also `number` (from 1 within the record), `messages` and `tokens`
-(before and after), `compactions` of its conversation so far and the policy's `context_length`."""
+`name`, and for a call that begins a compacted branch the fields of `CompactionNote`."""
+
+
+@attrs.frozen(kw_only=True)
+class CompactionNote:
+    """Facts about a compaction, of the call that begins the compacted branch."""
+
+    name: str
+    """Name of the context policy in the config."""
+    number: int
+    """Number of the compaction in the record, from 1; several calls may begin with one compaction's result."""
+    compactions: int
+    """Number of compactions of the conversation, this one included."""
+    messages: tuple[int, int]
+    """Number before and after."""
+    tokens: tuple[int, int]
+    """Prompt tokens before and after."""
+    context_length: int
+    """Context length that the policy was told."""
+
+    @property
+    def tokens_discarded(self) -> int:
+        """Number of prompt tokens by which the history got shorter."""
+        return self.tokens[0] - self.tokens[1]
+
+
+def compaction_of(interaction: Interaction) -> CompactionNote | None:
+    """Return the compaction with whose result a call begins; None for other calls, also those later in its branch."""
+    note = interaction.requested.get(COMPACTION)
+    if not isinstance(note, Mapping) or "number" not in note:
+        return None
+    try:
+        facts = {**note, "messages": tuple(note["messages"]), "tokens": tuple(note["tokens"])}
+        return CompactionNote(**facts)
+    except (KeyError, TypeError):  # an agent sent a field of this name, or another version of this package wrote it
+        return None
 
 
 @attrs.frozen(kw_only=True)
@@ -28,7 +62,7 @@ class ContextUsage:
     """Size of a history, in tokens of the policy."""
 
     prompt_tokens: int
-    """Prompt of the call that is about to be made, as the history is now. Above `context_length` it is a lower bound."""
+    """Prompt of the call that is about to be made, as the history is now; a lower bound above `context_length`."""
     context_length: int
     """Longest sequence, prompt and reply together."""
     max_tokens: int
