@@ -98,7 +98,7 @@ class Checks(ComponentChecks[RunConfig]):
         """Run the checks of `agentrl serve`, which needs neither tasks nor scorers nor the agent."""
         yield from self.imports()
         yield from self.modes()
-        yield from self.of_kinds("engines", "stores", "tool_parsers")
+        yield from self.of_kinds("engines", "stores", "tool_parsers", "contexts")
 
     def sampling(self) -> Iterator[str]:
         """Run the checks of `agentrl sample`, except `workflow`; it needs neither the model nor the loss."""
