@@ -7,7 +7,13 @@ import pytest
 from tests.tools.conftest import ECHO, FakeServer, raising
 
 from agentrl_core.api.tools import ToolResult, ToolSpec
-from agentrl_core.errors import DeliveryUnknownError, EnvironmentLostError, ToolNotSentError, ToolServerError
+from agentrl_core.errors import (
+    DeliveryUnknownError,
+    EnvironmentLostError,
+    InvalidResultError,
+    ToolNotSentError,
+    ToolServerError,
+)
 from agentrl_core.types import ToolOutcome
 
 READ = ToolSpec(name="read", read_only=True)
@@ -87,6 +93,7 @@ def test_calls_beyond_the_budget_are_blocked(in_episode):
         (READ, [DeliveryUnknownError("lost"), ToolNotSentError("down")], ToolOutcome.OK, 3),
         (READ, [DeliveryUnknownError("lost"), *[ToolNotSentError("down")] * 2], ToolOutcome.DELIVERY_UNKNOWN, 3),
         (ECHO, [ValueError("bug")], ToolOutcome.TOOL_ERROR, 1),
+        (ECHO, [InvalidResultError("not JSON")], ToolOutcome.INVALID_RESULT, 1),
     ],
 )
 def test_only_calls_that_do_no_harm_are_repeated(in_episode, spec, errors, outcome, attempts):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrl_core.api.tools import ToolRequest, ToolResult
-from agentrl_core.errors import EpisodeError, RunError
+from agentrl_core.errors import EpisodeError, InvalidResultError, RunError
 from agentrl_core.tools.delivery import deliver
 from agentrl_core.tools.schemas import described, one_line, problem_of_arguments, to_json
 from agentrl_core.types import ToolOutcome
@@ -146,6 +146,9 @@ class CallPath:
             raise
         except RunError:
             raise
+        except InvalidResultError as error:
+            trace.attempts = before + 1
+            return trace.refuse(ToolOutcome.INVALID_RESULT, f"the tool gave no valid result: {one_line(str(error))}")
         except Exception as error:
             trace.attempts = before + 1
             logger.exception("tool server '%s': the call of '%s' failed", server.name, tool.spec.name)
