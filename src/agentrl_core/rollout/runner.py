@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrl_core.api.scoring import Answer
 from agentrl_core.api.audit import digested
+from agentrl_core.api.scoring import Answer
 from agentrl_core.api.tools import ToolEpisode
 from agentrl_core.config.live import with_limits
 from agentrl_core.errors import EpisodeError, RunError, ServerLostError
