@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 # "AGRT" in the file's header, by which `file` and this package tell a store from another program's database.
 APPLICATION_ID = 0x41475254
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Number of the layout below. 1: the tables from runs to versions. 2: sessions, and the API and the upstream of an
 interaction. 3: details of scores. 4: tasks by task set. 5: members, claims of groups, turns,
-digests of interactions, and seals."""
+digests of interactions, and seals. 6: processes of members."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -163,11 +163,13 @@ CREATE TABLE members (
     url TEXT NOT NULL,
     state TEXT NOT NULL,
     beats INTEGER NOT NULL,
-    report TEXT NOT NULL
+    report TEXT NOT NULL,
+    process TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX members_by_run ON members (run_id);
 CREATE UNIQUE INDEX members_trainer ON members (run_id) WHERE role = 'train' AND state = 'live';
 """
+_LIVE_MEMBERS = "CREATE INDEX IF NOT EXISTS members_live ON members (run_id) WHERE state = 'live'"
 
 _TURNS = """
 CREATE TABLE turns (
@@ -213,6 +215,7 @@ _NEW_TABLES = {"sessions": _SESSIONS, "members": _MEMBERS, "turns": _TURNS, "sea
 
 _TEXT, _NUMBER = "TEXT NOT NULL DEFAULT ", "INTEGER NOT NULL DEFAULT "
 _NEW_COLUMNS = {
+    "members": {"process": f"{_TEXT}''"},
     "runs": {
         "admitted_steps": f"{_NUMBER}-1",
         "replaced": f"{_NUMBER}0",
@@ -268,6 +271,7 @@ def create(connection: sqlite3.Connection) -> None:
     """Create the tables and write the application id and the schema version into the file's header."""
     for script in (_TABLES, _GROUPS, _TASKS, *_NEW_TABLES.values()):
         _run(connection, script)
+    connection.execute(_LIVE_MEMBERS)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
@@ -287,6 +291,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
         connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
     for table in _missing_tables(connection):
         _run(connection, _NEW_TABLES[table])
+    connection.execute(_LIVE_MEMBERS)
     if _lacks(connection, "tasks", "task_set"):
         _rebuild(connection, "tasks", _TASKS, _OLD_TASKS)
     if _lacks(connection, "groups", "member_id"):
@@ -341,11 +346,12 @@ def _rebuild(connection: sqlite3.Connection, table: str, script: str, query: str
 
 
 def _missing_columns(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    new = _missing_tables(connection)
     return [
         (table, column, kind)
         for table, columns in _NEW_COLUMNS.items()
         for column, kind in columns.items()
-        if _lacks(connection, table, column)
+        if table not in new and _lacks(connection, table, column)
     ]
 
 
