@@ -299,8 +299,8 @@ class Store(RunReader, Protocol):
     async def finish_record(self, record: Record) -> bool:
         """Move a running record to its final outcome; return False and change nothing if it was not running.
 
-        Writes the outcome, reason, detail, rewards, scores with their details, marks, and `finished_at`. The other fields
-        stay as announced.
+        Writes the outcome, reason, detail, rewards, scores with their details, marks, and `finished_at`. The other
+        fields stay as announced.
         """
         ...
 
@@ -372,13 +372,13 @@ class Store(RunReader, Protocol):
     async def unsealed(self, run_id: str, *, limit: int, late: bool = False) -> list[EndedRecord]:
         """Return up to `limit` records that have ended and that no seal names.
 
-        With `late`, return records instead that got another LLM call after the last seal that names them: a call may
-        still be under way when its record is cancelled. This reads the calls of all records.
+        With `late`, return records instead that got another LLM call or tool call after the last seal that names them:
+        a call may still be under way when its record is cancelled. This counts the calls of all records.
         """
         ...
 
     async def add_seal(self, seal: SealRow, *, records: Mapping[str, int]) -> None:
-        """Append a link to the run's audit chain, which names `records`: id -> number of their sealed calls.
+        """Append a link to the run's audit chain, which names `records`: id -> `EndedRecord.num_calls`.
 
         Raises `StoreError` if the chain has a link of this number.
         """
