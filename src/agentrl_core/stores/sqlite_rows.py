@@ -182,7 +182,7 @@ def member_row(member: Member) -> tuple[object, ...]:
         member.state,
         member.beats,
         to_json(dict(member.report), what),
-        text(member.process),
+        escaped(member.process),
     )
 
 

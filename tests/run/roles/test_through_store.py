@@ -93,7 +93,7 @@ def test_it_publishes_the_weights_and_waits_for_a_server_that_has_them(side, joi
             time.sleep(0.01)
         asyncio.run(store.beat(server.id, SERVED))
 
-    loading = threading.Thread(target=load)
+    loading = threading.Thread(target=load, daemon=True)
     loading.start()
     with side(wait_s=60) as opened:
         assert place.versions() == [0]
