@@ -68,7 +68,9 @@ def test_a_cancelled_taker_gives_back_what_it_marks_afterwards(store, raw, monke
 
 
 @pytest.mark.parametrize("seized_before", range(7))
-def test_a_trainer_whose_successor_comes_at_any_moment_of_a_step_trains_nothing(store, claimed, url, database, seized_before):
+def test_a_trainer_whose_successor_comes_at_any_moment_of_a_step_trains_nothing(
+    store, claimed, url, database, seized_before
+):
     """Before each of the calls that `add_step` makes."""
     calls, former, successor = [], Member(run_id=RUN.id, role="train"), Member(run_id=RUN.id, role="train")
     other = MongoStore(url=url, database=database)
