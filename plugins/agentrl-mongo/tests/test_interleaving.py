@@ -67,6 +67,28 @@ def test_a_cancelled_taker_gives_back_what_it_marks_afterwards(store, raw, monke
     assert raw["groups"].find_one({})["state"] == "ready"
 
 
+class Interrupted:
+    """A database, or a collection, that calls `seize` before each of its calls."""
+
+    def __init__(self, real, seize):
+        self._real, self._seize = real, seize
+
+    def __getitem__(self, name):
+        return Interrupted(self._real[name], self._seize)
+
+    async def find(self, *arguments):
+        await self._seize()
+        async for kept in self._real.find(*arguments):
+            yield kept
+
+    def __getattr__(self, name):
+        async def call(*arguments, **named):
+            await self._seize()
+            return await getattr(self._real, name)(*arguments, **named)
+
+        return call
+
+
 @pytest.mark.parametrize("seized_before", range(7))
 def test_a_trainer_whose_successor_comes_at_any_moment_of_a_step_trains_nothing(
     store, claimed, url, database, seized_before
@@ -75,39 +97,12 @@ def test_a_trainer_whose_successor_comes_at_any_moment_of_a_step_trains_nothing(
     calls, former, successor = [], Member(run_id=RUN.id, role="train"), Member(run_id=RUN.id, role="train")
     other = MongoStore(url=url, database=database)
 
-    class Seized:
-        """The database; before one of the calls, the successor takes the run."""
-
-        def __init__(self, collection):
-            self._collection = collection
-
-        def __getattr__(self, name):
-            real = getattr(self._collection, name)
-
-            async def call(*arguments, **named):
-                await seize()
-                return await real(*arguments, **named)
-
-            async def find(*arguments, **named):
-                await seize()
-                async for kept in real(*arguments, **named):
-                    yield kept
-
-            return find if name == "find" else call
-
     async def seize():
         calls.append(1)
         if len(calls) == seized_before + 1:
             await other.declare_lost(former.id, beats=0)
             await other.join(successor)
             await other.void_after(RUN.id, 0)
-
-    class Database:
-        def __init__(self, database):
-            self._database = database
-
-        def __getitem__(self, name):
-            return Seized(self._database[name])
 
     async def scenario():
         await store.create_run(RUN)
@@ -118,7 +113,9 @@ def test_a_trainer_whose_successor_comes_at_any_moment_of_a_step_trains_nothing(
         row = StepRow(run_id=RUN.id, step=1, version=1, groups=(taken.id,), records=(), metrics={})
 
         async def add(database):
-            await training.add_step(Database(database), documents.step_to(row), member_id=former.id, where="here")
+            await training.add_step(
+                Interrupted(database, seize), documents.step_to(row), member_id=former.id, where="here"
+            )
 
         with pytest.raises(MemberError, match="declared lost"):
             await store._connection.call("add a step", add)

@@ -180,7 +180,7 @@ class Membership:
         self._serving = [asyncio.create_task(self._serve()), asyncio.create_task(self._bury())]
 
     async def _enter(self, member: Member) -> None:
-        """Join as one member; as a trainer, in the place of one that has ended, or whose heart does not beat any more."""
+        """Join as one member; as a trainer, in the place of one that has ended or does not beat any more."""
         watch, tick_s = Watch(self._store, self._run_id, clock=self._clock), self._beat_s
         while True:
             try:

@@ -59,8 +59,8 @@ async def _check_member(database: Any, step: Document, member_id: str, *, where:
 
 def _succeeded(step: Document, *, where: str) -> MemberError:
     return MemberError(
-        f"{where}: cannot add step {step['step']} of run '{step['run_id']}': this trainer was declared lost, and another "
-        "one may have continued the run; end this process"
+        f"{where}: cannot add step {step['step']} of run '{step['run_id']}': this trainer was declared lost, and "
+        "another one may have continued the run; end this process"
     )
 
 
