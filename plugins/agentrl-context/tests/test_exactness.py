@@ -9,26 +9,25 @@ import asyncio
 import json
 
 import pytest
+import torch
+
 from agentrl_context.summaries import DiscardAll, Summarise
 from agentrl_context.tool_results import DiscardToolResults
 from agentrl_context.window import SlidingWindow
-from agentrl_testing import toy_policy
-
 from agentrl_core.api.compaction import compaction_of
 from agentrl_core.batching.credit import TreeCredit
+from agentrl_core.batching.packing import pack
 from agentrl_core.batching.samples import training_samples
 from agentrl_core.chat import Chat
 from agentrl_core.config.schema import GatewayConfig, SamplingConfig
+from agentrl_core.engines.embedded import EmbeddedEngine
 from agentrl_core.gateway import Gateway
 from agentrl_core.gateway.compaction import NamedPolicy
+from agentrl_core.losses.aggregate import AggregationConfig, aggregate
+from agentrl_core.losses.grpo import GRPO
+from agentrl_core.training.policy import Policy
 from agentrl_core.types import Episode, Group, Outcome, Record
-
-torch = pytest.importorskip("torch")
-from agentrl_core.batching.packing import pack  # noqa: E402
-from agentrl_core.engines.embedded import EmbeddedEngine  # noqa: E402
-from agentrl_core.losses.aggregate import AggregationConfig, aggregate  # noqa: E402
-from agentrl_core.losses.grpo import GRPO  # noqa: E402
-from agentrl_core.training.policy import Policy  # noqa: E402
+from agentrl_testing import toy_policy
 
 LIMIT = {"max_prompt_tokens": 200}
 ASKING = {"instruction": "Sum up.", "max_summary_tokens": 12}

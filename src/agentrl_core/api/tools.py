@@ -112,7 +112,8 @@ class ToolServer(Protocol):
 
     async def open(self, episode: ToolEpisode) -> ToolSession:
         """Open the tools of an episode; raise `ToolNotSentError` for what a later try may mend, else the errors of
-        `ToolSession.call`."""
+        `ToolSession.call`.
+        """
         ...
 
     async def close(self) -> None:
