@@ -24,6 +24,7 @@ from agentrl_core.run.group_supply import GroupSupply
 from agentrl_core.run.sampling import SampledCounts, SamplingSide, SamplingTotals
 from agentrl_core.run.scheduling import END_S, build_scheduler, until_ended
 from agentrl_core.run.threads import LoopThread
+from agentrl_core.run.tools import start_tools
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +82,8 @@ class InProcessSampling(SamplingSide):
             )
             undo.callback(self._agents.close)
             undo.callback(close_workers)
+            # Before the model is loaded: a server that is down is told at once.
+            tools = start_tools(components, self._agents, undo, asked_to_stop)
             self.engine: Engine = components.build(
                 "engines",
                 "engine",
@@ -107,6 +110,7 @@ class InProcessSampling(SamplingSide):
                 member_id=membership.id_of("sample"),
                 source=source,
                 gateway=self.gateway,
+                tools=tools,
                 version=lambda: self._version,
                 # What this process changes it notices at once, and there are no others that sample.
                 poll_s=config.rollout.lease_s,
