@@ -12,6 +12,7 @@ from agentrl_core.errors import DeliveryUnknownError, InvalidResultError, ToolNo
 from agentrl_mcp.agentdock import AgentDockTools
 
 EPISODE = ToolEpisode(record_id="record-1", task_id="t1", data={})
+PIXEL = "data:image/png;base64,AA=="
 TEXT_SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 
 
@@ -31,7 +32,7 @@ class Node(ThreadingHTTPServer):
             "python.execute_code": {},
             "file.count": {"type": "object"},
         }
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=[0.01], daemon=True).start()
 
     @property
     def url(self):
@@ -73,9 +74,7 @@ class Handler(BaseHTTPRequestHandler):
                     {
                         "json": {"content": {"title": "a page"}},
                         "text": {"content": "a page"},
-                        "image": {
-                            "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
-                        },
+                        "image": {"content": [{"type": "image_url", "image_url": {"url": PIXEL}}]},
                         "empty": {"content": {}},
                         "nothing": {"result": 1},
                         "error": {"status": "error", "content": "no such page"},
@@ -171,7 +170,7 @@ def test_contents_of_all_forms_become_results(node, form, text, structured, is_e
     (result,) = calls(AgentDockTools(url=node.url), ("fetch_url", {"as": form}))
     assert (result.text, result.structured, result.is_error) == (text, structured, is_error)
     if form == "image":
-        assert result.content[0]["image_url"] == {"url": "data:image/png;base64,AA=="}
+        assert result.content[0]["image_url"] == {"url": PIXEL}
 
 
 @pytest.mark.parametrize("form", ["nothing", "garbage"])

@@ -126,11 +126,8 @@ class Node:
         known = {server for server, _, _ in found}
         if missing := [server for server in servers if server not in known]:
             raise ToolServerError(f"{self.name}: servers: the node has no {', '.join(missing)}")
-        self.specs = tuple(
-            self._named(tool if bare else full["name"], full)
-            for server, tool, full in found
-            if not servers or server in servers
-        )
+        wanted = [item for item in found if not servers or item[0] in servers]
+        self.specs = tuple(self._named(tool if bare else full["name"], full) for _, tool, full in wanted)
 
     def _function(self, item: object) -> tuple[str, str, Mapping[str, Any]]:
         """Return server, name and description of a tool."""
@@ -146,8 +143,8 @@ class Node:
         full = function["name"]
         if self.ids.setdefault(shown, full) != full:
             raise ToolServerError(
-                f"{self.name}: two of its servers have a tool '{shown}' ({self.ids[shown]}, {full}): set names: full, or "
-                "name the servers in `servers`"
+                f"{self.name}: two of its servers have a tool '{shown}' ({self.ids[shown]}, {full}): set names: full, "
+                "or name the servers in `servers`"
             )
         schema = function.get("parameters") or {"type": "object"}
         return spec_of({**function, "name": shown, "inputSchema": schema}, server=self.name)
