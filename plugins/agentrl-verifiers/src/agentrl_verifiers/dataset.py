@@ -48,20 +48,22 @@ class VerifiersTasks:
         return [self._task(self.first + index, row) for index, row in enumerate(rows)]
 
     def _rows(self) -> list[dict[str, Any]]:
+        folder = self.config_dir.absolute()
         wanted = {
             "env": self.env,
             "args": self.args,
             "first": self.first,
             "size": self.size,
-            "folders": [str(self.config_dir.resolve())],
+            "folders": [str(folder)],
         }
-        python = self.config_dir / Path(self.python).expanduser() if os.sep in self.python else Path(self.python)
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "tasks.jsonl"
+        python = folder / Path(self.python).expanduser() if os.sep in self.python else Path(self.python)
+        with tempfile.TemporaryDirectory() as temporary:
+            output = Path(temporary) / "tasks.jsonl"
             script = Path(__file__).with_name("listing.py")
             try:
                 done = subprocess.run(
                     [python, script, json.dumps(wanted), output],
+                    cwd=folder,  # so that paths in `args` start from the config
                     check=False,
                     capture_output=True,
                     text=True,
